@@ -1,0 +1,30 @@
+# Two commands matter: `make run` shows culm at work, `make test` runs every check that CI runs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup run test bench clean
+
+setup: .venv/.ready
+
+# Repeats only when what it installs has changed.
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "culm needs Python 3.11 or later; hint: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "installing culm and its development tools into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+run: setup
+	@$(BIN)/python examples/two_clients.py
+
+test: setup
+	@./check
+
+# Minutes, not seconds: `make bench ARGS=--quick` for a first look.
+bench: setup
+	@$(BIN)/python bench/fanout.py $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out

@@ -1,0 +1,3 @@
+from culm.cli.main import main
+
+main()

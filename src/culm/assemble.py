@@ -1,0 +1,124 @@
+"""The only module that picks implementations: from options to a running server."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from culm.clock import Clock
+from culm.config import ServeOptions
+from culm.errors import InvalidRequest, ListenFailed
+from culm.ids import Ids
+from culm.server.app import make_app, open_http
+from culm.server.auth import Gate, allowed_hosts, read_or_make_token
+from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
+from culm.store.store import open_store
+from culm.workspace.registry import OpenWorkspace, Registry, open_registry
+from culm.workspace.roots import Roots, database_path, remember_workspace
+from culm.workspace.workspace import About, Workspace, open_workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Listening when it is handed out."""
+
+    addresses: tuple[Address, ...]  # With the real ports.
+    registry: Registry
+    token: str | None
+
+
+@asynccontextmanager
+async def open_server(
+    options: ServeOptions, clock: Clock, ids: Ids, on_leave: Callable[[], None]
+) -> AsyncGenerator[Server]:
+    """Listen, serve, and at the end of the block close everything in bounded stages.
+
+    `on_leave` is called once when nobody needs the server any more. Raises `ListenFailed`,
+    `InvalidRequest` for options that contradict each other.
+    """
+    wanted = tuple(parse_address(text) for text in options.hosts)
+    tls = _check_network(options, wanted)
+    with ExitStack() as stack:
+        listeners: list[Listener] = []
+        for address in wanted:
+            listeners.append(listen(address))
+            stack.callback(listeners[-1].close)
+        addresses = tuple(listener.address for listener in listeners)
+        tcp = [(a.host, a.port) for a in addresses if isinstance(a, TcpAddress)]
+        token = _token(options) if tcp and options.auth else None
+        gate = Gate(token, allowed_hosts(tcp, options.allow_hosts))
+        opener = _opener(options, clock, ids)
+        async with (
+            open_registry(opener, options.data_dir, options.settings, clock, on_leave) as registry,
+            open_http(make_app(registry, gate), listeners, tls),
+        ):
+            try:
+                yield Server(addresses, registry, token)
+            finally:
+                # Out of sight first; then the streams end, so that no clean-up waits for them.
+                for listener in listeners:
+                    listener.hide()
+                await registry.close()
+
+
+def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
+    roots = Roots(
+        started_s=clock.now_s(), locking=os.environ.get("CULM_NO_LOCK") not in ("1", "true")
+    )
+    remembering = asyncio.Lock()  # One list, rewritten by one at a time.
+
+    @asynccontextmanager
+    async def open_one(about: About) -> AsyncGenerator[Workspace]:
+        with roots.hold(about.root):
+            async with (
+                open_store(database_path(about.root, about.path), clock, ids) as store,
+                open_workspace(about, store, clock, ids, options.settings) as workspace,
+            ):
+                async with remembering:
+                    await asyncio.to_thread(
+                        remember_workspace,
+                        options.data_dir,
+                        path=about.path,
+                        root=about.root,
+                        workspace_id=about.id,
+                    )
+                yield workspace
+
+    return open_one
+
+
+def _token(options: ServeOptions) -> str:
+    file = options.token_file or options.data_dir / "token"
+    try:
+        return read_or_make_token(file)
+    except (OSError, ValueError) as exc:
+        raise InvalidRequest(f"cannot use the token file: {exc}") from exc
+
+
+def _check_network(options: ServeOptions, wanted: tuple[Address, ...]) -> ssl.SSLContext | None:
+    """Refuse to be open to a network by accident."""
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidRequest("--tls-cert and --tls-key go together")
+    beyond = [a for a in wanted if isinstance(a, TcpAddress) and not a.is_loopback]
+    if beyond and not options.auth:
+        raise ListenFailed(
+            str(beyond[0]),
+            "--no-auth is for loopback only",
+            hint="leave it out and give clients the token",
+        )
+    if beyond and options.tls_cert is None and not options.plaintext_network:
+        raise ListenFailed(
+            str(beyond[0]),
+            "without TLS the token and everything else can be read on the way",
+            hint="give --tls-cert and --tls-key, or say --insecure-plaintext-network",
+        )
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as exc:
+        raise InvalidRequest(f"cannot use the TLS certificate: {exc}") from exc
+    return context

@@ -1,0 +1,163 @@
+"""`culm`: the command line. Each command imports what it needs when it runs."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from culm import __version__
+from culm.errors import AppError
+
+EXIT_FAILED = 1  # 0 is a clean end; 2 is click's for wrong usage; 128 + n a second signal n.
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(version)s")
+def culm() -> None:
+    """One long-lived agent server that many clients share.
+
+    \b
+    Example:
+      culm serve                             on your own socket
+      culm serve --host tcp://127.0.0.1:0    on any free port, with a token
+    """
+
+
+@culm.command()
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="URL",
+    help="unix:///path or tcp://host:port (0: any); repeatable. Default: your own socket.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where workspaces are stored. Default: $XDG_DATA_HOME/culm.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Bearer token for TCP, made if missing. Default: token in the data directory.",
+)
+@click.option("--no-auth", is_flag=True, help="Ask for no token on TCP. Loopback only.")
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name in Host headers, for a proxy in front; repeatable.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="PEM file.")
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="PEM file.")
+@click.option(
+    "--insecure-plaintext-network",
+    is_flag=True,
+    help="Listen beyond loopback without TLS, readable for anybody on the way.",
+)
+@click.option(
+    "--linger",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds to stay after the last workspace closed. Default: 60.",
+)
+@click.option(
+    "--create-grace",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds a client has to open its event stream. Default: 30.",
+)
+@click.option(
+    "--detach-grace",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds a client has to come back. Default: 10.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file with settings (docs/settings.md); options here win.",
+)
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+)
+@click.option("--log-json", is_flag=True, help="One JSON object per log line.")
+def serve(
+    hosts: tuple[str, ...],
+    data_dir: Path | None,
+    token_file: Path | None,
+    no_auth: bool,  # noqa: FBT001 - click passes by name
+    allow_hosts: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure_plaintext_network: bool,  # noqa: FBT001
+    linger: float | None,
+    create_grace: float | None,
+    detach_grace: float | None,
+    config_file: Path | None,
+    log_level: str,
+    log_json: bool,  # noqa: FBT001
+) -> None:
+    """Run the server until nobody needs it, or until SIGTERM or SIGINT.
+
+    Prints one line `listening URL` per listener when it is ready. Logs go to stderr and to
+    culm.log in the state directory.
+
+    \b
+    Exit status:
+      0        nobody needed it any more, or it was asked to end and did
+      1        it could not start, for example because the address is taken
+      2        wrong usage
+      128 + n  a second signal n ended it at once
+
+    \b
+    Example:
+      culm serve --host tcp://127.0.0.1:7777 --linger 600
+    """
+    import os
+
+    from culm.cli.serve import run_server
+    from culm.config import (
+        ServeOptions,
+        default_data_dir,
+        default_host,
+        default_state_dir,
+        read_settings,
+    )
+    from culm.logs import set_up_logs
+
+    given = {"linger_s": linger, "create_grace_s": create_grace, "detach_grace_s": detach_grace}
+    state_dir = default_state_dir(os.environ)
+    options = ServeOptions(
+        data_dir=(data_dir or default_data_dir(os.environ)).absolute(),
+        state_dir=state_dir,
+        hosts=hosts or (default_host(os.environ),),
+        token_file=token_file,
+        auth=not no_auth,
+        allow_hosts=allow_hosts,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        plaintext_network=insecure_plaintext_network,
+        settings=read_settings(config_file, given),
+    )
+    try:
+        set_up_logs(state_dir, level=log_level, as_json=log_json)
+    except OSError as exc:
+        raise click.ClickException(f"cannot write logs to {state_dir}: {exc}") from exc
+    run_server(options)
+
+
+def main() -> None:
+    """Run, and say what failed and what to do about it."""
+    try:
+        culm()
+    except AppError as exc:
+        click.echo(f"culm: {exc.message}", err=True)
+        if exc.hint:
+            click.echo(f"hint: {exc.hint}", err=True)
+        sys.exit(EXIT_FAILED)

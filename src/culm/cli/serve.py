@@ -1,0 +1,49 @@
+"""Run a server in this process: the event loop, the signals, the lines on stdout."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from culm.assemble import open_server
+from culm.clock import LoopClock
+from culm.config import ServeOptions
+from culm.ids import Ids
+
+log = logging.getLogger(__name__)
+
+
+def run_server(options: ServeOptions) -> None:
+    """Serve until nobody needs the server or a signal comes; raises `ListenFailed`."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(options))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+async def _serve(options: ServeOptions) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(_on_signal, number, stop))
+    async with open_server(options, LoopClock(), Ids(), stop.set) as server:
+        for address in server.addresses:
+            # The one line a script waits for; it must not sit in a buffer.
+            print(f"listening {address}", flush=True)  # noqa: T201
+        await stop.wait()
+        log.info("leaving")
+
+
+def _on_signal(number: signal.Signals, stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(128 + number)  # Asked twice: at once, with whatever is on disk.
+    stop.set()

@@ -1,0 +1,206 @@
+"""Typed requests to a culm server, by unix socket or TCP."""
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
+from culm.wire.codec import decode, encode
+from culm.wire.messages import Message
+from culm.wire.requests import (
+    Control,
+    CreateWorkspace,
+    CurrentSession,
+    Problem,
+    SaveSession,
+    Snapshot,
+)
+from culm.wire.sessions import Session
+from culm.wire.workspaces import VersionInfo, Workspace
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, status: int, problem: Problem) -> None:
+        super().__init__(f"{problem.message} ({status})")
+        self.status = status
+        self.code = problem.code
+        self.message = problem.message
+        self.hint = problem.hint
+
+
+class Client:
+    """One client process, as the server knows it. Made by `open_client`."""
+
+    def __init__(self, session: aiohttp.ClientSession, base: str, client_id: ClientId) -> None:
+        self.id = client_id
+        self._session = session
+        self._base = base
+
+    async def health(self) -> None:
+        await self.request("GET", "/v1/health")
+
+    async def version(self) -> VersionInfo:
+        return await self.ask("GET", "/v1/version", VersionInfo)
+
+    async def shut_down(self) -> None:
+        """Ask the server to leave; refused (409) while it hosts anything."""
+        await self.request("POST", "/v1/control", Control("shutdown", "culm"))
+
+    async def retire(self) -> None:
+        """Give up every claim of this client, for good."""
+        await self.request("DELETE", f"/v1/clients/{self.id}")
+
+    async def workspaces(self) -> list[Workspace]:
+        return await self.ask("GET", "/v1/workspaces", list[Workspace])
+
+    async def open_workspace(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        data_dir: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> "RemoteWorkspace":
+        """Create the workspace of a directory, or join it."""
+        wish = self._wish(path, data_dir, env or {})
+        return RemoteWorkspace(self, wish, await self.create(wish))
+
+    def _wish(
+        self, path: str | os.PathLike[str], data_dir: str, env: Mapping[str, str]
+    ) -> CreateWorkspace:
+        return CreateWorkspace(
+            path=str(Path(path).absolute()),  # Links and `..` are the server's to resolve.
+            client_id=self.id,
+            data_dir=data_dir,
+            env=[f"{name}={value}" for name, value in env.items()],
+        )
+
+    async def create(self, wish: CreateWorkspace) -> Workspace:
+        return await self.ask("POST", "/v1/workspaces", Workspace, wish)
+
+    async def ask(
+        self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None
+    ) -> T:
+        return decode(await self.request(method, path, body), kind)
+
+    async def request(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
+        """Send and read whole; raises `Refused`, or `aiohttp.ClientError` without an answer."""
+        data = None if body is None else encode(body)
+        async with self._session.request(method, self._base + path, data=data) as response:
+            answer = await response.read()
+            if response.status not in (200, 202):
+                raise Refused(response.status, _problem(answer, response.reason or ""))
+            return answer
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, idle_timeout_s: float
+    ) -> AsyncGenerator[aiohttp.StreamReader]:
+        """Open a response that goes on; raises as `request` does."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s
+        )
+        async with self._session.get(self._base + path, timeout=timeout) as response:
+            if response.status != 200:
+                answer = await response.read()
+                raise Refused(response.status, _problem(answer, response.reason or ""))
+            yield response.content
+
+
+class RemoteWorkspace:
+    """A workspace this client has joined. Made by `Client.open_workspace`."""
+
+    def __init__(self, client: Client, wish: CreateWorkspace, info: Workspace) -> None:
+        self.client = client
+        self.info = info
+        self._wish = wish
+
+    @property
+    def id(self) -> WorkspaceId:
+        return self.info.id
+
+    def path(self, rest: str = "") -> str:
+        return f"/v1/workspaces/{self.id}{rest}"
+
+    async def rejoin(self) -> None:
+        """Create it again as at first, after the server or the claim went away."""
+        self.info = await self.client.create(self._wish)
+
+    async def release(self) -> None:
+        await self.client.request("DELETE", self.path(f"?client_id={self.client.id}"))
+
+    async def look_at(self, session_id: str) -> None:
+        """Tell the others which session this client shows; needs an open event stream."""
+        path = self.path(f"/current-session?client_id={self.client.id}")
+        await self.client.request("POST", path, CurrentSession(session_id))
+
+    async def snapshot(self, *sessions: str) -> Snapshot[Message]:
+        """The stored state, with the messages of `sessions`; "*" for all."""
+        path = self.path(f"/snapshot?sessions={quote(','.join(sessions), safe='*,')}")
+        return await self.client.ask("GET", path, Snapshot[Message])
+
+    async def sessions(self) -> list[Session]:
+        return await self.client.ask("GET", self.path("/sessions"), list[Session])
+
+    async def create_session(self, title: str) -> Session:
+        return await self.client.ask("POST", self.path("/sessions"), Session, SaveSession(title))
+
+    async def session(self, session_id: SessionId) -> Session:
+        return await self.client.ask("GET", self._session_path(session_id), Session)
+
+    async def rename_session(self, session_id: SessionId, title: str) -> Session:
+        path = self._session_path(session_id)
+        return await self.client.ask("PUT", path, Session, SaveSession(title))
+
+    async def delete_session(self, session_id: SessionId) -> None:
+        await self.client.request("DELETE", self._session_path(session_id))
+
+    async def messages(self, session_id: SessionId) -> list[Message]:
+        path = f"{self._session_path(session_id)}/messages"
+        return await self.client.ask("GET", path, list[Message])
+
+    async def find_message(self, session_id: SessionId, message_id: MessageId) -> Message | None:
+        found = [m for m in await self.messages(session_id) if m.id == message_id]
+        return found[0] if found else None
+
+    def _session_path(self, session_id: SessionId) -> str:
+        return self.path(f"/sessions/{quote(session_id, safe='')}")
+
+
+def _problem(answer: bytes, reason: str) -> Problem:
+    try:
+        return decode(answer, Problem)
+    except msgspec.MsgspecError:
+        return Problem(answer.decode(errors="replace").strip() or reason)
+
+
+@asynccontextmanager
+async def open_client(
+    url: str, *, token: str | None = None, client_id: ClientId | None = None
+) -> AsyncGenerator[Client]:
+    """A client of the server at `unix:///path`, `tcp://host:port` or `https://host:port`."""
+    scheme, _, address = url.partition("://")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+    if scheme == "unix":
+        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(address, limit=0)
+        base = "http://culm.localhost"
+    else:
+        connector = aiohttp.TCPConnector(limit=0)
+        base = f"{'http' if scheme == 'tcp' else scheme}://{address}"
+    async with aiohttp.ClientSession(
+        connector=connector, headers=headers, timeout=timeout
+    ) as session:
+        yield Client(session, base, client_id or Ids().client())

@@ -1,0 +1,281 @@
+"""One event stream that outlives its connections, and the state that its events make.
+
+`Stream` resumes by cursor through restarts and lost networks. `Mirror` applies events and deltas;
+after any interruption it ends in exactly the state of one that never left.
+"""
+
+import asyncio
+import builtins
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from culm.client.http import Refused, RemoteWorkspace
+from culm.ids import MessageId, SessionId
+from culm.wire.codec import decode
+from culm.wire.events import Envelope, MessageDelta, Resync
+from culm.wire.messages import GoneMessage, Message, append_text
+from culm.wire.requests import Present, Snapshot, StoreHealth
+from culm.wire.sessions import Session
+
+T = TypeVar("T")
+
+# Three heartbeats of the server: a connection that is silent for longer is dead.
+IDLE_TIMEOUT_S = 45.0
+BACKOFF_FIRST_S = 0.25
+BACKOFF_MAX_S = 10.0
+EVENT_BYTES_MAX = 64 << 20
+
+
+class Told(NamedTuple):
+    """One event as it arrived. Numbered ones have a cursor."""
+
+    type: str
+    op: str
+    payload: msgspec.Raw
+    cursor: str = ""
+
+    def read(self, kind: builtins.type[T]) -> T:
+        return decode(self.payload, kind)
+
+
+class Lines:
+    """Server-sent events out of bytes, however they were cut on the way."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Told]:
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        if len(self._rest) > EVENT_BYTES_MAX:
+            raise ValueError(f"an event may have at most {EVENT_BYTES_MAX} bytes")
+        return [told for event in events if (told := _parse_event(event)) is not None]
+
+
+def _parse_event(text: bytes) -> Told | None:
+    cursor = data = b""
+    for line in text.split(b"\n"):
+        if line.startswith(b"data: "):
+            data = line[6:]
+        elif line.startswith(b"id: "):
+            cursor = line[4:]
+    if not data:
+        return None  # A heartbeat.
+    envelope = decode(data, Envelope)
+    inner = envelope.payload
+    return Told(envelope.type, inner.type, inner.payload, cursor.decode() or envelope.cursor)
+
+
+class Stream:
+    """Events of one workspace, from a cursor on, for as long as they are read."""
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        *,
+        cursor: str = "",
+        view: str = "delta",
+        sessions: frozenset[str] = frozenset(),
+        types: frozenset[str] = frozenset(),
+        on_connected: Callable[[], None] | None = None,
+    ) -> None:
+        self.cursor = cursor
+        self.connections = 0  # How often it has been connected so far.
+        self._workspace = workspace
+        self._view = view
+        self._sessions = sessions
+        self._types = types
+        self._on_connected = on_connected
+
+    async def events(self) -> AsyncGenerator[Told]:
+        """Yield events for ever; reconnect and rejoin as needed.
+
+        Raises `Refused` for what coming back cannot mend: a wrong token, a retired client.
+        """
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                async for told in self._connection():
+                    backoff_s = BACKOFF_FIRST_S
+                    yield told
+            except Refused as exc:
+                if exc.status == 404:
+                    await self._rejoin()
+                elif exc.status < 500 and exc.status != 429:
+                    raise
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _rejoin(self) -> None:
+        try:
+            await self._workspace.rejoin()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass  # Not there yet; the next round tries again.
+        except Refused as exc:
+            if exc.status < 500:
+                raise
+
+    async def _connection(self) -> AsyncGenerator[Told]:
+        query = {"client_id": self._workspace.client.id, "view": self._view}
+        if self.cursor:
+            query["cursor"] = self.cursor
+        if self._sessions:
+            query["sessions"] = ",".join(sorted(self._sessions))
+        if self._types:
+            query["types"] = ",".join(sorted(self._types))
+        path = self._workspace.path(f"/events?{urlencode(query)}")
+        async with self._workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as content:
+            self.connections += 1
+            if self._on_connected is not None:
+                self._on_connected()
+            lines = Lines()
+            async for data in content.iter_any():
+                for told in lines.feed(data):
+                    if told.cursor:
+                        self.cursor = told.cursor
+                    elif told.type == "resync":
+                        self.cursor = told.read(Resync).cursor
+                    yield told
+
+
+class Gap(NamedTuple):
+    """A delta did not fit: read this message again."""
+
+    session_id: SessionId
+    message_id: MessageId
+
+
+class Mirror:
+    """The state of a workspace as its events tell it."""
+
+    def __init__(self) -> None:
+        self.cursor = ""
+        self.sessions: dict[SessionId, Session] = {}
+        self.messages: dict[MessageId, Message] = {}
+        self.presence: dict[str, str] = {}
+        self.store = StoreHealth("ok")
+
+    def load(self, snapshot: Snapshot[Message]) -> None:
+        """Begin again from a snapshot."""
+        self.cursor = snapshot.cursor
+        self.sessions = {session.id: session for session in snapshot.sessions}
+        self.messages = {message.id: message for message in snapshot.messages}
+        self.presence = {p.client_id: p.session_id for p in snapshot.presence}
+        self.store = snapshot.store
+
+    def forget_unlogged(self) -> None:
+        """A new connection begins by telling what is in no log."""
+        self.presence.clear()
+        self.store = StoreHealth("ok")
+
+    def apply(self, told: Told) -> Gap | None:
+        """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
+        if told.cursor:
+            if _seq(told.cursor) <= _seq(self.cursor):
+                return None
+            self.cursor = told.cursor
+        match told.type, told.op:
+            case "session", "deleted":
+                gone = told.read(Session).id
+                self.sessions.pop(gone, None)
+                self.messages = {k: m for k, m in self.messages.items() if m.session_id != gone}
+            case "session", _:
+                session = told.read(Session)
+                self.sessions[session.id] = session
+            case "message", "deleted":
+                self.messages.pop(told.read(GoneMessage).id, None)
+            case (("message" | "message_snapshot"), _):
+                self.put_message(told.read(Message))
+            case "message_delta", _:
+                return self._append(told.read(MessageDelta))
+            case "presence_changed", _:
+                present = told.read(Present)
+                if present.attached:
+                    self.presence[present.client_id] = present.session_id
+                else:
+                    self.presence.pop(present.client_id, None)
+            case "store_health", _:
+                self.store = told.read(StoreHealth)
+            case _:
+                pass  # A newer server's event; it is none of this state.
+        return None
+
+    def put_message(self, message: Message) -> None:
+        known = self.messages.get(message.id)
+        if known is None or message.rev >= known.rev:
+            self.messages[message.id] = message
+
+    def _append(self, delta: MessageDelta) -> Gap | None:
+        message = self.messages.get(delta.message_id)
+        if message is not None and delta.rev < message.rev:
+            return None
+        if message is None or delta.rev > message.rev:
+            return Gap(delta.session_id, delta.message_id)
+        if not append_text(message.parts, delta.part, delta.kind, delta.offset, delta.text):
+            return Gap(delta.session_id, delta.message_id)
+        return None
+
+
+def _seq(cursor: str) -> int:
+    return int(cursor.rpartition(".")[2] or 0)
+
+
+class Follower:
+    """A mirror that keeps itself up to date. Made by `open_mirror`."""
+
+    def __init__(self, workspace: RemoteWorkspace) -> None:
+        self.mirror = Mirror()
+        self.stream = Stream(workspace, on_connected=self._note_connected)
+        self._workspace = workspace
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+
+    async def until(self, condition: Callable[[Mirror], bool]) -> None:
+        """Wait for a state; the caller bounds the wait."""
+        while not condition(self.mirror):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def connected(self) -> None:
+        await self._connected.wait()
+
+    async def run(self) -> None:
+        await self._load()
+        async for told in self.stream.events():
+            if told.type == "resync":
+                await self._load()
+            elif (gap := self.mirror.apply(told)) is not None:
+                await self._fill(gap)
+            self._changed.set()
+
+    async def _load(self) -> None:
+        self.mirror.load(await self._workspace.snapshot("*"))
+        self.stream.cursor = self.mirror.cursor
+        self._changed.set()
+
+    async def _fill(self, gap: Gap) -> None:
+        message = await self._workspace.find_message(gap.session_id, gap.message_id)
+        if message is not None:
+            self.mirror.put_message(message)
+
+    def _note_connected(self) -> None:
+        self.mirror.forget_unlogged()
+        self._connected.set()
+
+
+@asynccontextmanager
+async def open_mirror(workspace: RemoteWorkspace) -> AsyncGenerator[Follower]:
+    """Follow a workspace while in the block."""
+    follower = Follower(workspace)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(follower.run(), name="mirror")
+        try:
+            yield follower
+        finally:
+            task.cancel()

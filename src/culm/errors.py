@@ -1,0 +1,175 @@
+"""Errors by who must act: the caller (Rejected), time (Unavailable), nobody (Failed).
+
+Every error carries a stable `code`, an HTTP `status` and builds its own sentence from its
+fields. Wire texts that a Crush client compares or shows are spelled as that client expects.
+"""
+
+from typing import ClassVar
+
+
+class AppError(Exception):
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Rejected(AppError):
+    """The caller must change something; nothing happened."""
+
+
+class Unavailable(AppError):
+    """Nothing happened; the same request may succeed later."""
+
+    status = 503
+    retryable = True
+
+
+class Failed(AppError):
+    """It was tried and did not work."""
+
+
+class InvalidRequest(Rejected):
+    code, status = "invalid_request", 400
+
+
+class Unauthenticated(Rejected):
+    code, status = "unauthenticated", 401
+
+
+class Denied(Rejected):
+    code, status = "denied", 403
+
+
+class NotFound(Rejected):
+    code, status = "not_found", 404
+
+
+class Conflict(Rejected):
+    code, status = "conflict", 409
+
+
+class TooLarge(Rejected):
+    code, status = "too_large", 413
+
+
+class LimitExceeded(Rejected):
+    code, status = "limit_exceeded", 429
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"too many {what}: at most {limit}")
+
+
+class WorkspaceNotFound(NotFound):
+    code = "workspace_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("workspace not found")
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"session not found: {session_id}")
+
+
+class MessageNotFound(NotFound):
+    code = "message_not_found"
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(f"message not found: {message_id}")
+
+
+class ClientRetired(Conflict):
+    code = "client_retired"
+
+    def __init__(self) -> None:
+        super().__init__("client has been retired")
+
+
+class ClientNotAttached(Conflict):
+    code = "client_not_attached"
+
+    def __init__(self) -> None:
+        super().__init__("client not attached")
+
+
+class WorkspaceClosing(Conflict):
+    code = "workspace_closing"
+
+    def __init__(self) -> None:
+        super().__init__("workspace closing")
+
+
+class ServerInUse(Conflict):
+    code = "server_in_use"
+
+    def __init__(self) -> None:
+        super().__init__("server is hosting live workspaces")
+
+
+class ChannelsDiffer(Conflict):
+    code = "channels_differ"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is already open with another list of channels")
+
+
+class DataLocked(Conflict):
+    """Another process owns the data directory."""
+
+    code = "data_locked"
+
+    def __init__(self, root: str, owner: str) -> None:
+        super().__init__(
+            f"data directory {root} is in use by {owner}",
+            hint="stop that server, or choose another --data-dir",
+        )
+
+
+class SchemaTooNew(Conflict):
+    code = "schema_too_new"
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{path} was written by a newer culm (schema {found}, this one knows {known})",
+            hint="upgrade culm; the file was not touched",
+        )
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("server is shutting down")
+
+
+class StoreBusy(Unavailable):
+    """The database refused a write; nothing was changed."""
+
+    code = "store_busy"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the store cannot write: {reason}")
+
+
+class DataUnusable(Failed):
+    code = "data_unusable"
+
+    def __init__(self, root: str, reason: str) -> None:
+        super().__init__(
+            f"cannot use the data directory {root}: {reason}",
+            hint="check its permissions and free space",
+        )
+
+
+class ListenFailed(Failed):
+    code = "listen_failed"
+
+    def __init__(self, url: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"cannot listen on {url}: {reason}", hint=hint)

@@ -1,0 +1,53 @@
+"""Where a client is in the log, and what a stream must do about it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from culm.errors import InvalidRequest
+from culm.ids import Epoch
+
+
+class Cursor(NamedTuple):
+    """The epoch names the database's incarnation; seq is the last event the client has."""
+
+    epoch: Epoch
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Replay what came after `seq`, then snapshots, then live."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Pending state, snapshots, live; preceded by `resync` if there is a reason for one."""
+
+    reason: str = ""
+
+
+def parse_cursor(text: str) -> Cursor:
+    epoch, dot, seq = text.partition(".")
+    # `isdecimal` alone lets other scripts' digits through, and int() would read them.
+    if not (epoch and dot and seq.isascii() and seq.isdecimal() and len(seq) <= 18):
+        raise InvalidRequest("cursor must be <epoch>.<number>, as an event's id gave it")
+    return Cursor(Epoch(epoch), int(seq))
+
+
+def where_to_start(
+    cursor: Cursor | None, *, epoch: Epoch, trimmed_to: int, last: int
+) -> Resume | Fresh:
+    if cursor is None:
+        return Fresh()
+    if cursor.epoch != epoch:
+        return Fresh("another_epoch")
+    if cursor.seq > last:
+        return Fresh("future")
+    if cursor.seq < trimmed_to:
+        return Fresh("trimmed")
+    return Resume(cursor.seq)

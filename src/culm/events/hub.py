@@ -1,0 +1,303 @@
+"""After the commit, tell everybody: encode once per view, join once per loop turn, write to all.
+
+Owns the subscribers of one workspace. Where their missed events come from is `stream.py`; which
+messages are open, and what they say, is the workspace's.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from culm.clock import Clock, Timer
+from culm.errors import LimitExceeded
+from culm.events.cursor import Cursor
+from culm.events.views import (
+    HEARTBEAT,
+    Filter,
+    Frame,
+    View,
+    encode_delta,
+    encode_frame,
+    shows,
+)
+from culm.ids import Epoch, MessageId
+from culm.store.base import Event
+from culm.wire.events import MessageDelta
+
+# Beyond this a client is slow: its live feed stops and it is fed from the log as it drains.
+BUFFER_BYTES_MAX = 1 << 20
+HEARTBEAT_S = 15.0
+COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
+
+
+class Transport(Protocol):
+    """What the hub needs of an asyncio transport."""
+
+    def write(self, data: bytes) -> None: ...
+    def is_closing(self) -> bool: ...
+    def get_write_buffer_size(self) -> int: ...
+    def abort(self) -> None: ...
+
+
+class Live(NamedTuple):
+    """An event that is told and forgotten."""
+
+    type: str
+    session_id: str
+    payload: bytes  # JSON
+
+
+class OpenMessages(Protocol):
+    """The open messages, each as it has been told so far."""
+
+    def shown(self) -> Iterable[Live]: ...
+    def find_shown(self, message_id: MessageId) -> Live | None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Subscriber:
+    """One event stream of one client."""
+
+    transport: Transport
+    view: View
+    filter: Filter
+    seq: int = 0  # Every numbered event up to here was written to it; kept while not live.
+    live: bool = False
+    ended: bool = False
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # It fell behind, or ended.
+
+    def end(self) -> None:
+        self.ended = True
+        self.wake.set()
+
+    def write(self, data: bytes) -> bool:
+        """Write guarded: under uvloop a write to a dead peer raises, and hurts only this one."""
+        if self.transport.is_closing():
+            return False
+        try:
+            self.transport.write(data)
+        except RuntimeError:
+            return False
+        return True
+
+
+# Subscribers that want the same bytes, in order of arrival.
+_Feeds = dict[tuple[View, Filter], dict[Subscriber, None]]
+
+
+class Hub:
+    """All telling of one workspace happens here, in plain functions on the event loop."""
+
+    def __init__(
+        self, epoch: Epoch, seq: int, clock: Clock, open_messages: OpenMessages, streams_max: int
+    ) -> None:
+        self.seq = seq  # The last numbered event that left.
+        self.epoch = epoch
+        self._clock = clock
+        self._open = open_messages
+        self._streams_max = streams_max
+        self._subscribers: dict[Subscriber, None] = {}
+        self._feeds: _Feeds = {}
+        self._turn: list[Event | MessageDelta | Live] = []
+        self._merge: dict[tuple[MessageId, int], MessageDelta] = {}
+        self._grown: set[MessageId] = set()
+        self._grown_timer: Timer | None = None
+        self._heartbeat: Timer | None = None
+        self._unlogged: Callable[[], Iterable[Live]] = tuple
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.epoch, self.seq)
+
+    def show_on_attach(self, state: Callable[[], Iterable[Live]]) -> None:
+        """What no log holds (presence, store health) is told to every stream as it attaches."""
+        self._unlogged = state
+
+    # --- telling
+
+    def tell(self, events: tuple[Event, ...]) -> None:
+        """Tell durable events, which are committed and numbered in this order."""
+        self._queue(*events)
+        self._merge.clear()
+        for event in events:
+            if event.type == "message":
+                self._grown.discard(MessageId(event.entity_id))
+
+    def tell_live(self, live: Live) -> None:
+        self._queue(live)
+        self._merge.clear()
+
+    def tell_delta(self, delta: MessageDelta) -> None:
+        """Tell text at once; deltas of one part in one loop turn become one."""
+        key = (delta.message_id, delta.part)
+        last = self._merge.get(key)
+        if last is not None and last.rev == delta.rev:
+            last.text += delta.text
+            return
+        self._merge[key] = delta
+        self._queue(delta)
+        self._grown.add(delta.message_id)
+        if self._grown_timer is None:
+            self._grown_timer = self._clock.call_later(COALESCE_S, self._tell_grown)
+
+    def flush(self) -> None:
+        """End the turn now: what was told so far is with every transport when this returns."""
+        turn, self._turn = self._turn, []
+        self._merge.clear()
+        if not turn:
+            return
+        frames: dict[View, list[Frame]] = {}
+        for view, _ in self._feeds:
+            if view not in frames:
+                frames[view] = self._encode(view, turn)
+        for item in reversed(turn):
+            if isinstance(item, Event):
+                self.seq = item.seq
+                break
+        for (view, filter_), subscribers in list(self._feeds.items()):
+            data = _joined(frames[view], filter_)
+            if data:
+                self._write_all(subscribers, data)
+
+    def _queue(self, *items: Event | MessageDelta | Live) -> None:
+        if not self._turn:
+            self._loop.call_soon(self.flush)
+        self._turn.extend(items)
+
+    def _encode(self, view: View, turn: list[Event | MessageDelta | Live]) -> list[Frame]:
+        frames: list[Frame] = []
+        for item in turn:
+            if isinstance(item, MessageDelta):
+                if view == "delta":
+                    frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
+            elif shows(view, item.type):
+                frames.append(Frame(item.type, item.session_id, self.encode(view, item)))
+        return frames
+
+    def encode(self, view: View, item: Event | Live) -> bytes:
+        if isinstance(item, Live):
+            return encode_frame(view, item.type, "updated", item.payload)
+        return encode_frame(view, item.type, item.op, item.payload, f"{self.epoch}.{item.seq}")
+
+    def _write_all(self, subscribers: dict[Subscriber, None], data: bytes) -> None:
+        # The body of `Subscriber.write`, unrolled: this loop is the cost of every delivery.
+        behind: list[Subscriber] = []
+        gone: list[Subscriber] = []
+        for subscriber in subscribers:
+            transport = subscriber.transport
+            if transport.is_closing():
+                gone.append(subscriber)
+                continue
+            try:
+                transport.write(data)
+            except RuntimeError:
+                gone.append(subscriber)
+                continue
+            if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+                behind.append(subscriber)
+        for subscriber in behind:
+            self._stop_feeding(subscriber)
+            subscriber.wake.set()
+        for subscriber in gone:
+            self._stop_feeding(subscriber)
+            subscriber.end()
+
+    def _tell_grown(self) -> None:
+        """The Crush view of deltas: the whole message, once a window."""
+        self._grown_timer = None
+        grown, self._grown = self._grown, set()
+        if not any(view == "crush" for view, _ in self._feeds):
+            return
+        self.flush()
+        for message_id in grown:
+            message = self._open.find_shown(message_id)
+            if message is None:
+                continue  # It ended in between, and its end was told whole.
+            data = encode_frame("crush", "message", "updated", message.payload)
+            for (view, filter_), subscribers in list(self._feeds.items()):
+                if view == "crush" and filter_.passes("message", message.session_id):
+                    self._write_all(subscribers, data)
+
+    def _beat(self) -> None:
+        self._heartbeat = self._clock.call_later(HEARTBEAT_S, self._beat)
+        for (view, _), subscribers in list(self._feeds.items()):
+            self._write_all(subscribers, HEARTBEAT[view])
+
+    # --- subscribers
+
+    def join(self, transport: Transport, view: View, filter_: Filter) -> Subscriber:
+        """Register a stream. It is told nothing yet: `go_live` begins that."""
+        if len(self._subscribers) >= self._streams_max:
+            raise LimitExceeded("event streams on this workspace", self._streams_max)
+        subscriber = Subscriber(transport, view, filter_)
+        self._subscribers[subscriber] = None
+        if self._heartbeat is None:
+            self._heartbeat = self._clock.call_later(HEARTBEAT_S, self._beat)
+        return subscriber
+
+    def go_live(self, subscriber: Subscriber, *, fresh: bool) -> bool:
+        """Begin live telling if the subscriber has all before it; False if it must read on.
+
+        In one step with no gap: what no log holds, a snapshot per open message, live. A `fresh`
+        one has nothing to read: it begins at now.
+        """
+        self.flush()
+        if not fresh and subscriber.seq < self.seq:
+            return False
+        frames = self._attach_frames(subscriber.view)
+        if subscriber.ended or not subscriber.write(_joined(frames, subscriber.filter)):
+            subscriber.end()
+            return True
+        subscriber.live = True
+        subscriber.wake.clear()
+        self._feeds.setdefault((subscriber.view, subscriber.filter), {})[subscriber] = None
+        return True
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self._stop_feeding(subscriber)
+        subscriber.end()
+        self._subscribers.pop(subscriber, None)
+        if not self._subscribers and self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    def close(self) -> None:
+        """End every stream: those up to date cleanly, those behind at once (they can resume)."""
+        self.flush()
+        for timer in (self._grown_timer, self._heartbeat):
+            if timer is not None:
+                timer.cancel()
+        for subscriber in list(self._subscribers):
+            if not subscriber.live:
+                subscriber.transport.abort()
+            self.leave(subscriber)
+
+    def _attach_frames(self, view: View) -> list[Frame]:
+        frames = [
+            Frame(live.type, live.session_id, self.encode(view, live))
+            for live in self._unlogged()
+            if shows(view, live.type)
+        ]
+        type_ = "message_snapshot" if view == "delta" else "message"
+        for message in self._open.shown():
+            data = encode_frame(view, type_, "updated", message.payload)
+            frames.append(Frame(type_, message.session_id, data))
+        return frames
+
+    def _stop_feeding(self, subscriber: Subscriber) -> None:
+        if not subscriber.live:
+            return
+        subscriber.live = False
+        subscriber.seq = self.seq
+        key = (subscriber.view, subscriber.filter)
+        del self._feeds[key][subscriber]
+        if not self._feeds[key]:
+            del self._feeds[key]
+
+
+def _joined(frames: list[Frame], filter_: Filter) -> bytes:
+    if filter_.passes_all:
+        return b"".join([frame.data for frame in frames])
+    return b"".join([f.data for f in frames if filter_.passes(f.type, f.session_id)])

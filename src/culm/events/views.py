@@ -1,0 +1,64 @@
+"""The bytes of an event, once per view: ours with deltas and ids, or the one Crush knows."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from culm.wire.codec import encode
+from culm.wire.events import CRUSH_TYPES, MessageDelta
+
+View = Literal["crush", "delta"]
+VIEWS: tuple[View, ...] = ("crush", "delta")
+
+# A bare newline is the only keep-alive that a Crush client passes over in silence.
+HEARTBEAT: dict[View, bytes] = {"crush": b"\n", "delta": b":\n\n"}
+
+_DELTA_HEAD = b'data: {"type":"message_delta","payload":{"type":"updated","payload":'
+
+
+class Frame(NamedTuple):
+    """One event as it goes out, with what a filter asks about."""
+
+    type: str
+    session_id: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events a stream wants; empty sets pass everything."""
+
+    types: frozenset[str] = frozenset()
+    sessions: frozenset[str] = frozenset()
+
+    def passes(self, type_: str, session_id: str) -> bool:
+        # What belongs to no session (store health, presence) belongs to all of them.
+        return _in(type_, self.types) and (not session_id or _in(session_id, self.sessions))
+
+    @property
+    def passes_all(self) -> bool:
+        return not self.types and not self.sessions
+
+
+def _in(value: str, wanted: Collection[str]) -> bool:
+    return not wanted or value in wanted
+
+
+def encode_frame(view: View, type_: str, op: str, payload: bytes, cursor: str = "") -> bytes:
+    """A numbered event has a cursor; one without is told and forgotten."""
+    head = f'{{"type":"{type_}","payload":{{"type":"{op}","payload":'.encode()
+    if view == "delta":
+        id_line = f"id: {cursor}\n".encode() if cursor else b""
+        return b"%bdata: %b%b}}\n\n" % (id_line, head, payload)
+    tail = f'}},"cursor":"{cursor}"}}\n\n'.encode() if cursor else b"}}\n\n"
+    return b"data: %b%b%b" % (head, payload, tail)
+
+
+def encode_delta(delta: MessageDelta) -> bytes:
+    """The hot one: most of what is ever sent."""
+    return b"%b%b}}\n\n" % (_DELTA_HEAD, encode(delta))
+
+
+def shows(view: View, type_: str) -> bool:
+    """Whether a type exists in a view; what Crush does not know is dropped, never mapped."""
+    return view == "delta" or type_ in CRUSH_TYPES

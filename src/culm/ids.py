@@ -1,0 +1,49 @@
+"""Typed ids, and the one place where new ones are made."""
+
+import random
+import uuid
+from pathlib import Path
+from typing import NewType
+
+WorkspaceId = NewType("WorkspaceId", str)
+ClientId = NewType("ClientId", str)
+SessionId = NewType("SessionId", str)
+MessageId = NewType("MessageId", str)
+Epoch = NewType("Epoch", str)
+
+# One id per path for ever: a client that reconnects after a restart finds its workspace again.
+_WORKSPACE_NAMESPACE = uuid.UUID("6f1c2b0e-5d0a-5c39-9a55-0c6d2f7b4e11")
+
+
+class Ids:
+    """Makes ids; seeded, so that a simulated world repeats itself."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def _uuid(self) -> str:
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def client(self) -> ClientId:
+        return ClientId(self._uuid())
+
+    def session(self) -> SessionId:
+        return SessionId(self._uuid())
+
+    def message(self) -> MessageId:
+        return MessageId(self._uuid())
+
+    def epoch(self) -> Epoch:
+        return Epoch(f"{self._random.getrandbits(48):012x}")
+
+
+def workspace_id_of(path: Path) -> WorkspaceId:
+    return WorkspaceId(str(uuid.uuid5(_WORKSPACE_NAMESPACE, str(path))))
+
+
+def find_client_id(text: str) -> ClientId | None:
+    """The id in its canonical spelling, or None if the text is not a UUID."""
+    try:
+        return ClientId(str(uuid.UUID(text)))
+    except ValueError:
+        return None

@@ -1,0 +1,53 @@
+"""Where log lines go: stderr, and a rotated file in the state directory. Secrets do not."""
+
+import json
+import logging
+import logging.handlers
+import re
+from pathlib import Path
+
+FILE_BYTES_MAX = 5 << 20
+FILES_KEPT = 3
+
+# What must never be readable in a log: credentials in headers, URLs and assignments.
+_SECRETS = re.compile(
+    r"(?i)(bearer\s+|\bsk-|(?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
+)
+
+
+def redact(text: str) -> str:
+    return _SECRETS.sub(r"\1[redacted]", text)
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+        }
+        if record.exc_info:
+            line["traceback"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line)
+
+
+def set_up_logs(state_dir: Path, *, level: str, as_json: bool) -> None:
+    """Raises OSError if the state directory cannot be written."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = logging.handlers.RotatingFileHandler(
+        state_dir / "culm.log", maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, delay=True
+    )
+    formatter = _Json() if as_json else _Text()
+    for handler in (logging.StreamHandler(), file):
+        handler.setFormatter(formatter)
+        logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(level.upper())

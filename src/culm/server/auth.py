@@ -1,0 +1,109 @@
+"""Who may talk to us: our own user by unix socket, a token over TCP, and no web page but ours."""
+
+import hmac
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from culm.errors import Denied, Unauthenticated
+from culm.server.problems import Handler
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a request over TCP must show; a unix socket's peer is known by its uid."""
+
+    token: str | None  # None: no authentication was asked for.
+    hosts: frozenset[str]  # Lower-case, as they may stand in a Host header.
+
+    def check_tcp(self, host: str, origin: str | None, authorization: str) -> None:
+        # A page of another site can reach a loopback port: by its own name (rebinding), or by
+        # ours with its own Origin. Both are refused before the token is looked at.
+        if host.lower() not in self.hosts:
+            raise Denied(f"Host {host!r} is not one of ours", hint="see --allow-host")
+        if origin is not None and urlsplit(origin).netloc.lower() not in self.hosts:
+            raise Denied("requests from other origins are refused")
+        if self.token is not None:
+            scheme, _, given = authorization.partition(" ")
+            matches = hmac.compare_digest(given.strip().encode(), self.token.encode())
+            if scheme.lower() != "bearer" or not matches:
+                raise Unauthenticated("a bearer token is required", hint="see --token-file")
+
+    def check_unix(self, peer_uid: int | None) -> None:
+        if peer_uid not in (os.getuid(), 0):
+            raise Denied("this socket belongs to another user")
+
+
+GATE = web.AppKey("gate", Gate)
+
+
+@web.middleware
+async def check_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    gate = request.app[GATE]
+    sock = request.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        gate.check_unix(peer_uid(sock))
+    else:
+        gate.check_tcp(
+            request.headers.get("Host", ""),
+            request.headers.get("Origin"),
+            request.headers.get("Authorization", ""),
+        )
+    return await handler(request)
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """The uid at the other end, or None where the platform does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        # Elsewhere the socket's mode (0600, in a directory of 0700) is what keeps others out.
+        return os.getuid()
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return uid
+
+
+def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> frozenset[str]:
+    """Names under which we can be asked for: those we listen on, and those added by hand."""
+    names: set[str] = set()
+    for host, port in tcp:
+        shown = f"[{host}]" if ":" in host else host
+        for name in (shown, *LOOPBACK_NAMES, *extra):
+            names |= {f"{name}:{port}".lower()}
+            if port in (80, 443):
+                names.add(name.lower())
+    # A proxy in front speaks for its own port, so a name added by hand also stands alone.
+    return frozenset(names | {name.lower() for name in extra})
+
+
+def read_or_make_token(file: Path) -> str:
+    """The token in `file` (mode 0600), made on first use; raises OSError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except FileNotFoundError:
+        return _make_token(file)
+    with os.fdopen(descriptor) as source:
+        if os.fstat(source.fileno()).st_mode & 0o077:
+            raise PermissionError(f"{file} can be read by others; hint: chmod 600 {file}")
+        token = source.read().strip()
+    if not token:
+        raise ValueError(f"{file} is empty; hint: remove it and it is made anew")
+    return token
+
+
+def _make_token(file: Path) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(token + "\n")
+    return token

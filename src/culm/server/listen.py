@@ -1,0 +1,187 @@
+"""Sockets to listen on: parse a URL, respect a live one, replace a stale one, leave none behind."""
+
+import errno
+import fcntl
+import ipaddress
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.errors import InvalidRequest, ListenFailed
+
+BACKLOG = 512
+PROBE_S = 0.2  # As long as the clients of this wire take to tell a live socket from a stale one.
+# `sun_path` holds 108 bytes on Linux, 104 elsewhere.
+UNIX_PATH_BYTES_MAX = 103
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+Address = UnixAddress | TcpAddress
+
+
+@dataclass(slots=True)
+class Listener:
+    """A bound socket, and for a unix socket the file and the lock that go with it."""
+
+    address: Address
+    sock: socket.socket
+    file: tuple[int, int] | None = None  # Device and inode of a unix socket's file.
+    lock: int | None = None  # Held while we own the path of a unix socket.
+
+    def hide(self) -> None:
+        """Free the path for a successor; connections that are there go on."""
+        # A client may have put another server's socket at our path; that one stays.
+        address = self.address
+        if isinstance(address, UnixAddress) and self.file == _identity(address.path):
+            address.path.unlink(missing_ok=True)
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def close(self) -> None:
+        self.hide()
+        self.sock.close()
+
+
+def parse_address(text: str) -> Address:
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "unix" and rest.startswith("/"):
+        return UnixAddress(Path(rest))
+    if separator and scheme == "tcp":
+        host, colon, port = rest.partition("/")[0].rpartition(":")
+        if colon and host and port.isascii() and port.isdecimal() and int(port) < 65536:
+            return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    raise InvalidRequest(
+        f"{text!r} is not an address", hint="use unix:///absolute/path or tcp://host:port"
+    )
+
+
+def listen(address: Address) -> Listener:
+    """Bind; raises `ListenFailed` with what to do about it."""
+    try:
+        if isinstance(address, UnixAddress):
+            return _listen_unix(address)
+        return _listen_tcp(address)
+    except OSError as exc:
+        raise ListenFailed(str(address), exc.strerror or str(exc)) from exc
+
+
+def _listen_tcp(address: TcpAddress) -> Listener:
+    found = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    # `localhost` is both; IPv4 is what people type.
+    family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return Listener(TcpAddress(address.host, sock.getsockname()[1]), sock)
+
+
+def _listen_unix(address: UnixAddress) -> Listener:
+    path = address.path
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
+        raise ListenFailed(
+            str(address),
+            f"the path is longer than {UNIX_PATH_BYTES_MAX} bytes",
+            hint="choose a shorter one with --host",
+        )
+    _make_private_parent(path.parent)
+    lock = _lock_path(path)
+    if lock is None:
+        raise ListenFailed(str(address), "a culm server is already there")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_umask = os.umask(0o177)
+    try:
+        if _is_stale(path):
+            path.unlink(missing_ok=True)
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        sock.close()
+        os.close(lock)
+        hint = "another server is using it" if exc.errno == errno.EADDRINUSE else ""
+        raise ListenFailed(str(address), exc.strerror or str(exc), hint=hint) from exc
+    finally:
+        os.umask(old_umask)
+    return Listener(address, sock, _identity(path), lock)
+
+
+def _make_private_parent(folder: Path) -> None:
+    """Make the folder 0700. One that is there must be nobody's trap: ours, root's or sticky."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    sticky = bool(found.st_mode & stat.S_ISVTX)
+    if found.st_uid not in (os.getuid(), 0) and not sticky:
+        raise ListenFailed(
+            f"unix://{folder}/…",
+            "the folder belongs to another user",
+            hint="choose another place with --host",
+        )
+
+
+def _lock_path(path: Path) -> int | None:
+    """Become the only culm server at this path; None if one is there. The file stays."""
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a socket file is left over: nobody accepts there. A time-out is somebody."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return False  # Somebody's file; binding will say that the place is taken.
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

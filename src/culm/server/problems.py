@@ -1,0 +1,83 @@
+"""Every error becomes one JSON sentence with the right status; nothing else leaves the server."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiohttp import web
+
+from culm.errors import AppError, InvalidRequest, TooLarge, Unauthenticated
+from culm.ids import ClientId, find_client_id
+from culm.wire.codec import encode, parse_body
+from culm.wire.requests import Problem
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BODY_BYTES_MAX = 1 << 20
+ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except AppError as exc:
+        return problem(exc)
+    except web.HTTPNotFound:
+        return web.Response(status=404, text="404 page not found\n")
+    except web.HTTPMethodNotAllowed as exc:
+        allow = {"Allow": ", ".join(sorted(exc.allowed_methods))}
+        return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
+    except web.HTTPException as exc:
+        return answer(Problem(exc.reason), status=exc.status)
+    except ConnectionError:
+        raise  # The client went away; there is nobody to answer.
+    except Exception:  # boundary: one request's bug is a 500, never the server's end
+        log.exception("%s %s failed", request.method, request.path)
+        return answer(Problem("internal server error", "internal"), status=500)
+
+
+def problem(exc: AppError) -> web.Response:
+    if exc.status >= 500:
+        log.error("%s: %s", exc.code, exc.message)
+    response = answer(Problem(exc.message, exc.code, exc.hint), status=exc.status)
+    if isinstance(exc, Unauthenticated):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def answer(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=encode(value) + b"\n", status=status, content_type="application/json")
+
+
+def done() -> web.Response:
+    """Success with nothing to say: 200, as 201 and 204 are errors to a Crush client."""
+    return web.Response()
+
+
+async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    if (request.content_length or 0) > bytes_max:
+        raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > bytes_max:
+            raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    return bytes(body)
+
+
+async def parse_request(request: web.Request, kind: type[T]) -> T:
+    return parse_body(await read_body(request), kind)
+
+
+def query_client_id(request: web.Request) -> ClientId:
+    text = request.query.get("client_id", "")
+    if not text:
+        raise InvalidRequest("client_id is required")
+    client_id = find_client_id(text)
+    if client_id is None:
+        raise InvalidRequest("client_id is not a valid UUID")
+    return client_id

@@ -1,0 +1,60 @@
+"""The file before it is opened: schema, integrity, a damaged one moved aside."""
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from culm.ids import Epoch
+from culm.store.base import find_meta
+from culm.store.sql import QUERIES, migrate
+from culm.store.writer import connect
+from culm.wire.requests import StoreHealth
+
+log = logging.getLogger(__name__)
+
+
+def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
+    """Leave a sound database with a current schema at `path`; say if the old one was replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    health = StoreHealth("ok")
+    if path.exists() and (reason := _damage(path)) is not None:
+        aside = _move_aside(path, now)
+        log.error("database %s is damaged (%s); moved to %s", path, reason, aside)
+        health = StoreHealth("replaced", f"damaged ({reason}); the old file is {aside}")
+    connection = connect(path)
+    try:
+        migrate(connection, str(path))
+        if find_meta(connection, "epoch") is None:
+            connection.execute(QUERIES["set_meta"], ("epoch", epoch))
+    finally:
+        connection.close()
+    path.chmod(0o600)
+    return health
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with the file, looked at only if its last owner did not close it."""
+    try:
+        connection = connect(path)
+    except sqlite3.DatabaseError as exc:
+        return str(exc)
+    try:
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+            return None  # Empty, or from before there was a flag: nothing to doubt.
+        if find_meta(connection, "clean") == "1":
+            return None
+        found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        return None if found == "ok" else found
+    except sqlite3.DatabaseError as exc:
+        return str(exc)
+    finally:
+        connection.close()
+
+
+def _move_aside(path: Path, now: int) -> Path:
+    aside = path.with_name(f"{path.name}.damaged-{now}")
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    return aside

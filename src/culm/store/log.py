@@ -1,0 +1,91 @@
+"""Units and queries over the event log: replay with present bodies, and trimming."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import NamedTuple
+
+from culm.store.base import Event, Tx, find_meta, last_seq
+from culm.store.messages import load_message
+from culm.store.sessions import session_of
+from culm.store.sql import QUERIES
+from culm.wire.codec import encode
+
+PAGE_BYTES = 1 << 20  # A page of replay ends here even if few events are in it.
+TRIM_MAX = 10_000  # Rows a trim may delete at once, so that no commit waits long behind it.
+
+
+class Replay(NamedTuple):
+    """Events after a cursor, as far as one read went."""
+
+    events: list[Event]
+    upto: int  # Everything up to here was looked at, skipped rows included.
+
+
+def replay(
+    after: int, upto: int, limit: int, wanted: Callable[[str, str], bool]
+) -> Callable[[sqlite3.Connection], Replay | None]:
+    """Numbered events in (after, upto], or None if some of them are trimmed.
+
+    The body is the present one; an event whose row is gone is skipped. `wanted(type, session_id)`
+    spares reading the bodies that a filter would drop anyway.
+    """
+
+    def query(connection: sqlite3.Connection) -> Replay | None:
+        if after < bounds(connection)[0]:
+            return None
+        rows = connection.execute(QUERIES["events_after"], (after, upto, limit)).fetchall()
+        bodies: dict[tuple[str, str], bytes | None] = {}
+        events: list[Event] = []
+        size = 0
+        for seq, type_, op, session_id, entity_id, fields in rows:
+            if not wanted(type_, session_id):
+                continue
+            if size > PAGE_BYTES:
+                return Replay(events, seq - 1)
+            if fields is not None:
+                payload: bytes | None = fields.encode()
+            else:
+                key = (type_, entity_id)
+                if key not in bodies:
+                    bodies[key] = _present_body(connection, type_, entity_id)
+                payload = bodies[key]
+            if payload is not None:
+                events.append(Event(seq, type_, op, session_id, entity_id, payload))
+                size += len(payload)
+        return Replay(events, rows[-1][0] if len(rows) == limit else upto)
+
+    return query
+
+
+def bounds(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The seq up to which events are trimmed, and the last one given out."""
+    return int(find_meta(connection, "trimmed_to") or 0), last_seq(connection)
+
+
+def trim(keep_s: float, keep: int) -> Callable[[Tx], int]:
+    """Forget events that are too old or too many; returns how many."""
+
+    def unit(tx: Tx) -> int:
+        trimmed = int(find_meta(tx.connection, "trimmed_to") or 0)
+        fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), tx.seq + 1).fetchone()[0]
+        upto = min(max(fresh - 1, tx.seq - keep), trimmed + TRIM_MAX)
+        if upto <= trimmed:
+            return 0
+        gone = tx.run("trim_events", upto).rowcount
+        tx.run("set_meta", "trimmed_to", str(upto))
+        return gone
+
+    return unit
+
+
+_Body = Callable[[sqlite3.Connection, sqlite3.Row], bytes]
+_BODIES: dict[str, tuple[str, _Body]] = {
+    "message": ("get_message", lambda connection, row: encode(load_message(connection, row))),
+    "session": ("get_session", lambda connection, row: encode(session_of(row))),
+}
+
+
+def _present_body(connection: sqlite3.Connection, type_: str, entity_id: str) -> bytes | None:
+    query, body = _BODIES[type_]
+    row = connection.execute(QUERIES[query], (entity_id,)).fetchone()
+    return None if row is None else body(connection, row)

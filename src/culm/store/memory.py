@@ -1,0 +1,93 @@
+"""The twin for simulation: the same SQL on `:memory:`, with a commit that takes virtual time.
+
+What is queued and not yet committed is lost by `crash`, as a killed process would lose it; the
+`MemoryFile` lives on and can be opened again.
+"""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from culm.clock import Clock
+from culm.errors import StoreBusy
+from culm.store.base import Job, last_seq, run_group, settle_group
+from culm.store.sql import migrate
+
+T = TypeVar("T")
+
+COMMIT_S = 0.0002  # What a lone durable commit takes on the machine we measured.
+
+
+class MemoryFile:
+    """What survives a crash."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.row_factory = sqlite3.Row
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        migrate(self.connection, ":memory:")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class MemoryDatabase:
+    """Made by `open_memory_database`."""
+
+    def __init__(self, file: MemoryFile, clock: Clock) -> None:
+        self._file = file
+        self._clock = clock
+        self._seq = last_seq(file.connection)
+        self._jobs: deque[Job] = deque()
+        self._commit_due = False
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, job: Job) -> None:
+        if self._closing:
+            raise StoreBusy("it is closed")
+        self._jobs.append(job)
+        self._idle.clear()
+        if not self._commit_due:
+            self._commit_due = True
+            self._clock.call_later(COMMIT_S, self._commit)
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closing:
+            raise StoreBusy("it is closed")
+        await asyncio.sleep(0)  # A real read lets others run.
+        return query(self._file.connection)
+
+    async def close(self) -> None:
+        self._closing = True
+        await self._idle.wait()
+
+    def crash(self) -> None:
+        """End without committing; nobody who waits is ever answered."""
+        self._closing = True
+        self._jobs.clear()
+        self._idle.set()
+
+    def _commit(self) -> None:
+        self._commit_due = False
+        group = list(self._jobs)
+        self._jobs.clear()
+        if group:
+            now = int(self._clock.now_s())
+            self._seq = run_group(self._file.connection, group, self._seq, now)
+            settle_group(group)
+        if not self._jobs:
+            self._idle.set()
+
+
+@asynccontextmanager
+async def open_memory_database(file: MemoryFile, clock: Clock) -> AsyncGenerator[MemoryDatabase]:
+    database = MemoryDatabase(file, clock)
+    try:
+        yield database
+    finally:
+        await database.close()

@@ -1,0 +1,248 @@
+"""Units and queries over messages, their large parts and the chunks of their open text."""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from msgspec import Raw
+
+from culm.errors import MessageNotFound, SessionNotFound
+from culm.ids import MessageId, SessionId
+from culm.store.base import Op, Tx
+from culm.store.sessions import tell_session
+from culm.store.sql import QUERIES
+from culm.wire.codec import decode, encode
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    GoneMessage,
+    Growing,
+    Message,
+    Part,
+    RawMessage,
+    append_text,
+)
+
+LARGE_BYTES = 8 << 10  # A listing stays fast while the rows it walks over stay small.
+PROMPTS_MAX = 2000  # Prompt history is for the Up arrow, not an archive.
+
+
+class Chunk(NamedTuple):
+    message_id: MessageId
+    rev: int
+    part: int
+    pos: int
+    kind: Growing
+    text: str
+
+
+class Captured(NamedTuple):
+    """A message as it is now: the writer stores and tells this, whatever grows meanwhile."""
+
+    id: MessageId
+    session_id: SessionId
+    row: tuple[str | int, ...]  # role, model, provider, is_summary, created_at
+    parts: str  # JSON; null where the part is large
+    large: list[tuple[int, str]]
+    rev: int
+    updated_at: int
+    payload: bytes
+
+
+def capture(message: Message) -> Captured:
+    bodies = [encode(part) for part in message.parts]
+    large = [(n, body.decode()) for n, body in enumerate(bodies) if len(body) > LARGE_BYTES]
+    for n, _ in large:
+        bodies[n] = b"null"
+    row = (
+        message.role,
+        message.model,
+        message.provider,
+        message.is_summary_message,
+        message.created_at,
+    )
+    return Captured(
+        id=message.id,
+        session_id=message.session_id,
+        row=row,
+        parts=f"[{b','.join(bodies).decode()}]",
+        large=large,
+        rev=message.rev,
+        updated_at=message.updated_at,
+        payload=encode(message),
+    )
+
+
+def add_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
+    """Insert at the end of its session; the session's changed row is told right after."""
+
+    def unit(tx: Tx) -> None:
+        session = tx.run("next_message", tx.now, message.session_id).fetchone()
+        if session is None:
+            raise SessionNotFound(message.session_id)
+        tx.run(
+            "add_message",
+            session["no"],
+            session["next_seq"] - 1,
+            message.id,
+            *message.row,
+            message.parts,
+            len(message.large),
+            message.rev,
+            is_open,
+            message.updated_at,
+        )
+        _put_parts(tx, message)
+        _tell(tx, message, "created")
+        tell_session(tx, "updated", session)
+
+    return unit
+
+
+def save_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
+    """Write all of an open message; its chunks are in it and go. Raises `MessageNotFound`."""
+
+    def unit(tx: Tx) -> None:
+        changed = tx.run(
+            "save_message",
+            message.parts,
+            len(message.large),
+            message.rev,
+            is_open,
+            message.updated_at,
+            message.id,
+        )
+        if changed.rowcount == 0:
+            raise MessageNotFound(message.id)  # Deleted meanwhile: it is not resurrected.
+        tx.run("delete_parts", message.id)
+        tx.run("delete_chunks", message.id)
+        _put_parts(tx, message)
+        _tell(tx, message, "updated")
+
+    return unit
+
+
+def add_chunks(chunks: list[Chunk]) -> Callable[[Tx], None]:
+    """Keep open text. A chunk for a message that ended or moved to another rev is dropped."""
+
+    def unit(tx: Tx) -> None:
+        for message_id, rev, part, pos, kind, text in chunks:
+            if tx.run("is_open_at", message_id, rev).fetchone() is not None:
+                tx.run("add_chunk", message_id, part, pos, kind, text)
+
+    return unit
+
+
+def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        row = tx.run("delete_message", message_id).fetchone()
+        if row is None:
+            raise MessageNotFound(message_id)
+        tx.run("delete_parts", message_id)
+        tx.run("delete_chunks", message_id)
+        session = tx.run("one_message_less", tx.now, row["session_no"]).fetchone()
+        gone = GoneMessage(id=message_id, session_id=session["id"])
+        tx.tell(
+            "message",
+            "deleted",
+            session_id=session["id"],
+            entity_id=message_id,
+            payload=encode(gone),
+            stored=True,
+        )
+        tell_session(tx, "updated", session)
+
+    return unit
+
+
+def close_open_messages(tx: Tx) -> int:
+    """After an unclean end: what survived of each open message becomes its truthful end."""
+    rows = tx.run("open_messages").fetchall()
+    for row in rows:
+        message = decode(encode(load_message(tx.connection, row)), Message)
+        message.parts.append(
+            FinishPart(
+                Finish(
+                    reason="error",
+                    time=tx.now,
+                    message="Interrupted",
+                    details="The server ended while this message was being written.",
+                    culm_reason="interrupted",
+                )
+            )
+        )
+        message.rev += 1
+        message.updated_at = tx.now
+        save_message(capture(message), is_open=False)(tx)
+    return len(rows)
+
+
+def find_message(message_id: str) -> Callable[[sqlite3.Connection], RawMessage | None]:
+    def query(connection: sqlite3.Connection) -> RawMessage | None:
+        row = connection.execute(QUERIES["get_message"], (message_id,)).fetchone()
+        return None if row is None else load_message(connection, row)
+
+    return query
+
+
+def messages_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+    return _listing("messages_of_session", session_id)
+
+
+def user_messages_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+    return _listing("user_messages_of_session", session_id, PROMPTS_MAX)
+
+
+def user_messages(connection: sqlite3.Connection) -> list[RawMessage]:
+    return _listing("user_messages", PROMPTS_MAX)(connection)
+
+
+def all_messages(connection: sqlite3.Connection) -> list[RawMessage]:
+    return _listing("all_messages")(connection)
+
+
+def load_message(connection: sqlite3.Connection, row: sqlite3.Row) -> RawMessage:
+    """The message with its large parts in place and, while it is open, its chunks laid on."""
+    parts: str = row["parts"]
+    if row["large"]:
+        parts = _join(parts, connection.execute(QUERIES["parts_of"], (row["id"],)))
+    if row["is_open"]:
+        parts = _lay(parts, connection.execute(QUERIES["chunks_of"], (row["id"],)))
+    id_, role, session_id, _, model, provider, created_at, updated_at, is_summary, rev, *_ = row
+    return RawMessage(
+        id_, role, session_id, Raw(parts), model, provider, created_at, updated_at,
+        bool(is_summary), rev,
+    )  # fmt: skip
+
+
+def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+    def query(connection: sqlite3.Connection) -> list[RawMessage]:
+        return [load_message(connection, row) for row in connection.execute(QUERIES[name], values)]
+
+    return query
+
+
+def _tell(tx: Tx, message: Captured, op: Op) -> None:
+    tx.tell(
+        "message", op, session_id=message.session_id, entity_id=message.id, payload=message.payload
+    )
+
+
+def _put_parts(tx: Tx, message: Captured) -> None:
+    for n, body in message.large:
+        tx.run("add_part", message.id, n, body)
+
+
+def _join(parts: str, large: Iterable[tuple[int, str]]) -> str:
+    bodies = decode(parts, list[Raw])
+    for n, body in large:
+        bodies[n] = Raw(body)
+    return encode(bodies).decode()
+
+
+def _lay(parts: str, chunks: Iterable[tuple[int, int, Growing, str]]) -> str:
+    known = decode(parts, list[Part])
+    for part, pos, kind, text in chunks:
+        fits = append_text(known, part, kind, pos, text)
+        assert fits, "a chunk follows what was stored before it"
+    return encode(known).decode()

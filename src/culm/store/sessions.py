@@ -1,0 +1,97 @@
+"""Units and queries over sessions. Each change of a row tells the row it made."""
+
+import sqlite3
+from collections.abc import Callable
+
+from culm.errors import LimitExceeded, SessionNotFound
+from culm.ids import SessionId
+from culm.store.base import Op, Tx
+from culm.store.sql import QUERIES
+from culm.wire.codec import decode, encode
+from culm.wire.sessions import Session, Todo
+
+
+def add_session(
+    session_id: SessionId, title: str, *, parent_id: str = "", sessions_max: int
+) -> Callable[[Tx], Session]:
+    def unit(tx: Tx) -> Session:
+        if tx.run("count_sessions").fetchone()[0] >= sessions_max:
+            raise LimitExceeded("sessions in this workspace", sessions_max)
+        row = tx.run("add_session", session_id, parent_id, title, tx.now, tx.now).fetchone()
+        return tell_session(tx, "created", row)
+
+    return unit
+
+
+def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]:
+    def unit(tx: Tx) -> Session:
+        row = tx.run("rename_session", title, tx.now, session_id).fetchone()
+        if row is None:
+            raise SessionNotFound(session_id)
+        return tell_session(tx, "updated", row)
+
+    return unit
+
+
+def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
+    """Remove it with its messages; only the session's own `deleted` is told."""
+
+    def unit(tx: Tx) -> None:
+        row = tx.run("get_session", session_id).fetchone()
+        if row is None:
+            raise SessionNotFound(session_id)
+        no: int = row["no"]
+        tx.run("delete_chunks_of_session", no)
+        tx.run("delete_parts_of_session", no)
+        tx.run("delete_messages_of_session", no)
+        tx.run("delete_session", session_id)
+        gone = Session(id=session_id, parent_session_id=row["parent_id"])
+        tx.tell(
+            "session",
+            "deleted",
+            session_id=session_id,
+            entity_id=session_id,
+            payload=encode(gone),
+            stored=True,
+        )
+
+    return unit
+
+
+def tell_session(tx: Tx, op: Op, row: sqlite3.Row) -> Session:
+    session = session_of(row)
+    tx.tell("session", op, session_id=session.id, entity_id=session.id, payload=encode(session))
+    return session
+
+
+def session_of(row: sqlite3.Row) -> Session:
+    return Session(
+        id=SessionId(row["id"]),
+        parent_session_id=row["parent_id"],
+        title=row["title"],
+        message_count=row["message_count"],
+        prompt_tokens=row["prompt_tokens"],
+        completion_tokens=row["completion_tokens"],
+        summary_message_id=row["summary_message_id"],
+        cost=row["cost"],
+        todos=[] if row["todos"] == "[]" else decode(row["todos"], list[Todo]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def find_session(session_id: str) -> Callable[[sqlite3.Connection], Session | None]:
+    def query(connection: sqlite3.Connection) -> Session | None:
+        row = connection.execute(QUERIES["get_session"], (session_id,)).fetchone()
+        return None if row is None else session_of(row)
+
+    return query
+
+
+def top_sessions(connection: sqlite3.Connection) -> list[Session]:
+    """Those without a parent, the last changed first."""
+    return [session_of(row) for row in connection.execute(QUERIES["top_sessions"])]
+
+
+def all_sessions(connection: sqlite3.Connection) -> list[Session]:
+    return [session_of(row) for row in connection.execute(QUERIES["all_sessions"])]

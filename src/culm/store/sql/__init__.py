@@ -1,0 +1,41 @@
+"""Named queries and migrations, read once from the files beside this one."""
+
+import re
+import sqlite3
+from importlib.resources import files
+
+from culm.errors import SchemaTooNew
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+def _load_queries() -> dict[str, str]:
+    text = files(__name__).joinpath("queries.sql").read_text()
+    pieces = _NAME.split(text)[1:]
+    return {name: sql.strip() for name, sql in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def _load_migrations() -> list[str]:
+    folder = files(__name__).joinpath("migrations")
+    scripts = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
+    return [script.read_text() for script in scripts]
+
+
+QUERIES = _load_queries()
+MIGRATIONS = _load_migrations()
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the schema forward, one migration a transaction; raises `SchemaTooNew`."""
+    found = schema_version(connection)
+    if found > len(MIGRATIONS):
+        raise SchemaTooNew(path, found, len(MIGRATIONS))
+    for number, script in enumerate(MIGRATIONS[found:], start=found + 1):
+        connection.executescript(
+            f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;"
+        )
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version

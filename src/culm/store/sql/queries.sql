@@ -1,0 +1,111 @@
+-- name: get_meta
+SELECT value FROM meta WHERE key = ?
+
+-- name: set_meta
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value
+
+-- name: add_event
+INSERT INTO events (seq, type, op, session_id, entity_id, fields, at) VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: last_seq
+SELECT COALESCE(MAX(seq), 0) FROM events
+
+-- name: events_after
+SELECT seq, type, op, session_id, entity_id, fields FROM events
+WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?
+
+-- name: first_fresh_seq
+SELECT COALESCE((SELECT seq FROM events WHERE at >= ? ORDER BY seq LIMIT 1), ?)
+
+-- name: trim_events
+DELETE FROM events WHERE seq <= ?
+
+-- name: add_session
+INSERT INTO sessions (id, parent_id, title, created_at, updated_at) VALUES (?, ?, ?, ?, ?)
+RETURNING *
+
+-- name: count_sessions
+SELECT COUNT(*) FROM sessions
+
+-- name: rename_session
+UPDATE sessions SET title = ?, updated_at = ? WHERE id = ? RETURNING *
+
+-- name: delete_session
+DELETE FROM sessions WHERE id = ?
+
+-- name: get_session
+SELECT * FROM sessions WHERE id = ?
+
+-- name: top_sessions
+SELECT * FROM sessions WHERE parent_id = '' ORDER BY updated_at DESC, no DESC
+
+-- name: all_sessions
+SELECT * FROM sessions ORDER BY no
+
+-- name: next_message
+UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1, updated_at = ?
+WHERE id = ? RETURNING *
+
+-- name: one_message_less
+UPDATE sessions SET message_count = message_count - 1, updated_at = ? WHERE no = ? RETURNING *
+
+-- name: add_message
+INSERT INTO messages
+  (session_no, seq, id, role, model, provider, is_summary, created_at,
+   parts, large, rev, is_open, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: save_message
+UPDATE messages SET parts = ?, large = ?, rev = ?, is_open = ?, updated_at = ? WHERE id = ?
+
+-- name: delete_message
+DELETE FROM messages WHERE id = ? RETURNING session_no
+
+-- name: delete_messages_of_session
+DELETE FROM messages WHERE session_no = ?
+
+-- name: get_message
+SELECT * FROM message_rows WHERE id = ?
+
+-- name: messages_of_session
+SELECT * FROM message_rows WHERE session_id = ? ORDER BY seq
+
+-- name: all_messages
+SELECT * FROM message_rows ORDER BY session_no, seq
+
+-- name: user_messages_of_session
+SELECT * FROM message_rows WHERE session_id = ? AND role = 'user' ORDER BY seq DESC LIMIT ?
+
+-- name: user_messages
+SELECT * FROM message_rows WHERE role = 'user'
+ORDER BY created_at DESC, session_no DESC, seq DESC LIMIT ?
+
+-- name: open_messages
+SELECT * FROM message_rows WHERE is_open = 1 ORDER BY session_no, seq
+
+-- name: add_part
+INSERT INTO parts (message_id, part, body) VALUES (?, ?, ?)
+
+-- name: parts_of
+SELECT part, body FROM parts WHERE message_id = ?
+
+-- name: delete_parts
+DELETE FROM parts WHERE message_id = ?
+
+-- name: delete_parts_of_session
+DELETE FROM parts WHERE message_id IN (SELECT id FROM messages WHERE session_no = ?)
+
+-- name: is_open_at
+SELECT 1 FROM messages WHERE id = ? AND is_open = 1 AND rev = ?
+
+-- name: add_chunk
+INSERT INTO chunks (message_id, part, pos, kind, text) VALUES (?, ?, ?, ?, ?)
+
+-- name: chunks_of
+SELECT part, pos, kind, text FROM chunks WHERE message_id = ? ORDER BY part, pos
+
+-- name: delete_chunks
+DELETE FROM chunks WHERE message_id = ?
+
+-- name: delete_chunks_of_session
+DELETE FROM chunks WHERE message_id IN (SELECT id FROM messages WHERE session_no = ?)

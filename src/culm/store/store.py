@@ -1,0 +1,161 @@
+"""The store of one workspace: submit a unit, hear that it is durable, then everybody is told.
+
+Owns the database, its epoch and its health. What a unit does is in the modules beside this one.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+from culm.clock import Clock
+from culm.errors import StoreBusy
+from culm.ids import Epoch, Ids
+from culm.store.base import Database, Event, Job, Op, Tx, find_meta, last_seq
+from culm.store.files import prepare_file
+from culm.store.memory import MemoryFile, open_memory_database
+from culm.store.sql import QUERIES
+from culm.store.writer import open_file_database
+from culm.wire.requests import StoreHealth
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+Tell = Callable[[tuple[Event, ...]], None]
+
+
+class Store:
+    """Made by `open_store` or `open_memory_store`."""
+
+    def __init__(self, database: Database, epoch: Epoch, seq: int, health: StoreHealth) -> None:
+        self.epoch = epoch
+        self.seq = seq  # The last event that was told.
+        self.health = health
+        self.tell: Tell = _tell_nobody
+        self.on_health: Callable[[StoreHealth], None] = _ignore_health
+        self._database = database
+        self._loop = asyncio.get_running_loop()
+
+    def write(
+        self,
+        unit: Callable[[Tx], T],
+        on_commit: Callable[[T], None] | None = None,
+        on_fail: Callable[[Exception], None] | None = None,
+    ) -> asyncio.Future[T]:
+        """Run `unit` in the next group commit; the future has its result once that is durable.
+
+        After the commit, in one step: the unit's events are queued for telling, `on_commit` runs,
+        the future is done; the events leave after that step, so whoever reads one finds the
+        state that `on_commit` made. Nobody has to await the future; cancelling a wait does not
+        undo the write. A failure (`StoreBusy`, or what the unit raised) comes by `on_fail` and
+        the future.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(job: Job) -> None:
+            if job.error is not None:
+                self._mind_health(job.error)
+                if on_fail is not None:
+                    on_fail(job.error)
+                if not future.done():
+                    future.set_exception(job.error)
+                    future.exception()  # Seen: a writer that does not wait has chosen so.
+                return
+            if self.health.state == "failing":
+                self._set_health(StoreHealth("ok"))
+            result = cast("T", job.result)  # `unit` returned it; Job does not carry the type.
+            if job.events:
+                self.seq = job.events[-1].seq
+                self.tell(job.events)
+            if on_commit is not None:
+                on_commit(result)
+            if not future.done():
+                future.set_result(result)
+
+        job = Job(unit, settle)
+        try:
+            self._database.submit(job)
+        except StoreBusy as exc:
+            job.error = exc
+            settle(job)
+        return future
+
+    def append(
+        self, type_: str, op: Op, *, session_id: str = "", entity_id: str = "", payload: bytes
+    ) -> asyncio.Future[None]:
+        """Make one event durable whose payload no table holds."""
+
+        def unit(tx: Tx) -> None:
+            tx.tell(
+                type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True
+            )
+
+        return self.write(unit)
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `query` in one read transaction, off the event loop."""
+        return await self._database.read(query)
+
+    async def read_told(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
+        """As `read`, with the seq it was read at; returns after everything up to it was told.
+
+        Between the commit of an event and its telling a reader could otherwise see it first, and
+        lay older knowledge over it.
+        """
+        result, seq = await self._database.read(lambda c: (query(c), last_seq(c)))
+        if self.seq < seq:
+            await self.write(lambda tx: None)  # Told in order: when this is, so are they.
+        return result, seq
+
+    def _mind_health(self, error: Exception) -> None:
+        if isinstance(error, StoreBusy) and self.health.state != "failing":
+            self._set_health(StoreHealth("failing", error.message))
+
+    def _set_health(self, health: StoreHealth) -> None:
+        self.health = health
+        self.on_health(health)
+
+
+def _tell_nobody(events: tuple[Event, ...]) -> None:
+    pass
+
+
+def _ignore_health(health: StoreHealth) -> None:
+    pass
+
+
+@asynccontextmanager
+async def open_store(path: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Store]:
+    """Open or make the database at `path`; raises `SchemaTooNew`.
+
+    After an unclean end its integrity is checked; a damaged file is moved aside, never deleted.
+    """
+    loop = asyncio.get_running_loop()
+    health = await loop.run_in_executor(None, prepare_file, path, ids.epoch(), int(clock.now_s()))
+    async with open_file_database(path, clock) as database, _open(database, health) as store:
+        yield store
+
+
+@asynccontextmanager
+async def open_memory_store(file: MemoryFile, clock: Clock, ids: Ids) -> AsyncGenerator[Store]:
+    if find_meta(file.connection, "epoch") is None:
+        file.connection.execute(QUERIES["set_meta"], ("epoch", ids.epoch()))
+    async with (
+        open_memory_database(file, clock) as database,
+        _open(database, StoreHealth("ok")) as store,
+    ):
+        yield store
+
+
+@asynccontextmanager
+async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store]:
+    epoch, seq = await database.read(lambda c: (find_meta(c, "epoch"), last_seq(c)))
+    assert epoch is not None, "a prepared database has an epoch"
+    store = Store(database, Epoch(epoch), seq, health)
+    await store.write(lambda tx: tx.run("set_meta", "clean", "0"))
+    yield store
+    # Not in a `finally`: after a crash of whoever used it, the end was not clean.
+    await store.write(lambda tx: tx.run("set_meta", "clean", "1"))

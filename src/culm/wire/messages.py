@@ -1,0 +1,221 @@
+"""Messages and their parts, as every client reads them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from culm.ids import MessageId, SessionId
+
+Role = Literal["user", "assistant", "tool", "system"]
+Growing = Literal["text", "reasoning", "input"]  # What a delta can append to.
+
+
+class Text(Struct):
+    text: str = ""
+
+
+class Reasoning(Struct):
+    thinking: str = ""
+    signature: str = ""
+    started_at: int = 0
+    finished_at: int = 0
+
+
+class ImageUrl(Struct):
+    url: str = ""
+    detail: str = ""
+
+
+class Binary(Struct, rename={"path": "Path", "mime_type": "MIMEType", "data": "Data"}):
+    path: str = ""
+    mime_type: str = ""
+    data: bytes = b""
+
+
+class ToolCall(Struct):
+    id: str = ""
+    name: str = ""
+    input: str = ""
+    finished: bool = False
+
+
+class ToolResult(Struct):
+    tool_call_id: str = ""
+    name: str = ""
+    content: str = ""
+    data: str = ""
+    mime_type: str = ""
+    metadata: str = ""
+    is_error: bool = False
+
+
+class Finish(Struct, omit_defaults=True):
+    """`reason` is one a Crush client knows; where ours is finer, `culm_reason` says it."""
+
+    reason: str
+    time: int
+    message: str = ""
+    details: str = ""
+    culm_reason: str = ""
+
+
+class ShellCommand(Struct):
+    command: str = ""
+    output: str = ""
+    exit_code: int = 0
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    data: Text
+
+
+class ReasoningPart(Struct, tag_field="type", tag="reasoning"):
+    data: Reasoning
+
+
+class ImageUrlPart(Struct, tag_field="type", tag="image_url"):
+    data: ImageUrl
+
+
+class BinaryPart(Struct, tag_field="type", tag="binary"):
+    data: Binary
+
+
+class ToolCallPart(Struct, tag_field="type", tag="tool_call"):
+    data: ToolCall
+
+
+class ToolResultPart(Struct, tag_field="type", tag="tool_result"):
+    data: ToolResult
+
+
+class FinishPart(Struct, tag_field="type", tag="finish"):
+    data: Finish
+
+
+class ShellCommandPart(Struct, tag_field="type", tag="shell_command"):
+    data: ShellCommand
+
+
+Part = (
+    TextPart
+    | ReasoningPart
+    | ImageUrlPart
+    | BinaryPart
+    | ToolCallPart
+    | ToolResultPart
+    | FinishPart
+    | ShellCommandPart
+)
+
+
+class Message(Struct):
+    id: MessageId
+    role: Role
+    session_id: SessionId
+    parts: list[Part] = msgspec.field(default_factory=list[Part])
+    model: str = ""
+    provider: str = ""
+    created_at: int = 0
+    updated_at: int = 0
+    is_summary_message: bool = False
+    # Rises when parts are cleared, at finish and at recovery. Within one rev text only grows.
+    rev: int = 0
+
+
+class RawMessage(Struct):
+    """A message whose parts are still the JSON they were stored as."""
+
+    id: MessageId
+    role: Role
+    session_id: SessionId
+    parts: msgspec.Raw
+    model: str
+    provider: str
+    created_at: int
+    updated_at: int
+    is_summary_message: bool
+    rev: int
+
+
+class GoneMessage(Struct):
+    """What a `deleted` event can still say of a message; `parts` must be there for Crush."""
+
+    id: MessageId
+    session_id: SessionId
+    role: str = ""
+    parts: tuple[()] = ()
+    model: str = ""
+    provider: str = ""
+    created_at: int = 0
+    updated_at: int = 0
+
+
+def new_part(kind: Growing) -> Part:
+    match kind:
+        case "text":
+            return TextPart(Text())
+        case "reasoning":
+            return ReasoningPart(Reasoning())
+        case "input":
+            return ToolCallPart(ToolCall())
+
+
+def text_of(part: Part, kind: Growing) -> str | None:
+    """The text that deltas of `kind` append to, or None if the part has none of that kind."""
+    match kind, part:
+        case "text", TextPart(data=data):
+            return data.text
+        case "reasoning", ReasoningPart(data=data):
+            return data.thinking
+        case "input", ToolCallPart(data=data):
+            return data.input
+        case _:
+            return None
+
+
+def growing_of(part: Part) -> Growing | None:
+    match part:
+        case TextPart():
+            return "text"
+        case ReasoningPart():
+            return "reasoning"
+        case ToolCallPart():
+            return "input"
+        case _:
+            return None
+
+
+def set_text(part: Part, text: str) -> None:
+    match part:
+        case TextPart(data=data):
+            data.text = text
+        case ReasoningPart(data=data):
+            data.thinking = text
+        case ToolCallPart(data=data):
+            data.input = text
+        case _:
+            raise AssertionError(f"a {type(part).__name__} does not grow")
+
+
+def append_text(parts: list[Part], part: int, kind: Growing, offset: int, text: str) -> bool:
+    """Lay `text` at `offset` (code points) of a part, cutting what is known already.
+
+    Returns False if it does not fit: beyond the known end, or of another kind.
+    """
+    if part == len(parts) and offset == 0:
+        parts.append(new_part(kind))
+    if not 0 <= part < len(parts):
+        return False
+    known = text_of(parts[part], kind)
+    if known is None or offset > len(known):
+        return False
+    if offset + len(text) > len(known):
+        set_text(parts[part], known + text[len(known) - offset :])
+    return True
+
+
+def is_finished(parts: Sequence[Part]) -> bool:
+    return any(isinstance(part, FinishPart) for part in parts)

@@ -1,0 +1,212 @@
+"""Who keeps a workspace alive: one pure function from claims and an input to claims and a fate.
+
+A claim is one client's reason; live runs are a pseudo-claim. Timers, presence events and the
+teardown itself belong to the caller, who arms what `Step` asks for and reports back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import assert_never
+
+from culm.ids import ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    birth: int  # Names this claim: a stream of an earlier one does not count here.
+    streams: int = 0
+    released: bool = False
+    hold: int | None = None  # The timer that may end it; never while a stream is open.
+    session_id: str = ""  # What the client looks at; goes with the claim.
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    by_client: Mapping[ClientId, Claim] = field(default_factory=dict[ClientId, Claim])
+    live_runs: int = 0
+    abandoned: int | None = None  # The timer of runs that no client watches.
+    last_number: int = 0  # Births and timers count together, so none is ever mistaken.
+
+    def attached_to(self, session_id: str) -> int:
+        """Clients with a live stream that look at this session."""
+        return sum(c.streams > 0 and c.session_id == session_id for c in self.by_client.values())
+
+
+# --- inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    client_id: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    client_id: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    client_id: ClientId
+    birth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    client_id: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    client_id: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    client_id: ClientId
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldExpired:
+    client_id: ClientId
+    hold: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunsChanged:
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedExpired:
+    timer: int
+
+
+Input = (
+    Created
+    | StreamOpened
+    | StreamClosed
+    | Released
+    | Retired
+    | Selected
+    | HoldExpired
+    | RunsChanged
+    | AbandonedExpired
+)
+
+
+# --- outputs
+
+
+class Fate(Enum):
+    KEEP = auto()
+    CLOSE = auto()  # Nobody needs it.
+    INTERRUPT = auto()  # Its runs were left alone for too long: end them, then close.
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Start a timer and report `then` when it fires; an older timer's report changes nothing."""
+
+    delay_s: float
+    then: HoldExpired | AbandonedExpired
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    claims: Claims
+    fate: Fate
+    arm: Arm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    create_s: float
+    detach_s: float
+    abandoned_s: float
+
+
+def on_claim(claims: Claims, what: Input, graces: Graces) -> Step:
+    """The whole life of claims; docs/contract/workspaces.md has it as a table."""
+    if isinstance(what, AbandonedExpired) and what.timer == claims.abandoned:
+        return Step(claims, Fate.INTERRUPT)
+    claims, arm = _apply(claims, what, graces)
+    if claims.by_client:
+        return Step(replace(claims, abandoned=None), Fate.KEEP, arm)
+    if not claims.live_runs:
+        return Step(claims, Fate.CLOSE)
+    if claims.abandoned is not None:
+        return Step(claims, Fate.KEEP)
+    number = claims.last_number + 1
+    claims = replace(claims, abandoned=number, last_number=number)
+    return Step(claims, Fate.KEEP, Arm(graces.abandoned_s, AbandonedExpired(number)))
+
+
+def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, Arm | None]:
+    if isinstance(what, RunsChanged):
+        return replace(claims, live_runs=what.live), None
+    if isinstance(what, AbandonedExpired):
+        return claims, None
+    client_id = what.client_id
+    claim = claims.by_client.get(client_id)
+    match what:
+        case Created():
+            if claim is not None and claim.streams:
+                return _put(claims, client_id, replace(claim, released=False)), None
+            # Held or new: a full create grace, and the timer before it no longer counts.
+            return _hold(claims, client_id, claim, graces.create_s)
+        case StreamOpened():
+            if claim is None:
+                claims, claim = _born(claims)
+            return _put(
+                claims, client_id, replace(claim, streams=claim.streams + 1, hold=None)
+            ), None
+        case StreamClosed(birth=birth):
+            if claim is None or claim.birth != birth:
+                return claims, None
+            if claim.streams > 1:
+                return _put(claims, client_id, replace(claim, streams=claim.streams - 1)), None
+            if claim.released or graces.detach_s <= 0:
+                return _drop(claims, client_id), None
+            return _hold(claims, client_id, replace(claim, streams=0), graces.detach_s)
+        case Released():
+            if claim is not None and claim.streams:
+                return _put(claims, client_id, replace(claim, released=True)), None
+            return _drop(claims, client_id), None
+        case Retired():
+            return _drop(claims, client_id), None
+        case Selected(session_id=session_id):
+            assert claim is not None, "only an attached client selects"
+            return _put(claims, client_id, replace(claim, session_id=session_id)), None
+        case HoldExpired(hold=hold):
+            if claim is None or claim.hold != hold:
+                return claims, None
+            return _drop(claims, client_id), None
+        case _:
+            assert_never(what)
+
+
+def _hold(
+    claims: Claims, client_id: ClientId, claim: Claim | None, delay_s: float
+) -> tuple[Claims, Arm]:
+    if claim is None:
+        claims, claim = _born(claims)
+    hold = claims.last_number + 1
+    claims = _put(replace(claims, last_number=hold), client_id, replace(claim, hold=hold))
+    return claims, Arm(delay_s, HoldExpired(client_id, hold))
+
+
+def _born(claims: Claims) -> tuple[Claims, Claim]:
+    birth = claims.last_number + 1
+    return replace(claims, last_number=birth), Claim(birth)
+
+
+def _put(claims: Claims, client_id: ClientId, claim: Claim) -> Claims:
+    return replace(claims, by_client={**claims.by_client, client_id: claim})
+
+
+def _drop(claims: Claims, client_id: ClientId) -> Claims:
+    rest = {other: claim for other, claim in claims.by_client.items() if other != client_id}
+    return replace(claims, by_client=rest)

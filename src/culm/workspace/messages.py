@@ -1,0 +1,354 @@
+"""Messages of one workspace: written once when complete, or open and growing by deltas.
+
+Owns the open messages. A delta is told at once and kept durable in chunks; every other change is
+committed first and told after. Who writes them (a run) is not known here.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from culm.clock import Clock, Timer
+from culm.errors import LimitExceeded, MessageNotFound, StoreBusy
+from culm.events.hub import Hub, Live
+from culm.ids import Ids, MessageId, SessionId
+from culm.store.base import Tx
+from culm.store.messages import (
+    Captured,
+    Chunk,
+    add_chunks,
+    add_message,
+    capture,
+    delete_message,
+    find_message,
+    save_message,
+)
+from culm.store.store import Store
+from culm.wire.codec import decode, encode
+from culm.wire.events import MessageDelta
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Growing,
+    Message,
+    Part,
+    RawMessage,
+    Role,
+    growing_of,
+    new_part,
+    set_text,
+    text_of,
+)
+
+CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
+CHUNK_CHARS = 4096  # ... or this much of one message.
+MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping.
+RETRY_S = 1.0  # How often a store that cannot write is tried again.
+
+
+@dataclass(eq=False, slots=True)
+class Draft:
+    """An open message. Made by `Messages.open`; changed only through `Messages`."""
+
+    message: Message
+    in_flight: int = 0  # Durable changes submitted and not yet told.
+    told: bytes | None = None  # What clients have, while a change is in flight.
+    held: list[MessageDelta] = field(default_factory=list[MessageDelta])  # Told after it.
+    pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    lengths: list[int] = field(default_factory=list[int])  # Of each part's text, in code points.
+    kept: list[int] = field(default_factory=list[int])  # How much of it was given to the store.
+    loose: int = 0  # Code points not given to the store yet.
+    damaged: bool = False  # A write failed: the next one must bring the whole message.
+    ended: bool = False
+
+    def fold(self) -> Message:
+        """The message with all its text in place."""
+        for n, pieces in self.pieces.items():
+            part = self.message.parts[n]
+            kind = growing_of(part)
+            assert kind is not None, "only growing parts have pieces"
+            set_text(part, (text_of(part, kind) or "") + "".join(pieces))
+        self.pieces.clear()
+        return self.message
+
+    @property
+    def unsettled(self) -> bool:
+        """Clients have `told`, not the message as it is here."""
+        return self.in_flight > 0 or self.damaged
+
+    def damage(self) -> None:
+        """A write failed; until the whole message is saved, clients see what they were told."""
+        if not self.unsettled:
+            self.told = encode(self.fold())
+        self.damaged = True
+
+    def take_chunks(self) -> list[Chunk]:
+        """What has grown since it was last given to the store."""
+        message = self.fold()
+        chunks: list[Chunk] = []
+        for n, (kept, length) in enumerate(zip(self.kept, self.lengths, strict=True)):
+            if length > kept:
+                kind = growing_of(message.parts[n])
+                assert kind is not None, "only growing parts grow"
+                text = text_of(message.parts[n], kind) or ""
+                chunks.append(Chunk(message.id, message.rev, n, kept, kind, text[kept:]))
+        self.kept = list(self.lengths)
+        self.loose = 0
+        return chunks
+
+    def measure(self) -> None:
+        """Count anew after parts changed other than by growing; all of it goes to the store."""
+        texts = [text_of(p, kind) if (kind := growing_of(p)) else "" for p in self.message.parts]
+        self.lengths = [len(text or "") for text in texts]
+        self.kept = list(self.lengths)
+        self.loose = 0
+
+
+class Messages:
+    """All messages of one workspace."""
+
+    def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._open: dict[MessageId, Draft] = {}
+        self._chunk_timer: Timer | None = None
+        self._writes: set[asyncio.Future[None]] = set()
+        self._tell_delta: Callable[[MessageDelta], None] = lambda delta: None
+
+    def tell_through(self, hub: Hub) -> None:
+        self._tell_delta = hub.tell_delta
+
+    # --- changing; each returns when its change is submitted, the future when it is durable
+
+    def add(
+        self, session_id: SessionId, role: Role, parts: list[Part]
+    ) -> tuple[Message, asyncio.Future[None]]:
+        """Add a message that is complete from the start."""
+        parts = [*parts, FinishPart(Finish("stop", 0))]
+        message = self._new(session_id, role, parts)
+        unit = add_message(capture(message), is_open=False)
+        return message, self._track(self._store.write(unit))
+
+    def open(
+        self, session_id: SessionId, *, model: str = "", provider: str = "", summary: bool = False
+    ) -> tuple[Draft, asyncio.Future[None]]:
+        """Begin an assistant message that will grow."""
+        message = self._new(session_id, "assistant", [])
+        message.model, message.provider, message.is_summary_message = model, provider, summary
+        draft = Draft(message)
+        self._open[message.id] = draft
+        captured = capture(message)
+        return draft, self._submit(draft, captured, add_message(captured, is_open=True))
+
+    def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
+        """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
+        if draft.ended or not text:
+            return
+        parts = draft.message.parts
+        if part == len(parts):
+            parts.append(new_part(kind))
+            draft.lengths.append(0)
+            draft.kept.append(0)
+        assert growing_of(parts[part]) == kind, "a part keeps its kind"
+        offset = draft.lengths[part]
+        if offset + len(text) > MESSAGE_CHARS_MAX:
+            raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
+        draft.pieces.setdefault(part, []).append(text)
+        draft.lengths[part] = offset + len(text)
+        draft.loose += len(text)
+        message = draft.message
+        delta = MessageDelta(message.id, message.session_id, message.rev, part, kind, offset, text)
+        if draft.unsettled:
+            draft.held.append(delta)
+        else:
+            self._tell_delta(delta)
+        if draft.loose >= CHUNK_CHARS:
+            self._keep([draft])
+        else:
+            self._arm(CHUNK_S)
+
+    def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
+        """Set a part, or add the next one: a call began or is complete, reasoning ended."""
+
+        def change(message: Message) -> None:
+            message.parts[part : part + 1] = [value]
+
+        return self._change(draft, change)
+
+    def clear(self, draft: Draft) -> asyncio.Future[None]:
+        """Take back all parts, for a retry."""
+
+        def change(message: Message) -> None:
+            message.parts.clear()
+            message.rev += 1
+
+        return self._change(draft, change)
+
+    def finish(self, draft: Draft, finish: Finish) -> asyncio.Future[None]:
+        """End the message; it grows no more."""
+
+        def change(message: Message) -> None:
+            message.parts.append(FinishPart(finish))
+            message.rev += 1
+
+        return self._change(draft, change, is_open=False)
+
+    def delete(self, message_id: MessageId) -> asyncio.Future[None]:
+        """Remove a message; what is still on its way to it is dropped."""
+        if draft := self._open.get(message_id):
+            draft.ended = True
+        return self._track(
+            self._store.write(delete_message(message_id), lambda _: self._forget(message_id))
+        )
+
+    def forget_session(self, session_id: SessionId) -> None:
+        """Its rows are gone; nothing may grow there any more."""
+        for draft in list(self._open.values()):
+            if draft.message.session_id == session_id:
+                self._forget(draft.message.id)
+
+    async def flush(self) -> None:
+        """Give all open text to the store and wait for every write in flight."""
+        self._keep(list(self._open.values()))
+        while self._writes:
+            await asyncio.wait(self._writes)
+
+    async def stop(self) -> None:
+        """Keep all open text and let nothing grow any more."""
+        await self.flush()
+        for message_id in list(self._open):
+            self._forget(message_id)
+        if self._chunk_timer is not None:
+            self._chunk_timer.cancel()
+
+    # --- what clients have been told
+
+    def shown(self) -> Iterable[Live]:
+        for message_id in list(self._open):
+            if (shown := self.find_shown(message_id)) is not None:
+                yield shown
+
+    def find_shown(self, message_id: MessageId) -> Live | None:
+        draft = self._open.get(message_id)
+        if draft is None:
+            return None
+        payload = draft.told if draft.unsettled else encode(draft.fold())
+        return None if payload is None else Live("message", draft.message.session_id, payload)
+
+    async def read(
+        self, query: Callable[[sqlite3.Connection], list[RawMessage]]
+    ) -> tuple[list[RawMessage], int]:
+        """What is stored, with open messages as they have been told; and the seq it was read at."""
+        were_open = set(self._open)
+        rows, seq = await self._store.read_told(query)
+        return await self._overlay(rows, were_open), seq
+
+    async def _overlay(self, rows: list[RawMessage], were_open: set[MessageId]) -> list[RawMessage]:
+        changed = were_open | set(self._open)
+        if not changed:
+            return rows
+        result: list[RawMessage] = []
+        for row in rows:
+            present: RawMessage | None = row
+            if (shown := self.find_shown(row.id)) is not None:
+                present = decode(shown.payload, RawMessage)
+            elif row.id in changed:
+                # It ended after it was read, and was told so: answering with less would undo that.
+                present = await self._store.read(find_message(row.id))
+            if present is not None:
+                result.append(present)
+        return result
+
+    # --- inside
+
+    def _new(self, session_id: SessionId, role: Role, parts: list[Part]) -> Message:
+        now = int(self._clock.now_s())
+        return Message(self._ids.message(), role, session_id, parts, created_at=now, updated_at=now)
+
+    def _change(
+        self, draft: Draft, change: Callable[[Message], None], *, is_open: bool = True
+    ) -> asyncio.Future[None]:
+        message = draft.fold()
+        if draft.ended:
+            raise MessageNotFound(message.id)
+        if not draft.unsettled:
+            draft.told = encode(message)
+        change(message)
+        message.updated_at = int(self._clock.now_s())
+        return self._save(draft, is_open=is_open)
+
+    def _save(self, draft: Draft, *, is_open: bool) -> asyncio.Future[None]:
+        draft.ended = draft.ended or not is_open
+        draft.damaged = False
+        captured = capture(draft.fold())
+        return self._submit(draft, captured, save_message(captured, is_open=is_open))
+
+    def _submit(
+        self, draft: Draft, captured: Captured, unit: Callable[[Tx], None]
+    ) -> asyncio.Future[None]:
+        draft.in_flight += 1
+        draft.held.clear()  # What they would say is in the captured message.
+        draft.measure()
+
+        def told(_: None) -> None:
+            draft.in_flight -= 1
+            draft.told = captured.payload
+            self._settle(draft)
+
+        def failed(error: Exception) -> None:
+            draft.in_flight -= 1
+            if isinstance(error, StoreBusy) and draft.told is not None:
+                draft.damaged = True
+                self._arm(RETRY_S)
+            else:
+                self._forget(draft.message.id)  # It never was, or is gone.
+
+        return self._track(self._store.write(unit, told, failed))
+
+    def _settle(self, draft: Draft) -> None:
+        if draft.unsettled:
+            return
+        if draft.ended:
+            self._forget(draft.message.id)
+            return
+        held, draft.held = draft.held, []
+        for delta in held:
+            self._tell_delta(delta)
+
+    def _keep(self, drafts: Iterable[Draft]) -> None:
+        """Give the store what has grown since the last time."""
+        chunks: list[Chunk] = []
+        for draft in drafts:
+            if draft.damaged:
+                self._save(draft, is_open=not draft.ended)
+            elif draft.loose and not draft.ended:
+                chunks += draft.take_chunks()
+        if chunks:
+            kept = {chunk.message_id for chunk in chunks}
+
+            def failed(_: Exception) -> None:
+                for message_id in kept:
+                    if draft := self._open.get(message_id):
+                        draft.damage()
+                self._arm(RETRY_S)
+
+            self._track(self._store.write(add_chunks(chunks), on_fail=failed))
+
+    def _arm(self, delay_s: float) -> None:
+        if self._chunk_timer is None:
+            self._chunk_timer = self._clock.call_later(delay_s, self._keep_all)
+
+    def _keep_all(self) -> None:
+        self._chunk_timer = None
+        self._keep(list(self._open.values()))
+
+    def _forget(self, message_id: MessageId) -> None:
+        if draft := self._open.pop(message_id, None):
+            draft.ended = True
+
+    def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return write

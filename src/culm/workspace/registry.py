@@ -1,0 +1,319 @@
+"""All workspaces of a server: one per canonical path, born once, closed once; and when to leave.
+
+Owns each workspace's task from opening to the last stage of closing. Who keeps one alive is
+`claims.py`; what is inside one is `workspace.py`.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from culm.clock import Clock, Timer
+from culm.config import Settings
+from culm.errors import (
+    AppError,
+    ChannelsDiffer,
+    ClientRetired,
+    DataUnusable,
+    InvalidRequest,
+    LimitExceeded,
+    ServerInUse,
+    ShuttingDown,
+    WorkspaceClosing,
+    WorkspaceNotFound,
+)
+from culm.ids import ClientId, WorkspaceId, workspace_id_of
+from culm.wire.requests import CreateWorkspace
+from culm.workspace.claims import Created, Fate, Released, Retired
+from culm.workspace.workspace import About, Workspace
+
+log = logging.getLogger(__name__)
+
+RETIRED_MAX = 100_000  # Ids remembered as retired; each costs some 150 bytes.
+ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that brings none.
+
+
+# How a workspace is opened and closed again: lock, store, recovery.
+OpenWorkspace = Callable[[About], AbstractAsyncContextManager[Workspace]]
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A path that is being opened, is open, or is being closed."""
+
+    about: About
+    opened: asyncio.Future[Workspace]
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    unwanted: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: dict[ClientId, None] = field(default_factory=dict[ClientId, None])
+    workspace: Workspace | None = None
+    closing: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Registry:
+    """Made by `open_registry`."""
+
+    def __init__(
+        self,
+        open_workspace: OpenWorkspace,
+        data_dir: Path,
+        settings: Settings,
+        clock: Clock,
+        on_leave: Callable[[], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._open_workspace = open_workspace
+        self._data_dir = data_dir
+        self._settings = settings
+        self._clock = clock
+        self._on_leave = on_leave
+        self._tasks = tasks
+        self._places: dict[Path, _Place] = {}
+        self._by_id: dict[WorkspaceId, Workspace] = {}
+        self._pending = 0  # Creates in flight; the server does not leave under them.
+        self._retired: dict[ClientId, None] = {}
+        self._envs: dict[Path, tuple[str, ...]] = {}
+        self._leaving = False
+        self._left = False
+        self._linger: Timer | None = None
+
+    # --- finding
+
+    def get(self, workspace_id: str) -> Workspace:
+        """The open workspace with this id; one that is closing answers as if it were gone."""
+        workspace = self._by_id.get(WorkspaceId(workspace_id))
+        if workspace is None:
+            raise WorkspaceNotFound
+        return workspace
+
+    def list(self) -> list[Workspace]:
+        return list(self._by_id.values())
+
+    # --- creating
+
+    async def create(self, request: CreateWorkspace, client_id: ClientId) -> Workspace:
+        """Open the workspace of a path, or join it; the client has a claim when this returns."""
+        if not request.path or "\0" in request.path:
+            raise InvalidRequest("path is required")
+        path = await asyncio.get_running_loop().run_in_executor(None, canonical, request.path)
+        self._admit(client_id)
+        self._stop_lingering()
+        self._pending += 1
+        try:
+            async with asyncio.timeout(self._settings.teardown_s):
+                while (place := self._places.get(path)) is not None and place.closing:
+                    await place.gone.wait()
+            self._admit(client_id)  # It may have retired, or the server decided, meanwhile.
+            return await self._enter(path, request, client_id)
+        except TimeoutError as exc:
+            raise WorkspaceClosing from exc
+        finally:
+            self._pending -= 1
+            self._consider_leaving()
+
+    async def _enter(self, path: Path, request: CreateWorkspace, client_id: ClientId) -> Workspace:
+        place = self._places.get(path) or self._found(path, request)
+        if place.about.channels != tuple(request.channels):
+            raise ChannelsDiffer(request.path)
+        if place.workspace is not None:
+            place.workspace.claim(Created(client_id))
+            return place.workspace
+        place.waiting[client_id] = None
+        workspace = await asyncio.shield(place.opened)
+        if client_id in self._retired:
+            raise ClientRetired
+        return workspace
+
+    def _found(self, path: Path, request: CreateWorkspace) -> _Place:
+        if len(self._places) >= self._settings.workspaces_max:
+            raise LimitExceeded("open workspaces", self._settings.workspaces_max)
+        about = About(
+            id=workspace_id_of(path),
+            path=path,
+            given_path=request.path,
+            root=Path(request.data_dir).absolute() if request.data_dir else self._data_dir,
+            yolo=request.yolo,
+            debug=request.debug,
+            channels=tuple(request.channels),
+            env=self._env_of(path, tuple(request.env)),
+        )
+        place = _Place(about, asyncio.get_running_loop().create_future())
+        self._places[path] = place
+        place.task = self._tasks.create_task(self._host(place), name=f"workspace {path}")
+        return place
+
+    def _env_of(self, path: Path, env: tuple[str, ...]) -> tuple[str, ...]:
+        """The first environment that was given for a path; a re-create need not repeat it."""
+        known = self._envs.pop(path, ()) or env
+        self._envs[path] = known
+        while len(self._envs) > ENVS_MAX:
+            del self._envs[next(iter(self._envs))]
+        return known
+
+    def _admit(self, client_id: ClientId) -> None:
+        if self._leaving:
+            raise ShuttingDown
+        if client_id in self._retired:
+            raise ClientRetired
+
+    # --- hosting: one task per workspace, which alone opens and closes it
+
+    async def _host(self, place: _Place) -> None:
+        try:
+            async with self._open_workspace(place.about) as workspace:
+                if self._publish(place, workspace):
+                    await place.unwanted.wait()
+        except Exception as exc:  # boundary: one workspace's trouble is not the server's
+            if not place.opened.done():
+                place.opened.set_exception(_as_app_error(exc, place.about))
+                place.opened.exception()  # Seen: whoever still waits for it gets it too.
+            else:
+                log.exception("workspace %s did not close cleanly", place.about.path)
+        finally:
+            self._unlist(place)
+            if self._places.get(place.about.path) is place:
+                del self._places[place.about.path]
+            place.gone.set()
+            self._consider_leaving()
+
+    def _publish(self, place: _Place, workspace: Workspace) -> bool:
+        """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
+        waiting = [c for c in place.waiting if c not in self._retired]
+        if not waiting or self._leaving:
+            error = ShuttingDown() if self._leaving else ClientRetired()
+            place.opened.set_exception(error)
+            place.opened.exception()
+            return False
+        place.workspace = workspace
+        self._by_id[place.about.id] = workspace
+        workspace.on_fate = lambda fate: self._on_fate(place, fate)
+        for client_id in waiting:
+            workspace.claim(Created(client_id))
+        place.opened.set_result(workspace)
+        return True
+
+    def _on_fate(self, place: _Place, fate: Fate) -> None:
+        # INTERRUPT differs from CLOSE by ending runs first; there are none to end yet.
+        log.info("workspace %s: nobody needs it any more (%s)", place.about.path, fate.name.lower())
+        self._unlist(place)
+        self._consider_leaving()
+
+    def _unlist(self, place: _Place) -> None:
+        """From here on every route answers 404 and a create waits for a new incarnation."""
+        place.closing = True
+        if place.workspace is not None:
+            place.workspace.closing = True
+            if self._by_id.get(place.about.id) is place.workspace:
+                del self._by_id[place.about.id]
+        place.unwanted.set()
+
+    # --- clients leaving
+
+    def release(self, workspace_id: str, client_id: ClientId) -> None:
+        """Drop a client's hold; unknown ones change nothing."""
+        if workspace := self._by_id.get(WorkspaceId(workspace_id)):
+            workspace.claim(Released(client_id))
+
+    def retire(self, client_id: ClientId) -> None:
+        """Forget a client everywhere, for ever."""
+        self._retired[client_id] = None
+        if len(self._retired) > RETIRED_MAX:
+            del self._retired[next(iter(self._retired))]
+        for workspace in self.list():
+            workspace.claim(Retired(client_id))
+
+    # --- the server leaving
+
+    def request_leave(self) -> None:
+        """Leave if nothing is open or opening; otherwise refuse and change nothing."""
+        if self._leaving:
+            return
+        if not self._is_idle():
+            raise ServerInUse
+        self._leave()
+
+    def _is_idle(self) -> bool:
+        return not self._pending and all(place.closing for place in self._places.values())
+
+    def _consider_leaving(self) -> None:
+        if self._leaving:
+            self._leave()
+        elif self._is_idle() and self._linger is None:
+            if self._settings.linger_s > 0:
+                self._linger = self._clock.call_later(self._settings.linger_s, self._lingered)
+            else:
+                self._leave()
+
+    def _stop_lingering(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    def _lingered(self) -> None:
+        self._linger = None
+        if self._is_idle():
+            self._leave()
+
+    def _leave(self) -> None:
+        """Final: from this step on no workspace is born here. Told once the last is closed."""
+        self._stop_lingering()
+        self._leaving = True
+        if not self._places and not self._left:
+            self._left = True
+            self._on_leave()
+
+    async def close(self) -> None:
+        """Close everything, whoever is attached; bounded, and harmless to repeat."""
+        self._stop_lingering()
+        self._leaving = True
+        places = list(self._places.values())
+        for place in places:
+            self._unlist(place)
+        try:
+            async with asyncio.timeout(self._settings.teardown_s):
+                for place in places:
+                    await place.gone.wait()
+        except TimeoutError:
+            log.error(
+                "workspaces did not close in %s s; leaving all the same", self._settings.teardown_s
+            )
+            for place in places:
+                if place.task is not None:
+                    place.task.cancel()
+
+
+def canonical(path: str) -> Path:
+    """Absolute with links resolved; a path that does not exist is keyed by its absolute form."""
+    try:
+        return Path(path).resolve(strict=True)
+    except (OSError, RuntimeError):  # Not there, not ours to see, or a ring of links.
+        return Path(os.path.abspath(path))  # noqa: PTH100 - cleans `..` and touches no disk
+
+
+def _as_app_error(exc: Exception, about: About) -> AppError:
+    if isinstance(exc, AppError):
+        return exc
+    log.error("cannot open workspace %s", about.path, exc_info=exc)
+    return DataUnusable(str(about.root), str(exc))
+
+
+@asynccontextmanager
+async def open_registry(
+    open_workspace: OpenWorkspace,
+    data_dir: Path,
+    settings: Settings,
+    clock: Clock,
+    on_leave: Callable[[], None],
+) -> AsyncGenerator[Registry]:
+    """When the block ends every workspace has been closed, within its bound."""
+    async with asyncio.TaskGroup() as tasks:
+        registry = Registry(open_workspace, data_dir, settings, clock, on_leave, tasks)
+        try:
+            yield registry
+        finally:
+            await registry.close()

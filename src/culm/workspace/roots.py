@@ -1,0 +1,121 @@
+"""Data directories: one lock per root, and the list of every workspace that was ever opened."""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm import __version__
+from culm.errors import DataLocked
+
+_FNV_OFFSET = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+
+
+def project_key(path: Path) -> str:
+    """A directory name for a workspace: readable, and distinct by the low bits of FNV-1a 64."""
+    text = str(path)
+    digest = _FNV_OFFSET
+    for byte in os.fsencode(text):
+        digest = ((digest ^ byte) * _FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
+    readable = re.sub(r"[^A-Za-z0-9]", "-", text)
+    # A file name holds 255 bytes; the digest keeps apart what the cut makes equal.
+    return f"{readable[-200:]}-{digest & 0xFFFFFFFF:08x}"
+
+
+def database_path(root: Path, path: Path) -> Path:
+    return root / "projects" / project_key(path) / "culm.db"
+
+
+@dataclass(slots=True)
+class _Held:
+    descriptor: int
+    count: int = 1
+
+
+class Roots:
+    """The roots this process holds. A second process is refused and told who has it."""
+
+    def __init__(self, *, started_s: float, locking: bool = True) -> None:
+        self._started_s = started_s
+        self._locking = locking
+        self._held: dict[Path, _Held] = {}
+
+    @contextmanager
+    def hold(self, root: Path) -> Generator[None]:
+        """Keep the lock of `root` while in the block, shared by all of this process."""
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root = root.resolve()
+        self._take(root)
+        try:
+            yield
+        finally:
+            self._give(root)
+
+    def _take(self, root: Path) -> None:
+        if held := self._held.get(root):
+            held.count += 1
+            return
+        if not (root / ".gitignore").exists():
+            # A root inside a project must not end up in its repository.
+            (root / ".gitignore").write_text("*\n")
+        if self._locking:
+            self._held[root] = _Held(self._lock(root))
+
+    def _give(self, root: Path) -> None:
+        if held := self._held.get(root):
+            held.count -= 1
+            if not held.count:
+                # The file stays: the lock belongs to the inode.
+                os.close(self._held.pop(root).descriptor)
+
+    def _lock(self, root: Path) -> int:
+        file = root / "culm.lock"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            owner = os.read(descriptor, 4096).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise DataLocked(str(root), _owner_words(owner)) from exc
+        owner = {"pid": os.getpid(), "version": __version__, "started": int(self._started_s)}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+        return descriptor
+
+
+def _owner_words(text: str) -> str:
+    try:
+        owner = json.loads(text)
+        return f"another process (pid {int(owner['pid'])}, culm {owner['version']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def remember_workspace(data_dir: Path, *, path: Path, root: Path, workspace_id: str) -> None:
+    """Add to `<data>/workspaces.json`, replaced atomically; called from one thread at a time."""
+    file = data_dir / "workspaces.json"
+    known = read_workspaces(data_dir)
+    entry = {"path": str(path), "root": str(root), "id": workspace_id}
+    if entry in known:
+        return
+    known = [other for other in known if other["path"] != str(path)] + [entry]
+    temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
+    with temporary.open("w") as out:
+        json.dump(known, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file)
+
+
+def read_workspaces(data_dir: Path) -> list[dict[str, str]]:
+    try:
+        return json.loads((data_dir / "workspaces.json").read_text())
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        return []  # Damaged: it is a convenience, and every open writes it anew.

@@ -1,0 +1,269 @@
+"""One directory's workspace: its store, its events, its messages, and who is attached.
+
+Owns everything that ends with the workspace. When it ends is `claims.py`'s decision and
+`registry.py`'s work.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.clock import Clock, Timer
+from culm.config import Settings
+from culm.errors import (
+    ClientNotAttached,
+    SessionNotFound,
+    StoreBusy,
+    WorkspaceClosing,
+    WorkspaceNotFound,
+)
+from culm.events.hub import Hub, Live
+from culm.ids import ClientId, Ids, SessionId, WorkspaceId
+from culm.store import log as event_log
+from culm.store.messages import all_messages, close_open_messages, messages_of_session
+from culm.store.sessions import (
+    add_session,
+    all_sessions,
+    delete_session,
+    find_session,
+    rename_session,
+    top_sessions,
+)
+from culm.store.store import Store
+from culm.wire.codec import encode
+from culm.wire.messages import RawMessage
+from culm.wire.requests import Present, Snapshot, StoreHealth
+from culm.wire.sessions import Session
+from culm.workspace.claims import (
+    Arm,
+    Claims,
+    Fate,
+    Graces,
+    HoldExpired,
+    Input,
+    Selected,
+    StreamClosed,
+    StreamOpened,
+    on_claim,
+)
+from culm.workspace.messages import Messages
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
+TRIM_EVERY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the first creator said; later ones change nothing."""
+
+    id: WorkspaceId
+    path: Path  # Canonical; `given_path` is what clients see.
+    given_path: str
+    root: Path
+    yolo: bool = False
+    debug: bool = False
+    channels: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # In memory only: never answered, stored or logged.
+
+
+class Workspace:
+    """Made by `open_workspace`."""
+
+    def __init__(self, about: About, store: Store, clock: Clock, ids: Ids, cfg: Settings) -> None:
+        self.about = about
+        self.store = store
+        self.messages = Messages(store, clock, ids)
+        self.hub = Hub(store.epoch, store.seq, clock, self.messages, cfg.streams_max)
+        self.claims = Claims()
+        self.closing = False
+        self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
+        self.on_fate: Callable[[Fate], None] = _keep
+        self._clock = clock
+        self._ids = ids
+        self._sessions_max = cfg.sessions_max
+        self._graces = Graces(cfg.create_grace_s, cfg.detach_grace_s, cfg.abandoned_runs_s)
+        self._retention = (cfg.retention_s, cfg.retention_events)
+        self._timers: dict[ClientId | None, Timer] = {}
+        self._trim_timer: Timer | None = None
+        self.messages.tell_through(self.hub)
+        self.hub.show_on_attach(self._unlogged_state)
+        store.tell = self.hub.tell
+        store.on_health = self._tell_health
+
+    # --- who is attached
+
+    def claim(self, what: Input) -> None:
+        """Put one input through the claims and do what they ask for."""
+        before = self.claims
+        step = on_claim(before, what, self._graces)
+        self.claims = step.claims
+        if step.arm is not None:
+            self._arm(step.arm)
+        self._tell_presence(before)
+        if step.fate is not Fate.KEEP and not self.closing:
+            self.on_fate(step.fate)
+
+    def open_stream(self, client_id: ClientId) -> int:
+        """Count a stream of this client; returns what `close_stream` wants back."""
+        if self.closing:
+            raise WorkspaceNotFound
+        self.claim(StreamOpened(client_id))
+        return self.claims.by_client[client_id].birth
+
+    def close_stream(self, client_id: ClientId, birth: int) -> None:
+        self.claim(StreamClosed(client_id, birth))
+
+    def select(self, client_id: ClientId, session_id: str) -> None:
+        """Say which session a client looks at; needs a live stream."""
+        claim = self.claims.by_client.get(client_id)
+        if claim is None or not claim.streams:
+            raise ClientNotAttached
+        self.claim(Selected(client_id, session_id))
+
+    def _arm(self, arm: Arm) -> None:
+        """One timer per client is enough: a newer one makes the older one's report void."""
+        owner = arm.then.client_id if isinstance(arm.then, HoldExpired) else None
+        if older := self._timers.pop(owner, None):
+            older.cancel()
+
+        def fire() -> None:
+            del self._timers[owner]
+            self.claim(arm.then)
+
+        self._timers[owner] = self._clock.call_later(arm.delay_s, fire)
+
+    # --- sessions
+
+    async def create_session(self, title: str) -> Session:
+        self._check_open()
+        unit = add_session(self._ids.session(), title, sessions_max=self._sessions_max)
+        return await asyncio.shield(self.store.write(unit))
+
+    async def get_session(self, session_id: SessionId) -> Session:
+        session = await self.store.read(find_session(session_id))
+        if session is None:
+            raise SessionNotFound(session_id)
+        return self._present(session)
+
+    async def list_sessions(self) -> list[Session]:
+        return [self._present(session) for session in await self.store.read(top_sessions)]
+
+    async def rename_session(self, session_id: SessionId, title: str) -> Session:
+        self._check_open()
+        write = self.store.write(rename_session(session_id, title))
+        return self._present(await asyncio.shield(write))
+
+    async def delete_session(self, session_id: SessionId) -> None:
+        self._check_open()
+        write = self.store.write(
+            delete_session(session_id), lambda _: self.messages.forget_session(session_id)
+        )
+        await asyncio.shield(write)
+
+    async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
+        """The stored state at one cursor; messages of `sessions`, or of all if None."""
+        found: list[Session] = []
+
+        def query(connection: sqlite3.Connection) -> list[RawMessage]:
+            found[:] = all_sessions(connection)
+            if sessions is None:
+                return all_messages(connection)
+            wanted = sorted(sessions)
+            return [m for s in wanted for m in messages_of_session(s)(connection)]
+
+        messages, seq = await self.messages.read(query)
+        return Snapshot(
+            cursor=f"{self.store.epoch}.{seq}",
+            sessions=found,
+            messages=messages,
+            presence=list(self.presence()),
+            store=self.store.health,
+        )
+
+    def _present(self, session: Session) -> Session:
+        session.attached_clients = self.claims.attached_to(session.id)
+        return session
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise WorkspaceClosing
+
+    # --- what is told without a number
+
+    def presence(self) -> Iterable[Present]:
+        for client_id, claim in self.claims.by_client.items():
+            if claim.streams:
+                yield Present(client_id, claim.session_id)
+
+    def _unlogged_state(self) -> Iterable[Live]:
+        for present in self.presence():
+            yield Live("presence_changed", "", encode(present))
+        if self.store.health.state != "ok":
+            yield Live("store_health", "", encode(self.store.health))
+
+    def _tell_presence(self, before: Claims) -> None:
+        for client_id in before.by_client.keys() | self.claims.by_client.keys():
+            old, new = before.by_client.get(client_id), self.claims.by_client.get(client_id)
+            was = old.session_id if old is not None and old.streams else None
+            now = new.session_id if new is not None and new.streams else None
+            if was != now:
+                present = Present(client_id, now or "", attached=now is not None)
+                self.hub.tell_live(Live("presence_changed", "", encode(present)))
+
+    def _tell_health(self, health: StoreHealth) -> None:
+        self.hub.tell_live(Live("store_health", "", encode(health)))
+
+    # --- life
+
+    async def start(self) -> None:
+        """Repair what an unclean end left, before anybody is told anything."""
+        closed = await self.store.write(close_open_messages)
+        if closed:
+            log.warning("%s: %d message(s) were open at the last end", self.about.path, closed)
+        self._trim()
+
+    def _trim(self) -> None:
+        self._trim_timer = self._clock.call_later(TRIM_EVERY_S, self._trim)
+        keep_s, keep = self._retention
+
+        def again(gone: int) -> None:
+            if gone >= event_log.TRIM_MAX and not self.closing:
+                self.store.write(event_log.trim(keep_s, keep), again)
+
+        self.store.write(event_log.trim(keep_s, keep), again)
+
+    async def stop(self) -> None:
+        """Close what is open truthfully, then end every stream. Bounded."""
+        self.closing = True
+        for timer in (*self._timers.values(), self._trim_timer):
+            if timer is not None:
+                timer.cancel()
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await self.messages.stop()
+                await self.store.write(close_open_messages)
+        except (TimeoutError, StoreBusy) as exc:
+            log.error("%s: the last writes did not finish: %s", self.about.path, exc or "time-out")
+        self.hub.close()
+
+
+def _keep(fate: Fate) -> None:
+    pass
+
+
+@asynccontextmanager
+async def open_workspace(
+    about: About, store: Store, clock: Clock, ids: Ids, settings: Settings
+) -> AsyncGenerator[Workspace]:
+    workspace = Workspace(about, store, clock, ids, settings)
+    await workspace.start()
+    try:
+        yield workspace
+    finally:
+        await workspace.stop()

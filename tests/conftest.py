@@ -1,0 +1,21 @@
+"""Every test runs on the loop that the product runs on; asyncio's debug mode is on."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+import uvloop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is in `live/` is marked so, and runs last."""
+    for item in items:
+        if "live" in item.path.parts:
+            item.add_marker(pytest.mark.live)
+    items.sort(key=lambda item: "live" in item.path.parts)

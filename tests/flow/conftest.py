@@ -1,0 +1,90 @@
+"""A server in this process, reached as a client would: over a unix socket and over TCP."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from culm.assemble import Server, open_server
+from culm.client.http import Client, open_client
+from culm.config import Settings
+from culm.ids import ClientId, Ids
+from culm.workspace.workspace import Workspace
+from tests.support import WAIT_S, FakeClock, serve_options
+
+
+class FlowServer:
+    """The server under test, its hand-wound clock, and a way in for clients."""
+
+    def __init__(self, server: Server, clock: FakeClock, folder: Path) -> None:
+        self.server = server
+        self.clock = clock
+        self.folder = folder
+        self.left = asyncio.Event()  # Set by the shutdown callback.
+        self.leave_calls = 0
+        self._clients = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        return str(self.server.addresses[0])
+
+    async def client(self, client_id: ClientId | None = None) -> Client:
+        opening = open_client(self.url, token=self.server.token, client_id=client_id)
+        return await self._clients.enter_async_context(opening)
+
+    def workspace(self, workspace_id: str) -> Workspace:
+        """The object behind the wire, for tests that must make something happen inside."""
+        return self.server.registry.get(workspace_id)
+
+    def directory(self, name: str = "project") -> Path:
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    async def settle(self) -> None:
+        """Let everything that is ready run, writes included."""
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+
+    async def aclose(self) -> None:
+        await self._clients.aclose()
+
+
+@asynccontextmanager
+async def open_flow(
+    folder: Path, kind: str, *, settings: Settings | None = None, clock: FakeClock | None = None
+) -> AsyncGenerator[FlowServer]:
+    clock = clock or FakeClock()
+    with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
+        host = f"unix://{short}/s" if kind == "unix" else "tcp://127.0.0.1:0"
+        flows: list[FlowServer] = []
+
+        def on_leave() -> None:
+            for flow in flows:
+                flow.leave_calls += 1
+                flow.left.set()
+
+        options = serve_options(folder, host, settings=settings)
+        async with open_server(options, clock, Ids(), on_leave) as server:
+            flow = FlowServer(server, clock, folder)
+            flows.append(flow)
+            try:
+                yield flow
+            finally:
+                async with asyncio.timeout(WAIT_S):
+                    await flow.aclose()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Every flow holds over both kinds of socket."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def flow(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
+    async with open_flow(tmp_path, kind) as server:
+        yield server

@@ -1,0 +1,69 @@
+"""What tests share: the promise a test shows, a clock wound by hand, a bound for every wait."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from culm.config import ServeOptions, Settings
+
+WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
+
+
+def contract(*ids: str) -> pytest.MarkDecorator:
+    """Tie a test to the promises of docs/contract/ that it shows."""
+    return pytest.mark.contract(*ids)
+
+
+@dataclass(order=True)
+class FakeTimer:
+    at_s: float
+    number: int
+    action: Callable[[], None] = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeClock:
+    """Time that moves only when a test says so."""
+
+    def __init__(self, now_s: float = 1_800_000_000.0) -> None:
+        self._now_s = now_s
+        self._timers: list[FakeTimer] = []
+        self._count = 0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> FakeTimer:
+        self._count += 1
+        timer = FakeTimer(self._now_s + delay_s, self._count, action)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, firing what falls due in order."""
+        end_s = self._now_s + seconds
+        while self._timers and self._timers[0].at_s <= end_s:
+            timer = heapq.heappop(self._timers)
+            self._now_s = max(self._now_s, timer.at_s)
+            if not timer.cancelled:
+                timer.action()
+        self._now_s = end_s
+
+    def armed(self) -> int:
+        return sum(not timer.cancelled for timer in self._timers)
+
+
+def serve_options(folder: Path, *hosts: str, settings: Settings | None = None) -> ServeOptions:
+    """Options of a server that keeps to `folder`."""
+    return ServeOptions(
+        data_dir=folder / "data",
+        state_dir=folder / "state",
+        hosts=hosts,
+        settings=settings or Settings(),
+    )
