@@ -22,7 +22,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     teardown_s: float = 20.0  # All stages of closing one workspace together.
     retention_s: float = 7 * 86400.0  # Events older than this are trimmed ...
     retention_events: int = 200_000  # ... and so are the oldest beyond this count.
-    streams_max: int = 2000  # Per workspace; each may buffer up to hub.BUFFER_BYTES_MAX.
+    streams_max: int = 2000  # Per workspace.
+    # Beyond this a client is slow: its live feed stops and it is fed from the log as it drains.
+    stream_buffer_bytes: int = 1 << 20
     workspaces_max: int = 256
     sessions_max: int = 100_000  # Per workspace, children included.
 

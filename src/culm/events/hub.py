@@ -25,8 +25,6 @@ from culm.ids import Epoch, MessageId
 from culm.store.base import Event
 from culm.wire.events import MessageDelta
 
-# Beyond this a client is slow: its live feed stops and it is fed from the log as it drains.
-BUFFER_BYTES_MAX = 1 << 20
 HEARTBEAT_S = 15.0
 COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
 
@@ -90,13 +88,21 @@ class Hub:
     """All telling of one workspace happens here, in plain functions on the event loop."""
 
     def __init__(
-        self, epoch: Epoch, seq: int, clock: Clock, open_messages: OpenMessages, streams_max: int
+        self,
+        epoch: Epoch,
+        seq: int,
+        clock: Clock,
+        open_messages: OpenMessages,
+        *,
+        streams_max: int,
+        buffer_bytes_max: int,
     ) -> None:
         self.seq = seq  # The last numbered event that left.
         self.epoch = epoch
         self._clock = clock
         self._open = open_messages
         self._streams_max = streams_max
+        self._buffer_bytes_max = buffer_bytes_max
         self._subscribers: dict[Subscriber, None] = {}
         self._feeds: _Feeds = {}
         self._turn: list[Event | MessageDelta | Live] = []
@@ -183,6 +189,7 @@ class Hub:
 
     def _write_all(self, subscribers: dict[Subscriber, None], data: bytes) -> None:
         # The body of `Subscriber.write`, unrolled: this loop is the cost of every delivery.
+        buffer_bytes_max = self._buffer_bytes_max
         behind: list[Subscriber] = []
         gone: list[Subscriber] = []
         for subscriber in subscribers:
@@ -195,7 +202,7 @@ class Hub:
             except RuntimeError:
                 gone.append(subscriber)
                 continue
-            if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+            if transport.get_write_buffer_size() > buffer_bytes_max:
                 behind.append(subscriber)
         for subscriber in behind:
             self._stop_feeding(subscriber)

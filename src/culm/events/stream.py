@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from culm.errors import StoreBusy
 from culm.events.cursor import Cursor, Fresh, Resume, where_to_start
 from culm.events.hub import Hub, Live, Subscriber
 from culm.events.views import shows
@@ -26,16 +27,15 @@ async def feed(
 
     `drained` returns when the client's socket has room again.
     """
-    trimmed_to, last = await store.read(bounds)
-    start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
-    while not subscriber.ended:
-        try:
+    try:
+        trimmed_to, last = await store.read(bounds)
+        start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
+        while not subscriber.ended:
             await _catch_up(hub, store, subscriber, start, drained)
-        except TimeoutError:
-            subscriber.transport.abort()
-            return
-        await subscriber.wake.wait()
-        start = Resume(subscriber.seq)
+            await subscriber.wake.wait()
+            start = Resume(subscriber.seq)
+    except (TimeoutError, StoreBusy):
+        subscriber.transport.abort()  # It has not got everything, and can resume.
 
 
 async def _catch_up(

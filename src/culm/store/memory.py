@@ -1,6 +1,6 @@
 """The twin for simulation: the same SQL on `:memory:`, with a commit that takes virtual time.
 
-What is queued and not yet committed is lost by `crash`, as a killed process would lose it; the
+What is queued and not yet committed is lost by a crash, as a killed process would lose it; the
 `MemoryFile` lives on and can be opened again.
 """
 
@@ -29,6 +29,13 @@ class MemoryFile:
         self.connection.row_factory = sqlite3.Row
         self.connection.execute("PRAGMA foreign_keys = ON")
         migrate(self.connection, ":memory:")
+        self.database: MemoryDatabase | None = None  # Who has it open.
+        self.full = False  # While set, every commit fails as on a full disk.
+
+    def crash(self) -> None:
+        """The process that had it open is killed."""
+        if self.database is not None:
+            self.database.crash()
 
     def close(self) -> None:
         self.connection.close()
@@ -38,6 +45,7 @@ class MemoryDatabase:
     """Made by `open_memory_database`."""
 
     def __init__(self, file: MemoryFile, clock: Clock) -> None:
+        file.database = self
         self._file = file
         self._clock = clock
         self._seq = last_seq(file.connection)
@@ -76,10 +84,13 @@ class MemoryDatabase:
         self._commit_due = False
         group = list(self._jobs)
         self._jobs.clear()
-        if group:
+        if group and self._file.full:
+            for job in group:
+                job.error = StoreBusy("database or disk is full")
+        elif group:
             now = int(self._clock.now_s())
             self._seq = run_group(self._file.connection, group, self._seq, now)
-            settle_group(group)
+        settle_group(group)
         if not self._jobs:
             self._idle.set()
 

@@ -79,7 +79,14 @@ class Workspace:
         self.about = about
         self.store = store
         self.messages = Messages(store, clock, ids)
-        self.hub = Hub(store.epoch, store.seq, clock, self.messages, cfg.streams_max)
+        self.hub = Hub(
+            store.epoch,
+            store.seq,
+            clock,
+            self.messages,
+            streams_max=cfg.streams_max,
+            buffer_bytes_max=cfg.stream_buffer_bytes,
+        )
         self.claims = Claims()
         self.closing = False
         self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
