@@ -1,11 +1,13 @@
 """The only module that picks implementations: from options to a running server."""
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from culm.clock import Clock
 from culm.config import ServeOptions
@@ -18,6 +20,8 @@ from culm.store.store import open_store
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, database_path, remember_workspace
 from culm.workspace.workspace import About, Workspace, open_workspace
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +81,17 @@ def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
                 open_workspace(about, store, clock, ids, options.settings) as workspace,
             ):
                 async with remembering:
-                    await asyncio.to_thread(
-                        remember_workspace,
-                        options.data_dir,
-                        path=about.path,
-                        root=about.root,
-                        workspace_id=about.id,
-                    )
+                    await asyncio.to_thread(_remember, options.data_dir, about)
                 yield workspace
 
     return open_one
+
+
+def _remember(data_dir: Path, about: About) -> None:
+    try:
+        remember_workspace(data_dir, path=about.path, root=about.root, workspace_id=about.id)
+    except OSError as exc:
+        log.warning("cannot note %s in workspaces.json: %s", about.path, exc)  # It works without.
 
 
 def _token(options: ServeOptions) -> str:

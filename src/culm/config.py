@@ -5,28 +5,53 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
 
+Seconds = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long things are kept and how much of them; every bound has its reason here."""
+    """How long things are kept and how much of them. docs/settings.md is made from this."""
 
-    create_grace_s: float = 30.0  # The Crush server's own value; its client relies on it.
-    detach_grace_s: float = 10.0  # Long enough for a reconnect, short enough to be tidy.
-    linger_s: float = 60.0  # A server without workspaces waits this long for the next one.
-    abandoned_runs_s: float = 3600.0  # Live runs that no client watches end after this.
-    teardown_s: float = 20.0  # All stages of closing one workspace together.
-    retention_s: float = 7 * 86400.0  # Events older than this are trimmed ...
-    retention_events: int = 200_000  # ... and so are the oldest beyond this count.
-    streams_max: int = 2000  # Per workspace.
-    # Beyond this a client is slow: its live feed stops and it is fed from the log as it drains.
-    stream_buffer_bytes: int = 1 << 20
-    workspaces_max: int = 256
-    sessions_max: int = 100_000  # Per workspace, children included.
+    create_grace_s: Annotated[
+        Seconds, Meta(description="A client has this long to open its event stream.")
+    ] = 30.0  # The Crush server's own value; its client relies on it.
+    detach_grace_s: Annotated[
+        Seconds, Meta(description="A client whose last stream dropped has this long to come back.")
+    ] = 10.0
+    linger_s: Annotated[
+        Seconds, Meta(description="The server stays this long after its last workspace closed.")
+    ] = 60.0
+    abandoned_runs_s: Annotated[
+        Seconds, Meta(description="Live runs that no client watches end after this.")
+    ] = 3600.0
+    teardown_s: Annotated[
+        Seconds, Meta(description="Closing a workspace takes at most this, all stages together.")
+    ] = 20.0
+    retention_s: Annotated[
+        Seconds, Meta(description="Events older than this are trimmed from the log.")
+    ] = 7 * 86400.0
+    retention_events: Annotated[
+        Count, Meta(description="The log keeps at most about this many events per workspace.")
+    ] = 200_000
+    clients_max: Annotated[Count, Meta(description="Clients per workspace.")] = 1000
+    streams_max: Annotated[Count, Meta(description="Event streams per workspace.")] = 2000
+    stream_buffer_bytes: Annotated[
+        Count,
+        Meta(
+            description="A client with more than this unread is slow: its live feed stops and it "
+            "is fed from the log as it reads."
+        ),
+    ] = 1 << 20
+    workspaces_max: Annotated[Count, Meta(description="Open workspaces per server.")] = 256
+    sessions_max: Annotated[Count, Meta(description="Sessions per workspace.")] = 100_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 import click
 
 from culm import __version__
-from culm.errors import AppError
+from culm.errors import AppError, InvalidRequest
 
-EXIT_FAILED = 1  # 0 is a clean end; 2 is click's for wrong usage; 128 + n a second signal n.
+# 0 is a clean end; 128 + n a second signal n.
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # As click has it.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -160,4 +162,4 @@ def main() -> None:
         click.echo(f"culm: {exc.message}", err=True)
         if exc.hint:
             click.echo(f"hint: {exc.hint}", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(EXIT_USAGE if isinstance(exc, InvalidRequest) else EXIT_FAILED)

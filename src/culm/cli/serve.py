@@ -32,9 +32,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _serve(options: ServeOptions) -> None:
     stop = asyncio.Event()
+    signals: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, partial(_on_signal, number, stop))
+        loop.add_signal_handler(number, partial(_on_signal, number, stop, signals))
     async with open_server(options, LoopClock(), Ids(), stop.set) as server:
         for address in server.addresses:
             # The one line a script waits for; it must not sit in a buffer.
@@ -43,7 +44,8 @@ async def _serve(options: ServeOptions) -> None:
         log.info("leaving")
 
 
-def _on_signal(number: signal.Signals, stop: asyncio.Event) -> None:
-    if stop.is_set():
+def _on_signal(number: signal.Signals, stop: asyncio.Event, before: list[signal.Signals]) -> None:
+    if before:
         os._exit(128 + number)  # Asked twice: at once, with whatever is on disk.
+    before.append(number)
     stop.set()

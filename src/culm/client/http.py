@@ -107,7 +107,7 @@ class Client:
     @asynccontextmanager
     async def stream(
         self, path: str, *, idle_timeout_s: float
-    ) -> AsyncGenerator[aiohttp.StreamReader]:
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Open a response that goes on; raises as `request` does."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s
@@ -116,7 +116,7 @@ class Client:
             if response.status != 200:
                 answer = await response.read()
                 raise Refused(response.status, _problem(answer, response.reason or ""))
-            yield response.content
+            yield response
 
 
 class RemoteWorkspace:

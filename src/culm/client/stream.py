@@ -6,8 +6,9 @@ after any interruption it ends in exactly the state of one that never left.
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ import msgspec
 from culm.client.http import Refused, RemoteWorkspace
 from culm.ids import MessageId, SessionId
 from culm.wire.codec import decode
-from culm.wire.events import Envelope, MessageDelta, Resync
+from culm.wire.events import CURSOR_HEADER, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
 from culm.wire.requests import Present, Snapshot, StoreHealth
 from culm.wire.sessions import Session
@@ -43,16 +44,28 @@ class Told(NamedTuple):
         return decode(self.payload, kind)
 
 
+class TooMuch(Exception):
+    """The server sent an event larger than any it should."""
+
+
 class Lines:
     """Server-sent events out of bytes, however they were cut on the way."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # Of an event that has not arrived whole.
+        self._size = 0
 
     def feed(self, data: bytes) -> list[Told]:
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        if len(self._rest) > EVENT_BYTES_MAX:
-            raise ValueError(f"an event may have at most {EVENT_BYTES_MAX} bytes")
+        """The events that `data` completes."""
+        last = self._rest[-1][-1:] if self._rest else b""
+        self._rest.append(data)
+        self._size += len(data)
+        if b"\n\n" not in last + data:
+            if self._size > EVENT_BYTES_MAX:
+                raise TooMuch(f"an event may have at most {EVENT_BYTES_MAX} bytes")
+            return []
+        *events, rest = b"".join(self._rest).split(b"\n\n")
+        self._rest, self._size = [rest] if rest else [], len(rest)
         return [told for event in events if (told := _parse_event(event)) is not None]
 
 
@@ -99,27 +112,32 @@ class Stream:
         backoff_s = BACKOFF_FIRST_S
         while True:
             try:
-                async for told in self._connection():
-                    backoff_s = BACKOFF_FIRST_S
-                    yield told
+                async with aclosing(self._connection()) as connection:
+                    async for told in connection:
+                        backoff_s = BACKOFF_FIRST_S
+                        yield told
             except Refused as exc:
                 if exc.status == 404:
-                    await self._rejoin()
-                elif exc.status < 500 and exc.status != 429:
+                    if await self._rejoin():
+                        continue
+                elif not _may_pass(exc):
                     raise
             except (aiohttp.ClientError, TimeoutError, OSError):
                 pass
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _rejoin(self) -> None:
+    async def _rejoin(self) -> bool:
+        """Whether it is there again; if not, the next round tries."""
         try:
             await self._workspace.rejoin()
+            return True
         except (aiohttp.ClientError, TimeoutError, OSError):
-            pass  # Not there yet; the next round tries again.
+            return False
         except Refused as exc:
-            if exc.status < 500:
+            if not _may_pass(exc):
                 raise
+            return False
 
     async def _connection(self) -> AsyncGenerator[Told]:
         query = {"client_id": self._workspace.client.id, "view": self._view}
@@ -130,18 +148,26 @@ class Stream:
         if self._types:
             query["types"] = ",".join(sorted(self._types))
         path = self._workspace.path(f"/events?{urlencode(query)}")
-        async with self._workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as content:
+        async with self._workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as response:
             self.connections += 1
+            self.cursor = self.cursor or response.headers.get(CURSOR_HEADER, "")
             if self._on_connected is not None:
                 self._on_connected()
             lines = Lines()
-            async for data in content.iter_any():
+            async for data in response.content.iter_any():
                 for told in lines.feed(data):
                     if told.cursor:
                         self.cursor = told.cursor
                     elif told.type == "resync":
                         self.cursor = told.read(Resync).cursor
                     yield told
+
+
+def _may_pass(exc: Refused) -> bool:
+    """Whether the same request can succeed later: a server that starts, closes or is full."""
+    return (
+        exc.status >= 500 or exc.status == 429 or exc.code in ("data_locked", "workspace_closing")
+    )
 
 
 class Gap(NamedTuple):
@@ -169,11 +195,6 @@ class Mirror:
         self.presence = {p.client_id: p.session_id for p in snapshot.presence}
         self.store = snapshot.store
 
-    def forget_unlogged(self) -> None:
-        """A new connection begins by telling what is in no log."""
-        self.presence.clear()
-        self.store = StoreHealth("ok")
-
     def apply(self, told: Told) -> Gap | None:
         """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
         if told.cursor:
@@ -194,6 +215,8 @@ class Mirror:
                 self.put_message(told.read(Message))
             case "message_delta", _:
                 return self._append(told.read(MessageDelta))
+            case "presence_changed", "deleted":
+                self.presence.clear()  # An attach begins: who is there follows.
             case "presence_changed", _:
                 present = told.read(Present)
                 if present.attached:
@@ -231,10 +254,10 @@ class Follower:
 
     def __init__(self, workspace: RemoteWorkspace) -> None:
         self.mirror = Mirror()
-        self.stream = Stream(workspace, on_connected=self._note_connected)
         self._workspace = workspace
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
+        self.stream = Stream(workspace, on_connected=self._connected.set)
 
     async def until(self, condition: Callable[[Mirror], bool]) -> None:
         """Wait for a state; the caller bounds the wait."""
@@ -246,13 +269,30 @@ class Follower:
         await self._connected.wait()
 
     async def run(self) -> None:
-        await self._load()
-        async for told in self.stream.events():
-            if told.type == "resync":
-                await self._load()
-            elif (gap := self.mirror.apply(told)) is not None:
-                await self._fill(gap)
-            self._changed.set()
+        await self._keep_trying(self._load)
+        async with aclosing(self.stream.events()) as events:
+            async for told in events:
+                if told.type == "resync":
+                    await self._keep_trying(self._load)
+                elif (gap := self.mirror.apply(told)) is not None:
+                    await self._keep_trying(partial(self._fill, gap))
+                self._changed.set()
+
+    async def _keep_trying(self, read: Callable[[], Awaitable[None]]) -> None:
+        """Read in spite of a server that is just now restarting."""
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                return await read()
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+            except Refused as exc:
+                if exc.status == 404:
+                    return  # Gone, and the stream will find out and say so.
+                if not _may_pass(exc):
+                    raise
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _load(self) -> None:
         self.mirror.load(await self._workspace.snapshot("*"))
@@ -263,10 +303,6 @@ class Follower:
         message = await self._workspace.find_message(gap.session_id, gap.message_id)
         if message is not None:
             self.mirror.put_message(message)
-
-    def _note_connected(self) -> None:
-        self.mirror.forget_unlogged()
-        self._connected.set()
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from culm.events.views import (
     shows,
 )
 from culm.ids import Epoch, MessageId
-from culm.store.base import Event
+from culm.store.base import Event, Op
 from culm.wire.events import MessageDelta
 
 HEARTBEAT_S = 15.0
@@ -44,6 +44,7 @@ class Live(NamedTuple):
     type: str
     session_id: str
     payload: bytes  # JSON
+    op: Op = "updated"
 
 
 class OpenMessages(Protocol):
@@ -60,7 +61,8 @@ class Subscriber:
     transport: Transport
     view: View
     filter: Filter
-    seq: int = 0  # Every numbered event up to here was written to it; kept while not live.
+    seq: int  # Every numbered event up to here was written to it; kept while not live.
+    limit: int = 0  # With more than this unread it is slow.
     live: bool = False
     ended: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # It fell behind, or ended.
@@ -179,17 +181,16 @@ class Hub:
                 if view == "delta":
                     frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
             elif shows(view, item.type):
-                frames.append(Frame(item.type, item.session_id, self.encode(view, item)))
+                frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
         return frames
 
-    def encode(self, view: View, item: Event | Live) -> bytes:
+    def encode_one(self, view: View, item: Event | Live) -> bytes:
         if isinstance(item, Live):
-            return encode_frame(view, item.type, "updated", item.payload)
+            return encode_frame(view, item.type, item.op, item.payload)
         return encode_frame(view, item.type, item.op, item.payload, f"{self.epoch}.{item.seq}")
 
     def _write_all(self, subscribers: dict[Subscriber, None], data: bytes) -> None:
         # The body of `Subscriber.write`, unrolled: this loop is the cost of every delivery.
-        buffer_bytes_max = self._buffer_bytes_max
         behind: list[Subscriber] = []
         gone: list[Subscriber] = []
         for subscriber in subscribers:
@@ -202,7 +203,7 @@ class Hub:
             except RuntimeError:
                 gone.append(subscriber)
                 continue
-            if transport.get_write_buffer_size() > buffer_bytes_max:
+            if transport.get_write_buffer_size() > subscriber.limit:
                 behind.append(subscriber)
         for subscriber in behind:
             self._stop_feeding(subscriber)
@@ -235,28 +236,31 @@ class Hub:
     # --- subscribers
 
     def join(self, transport: Transport, view: View, filter_: Filter) -> Subscriber:
-        """Register a stream. It is told nothing yet: `go_live` begins that."""
+        """Register a stream: it will miss nothing from here on, once `go_live` begins to tell."""
         if len(self._subscribers) >= self._streams_max:
             raise LimitExceeded("event streams on this workspace", self._streams_max)
-        subscriber = Subscriber(transport, view, filter_)
+        self.flush()
+        subscriber = Subscriber(transport, view, filter_, self.seq)
         self._subscribers[subscriber] = None
         if self._heartbeat is None:
             self._heartbeat = self._clock.call_later(HEARTBEAT_S, self._beat)
         return subscriber
 
-    def go_live(self, subscriber: Subscriber, *, fresh: bool) -> bool:
+    def go_live(self, subscriber: Subscriber) -> bool:
         """Begin live telling if the subscriber has all before it; False if it must read on.
 
-        In one step with no gap: what no log holds, a snapshot per open message, live. A `fresh`
-        one has nothing to read: it begins at now.
+        In one step with no gap: what no log holds, a snapshot per open message, live.
         """
         self.flush()
-        if not fresh and subscriber.seq < self.seq:
+        if subscriber.seq < self.seq:
             return False
         frames = self._attach_frames(subscriber.view)
         if subscriber.ended or not subscriber.write(_joined(frames, subscriber.filter)):
             subscriber.end()
             return True
+        # What it was given to begin with does not make it slow, however much that was.
+        given = subscriber.transport.get_write_buffer_size()
+        subscriber.limit = self._buffer_bytes_max + given
         subscriber.live = True
         subscriber.wake.clear()
         self._feeds.setdefault((subscriber.view, subscriber.filter), {})[subscriber] = None
@@ -283,7 +287,7 @@ class Hub:
 
     def _attach_frames(self, view: View) -> list[Frame]:
         frames = [
-            Frame(live.type, live.session_id, self.encode(view, live))
+            Frame(live.type, live.session_id, self.encode_one(view, live))
             for live in self._unlogged()
             if shows(view, live.type)
         ]

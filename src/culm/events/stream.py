@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from culm.errors import StoreBusy
-from culm.events.cursor import Cursor, Fresh, Resume, where_to_start
+from culm.events.cursor import Cursor, Fresh, where_to_start
 from culm.events.hub import Hub, Live, Subscriber
 from culm.events.views import shows
 from culm.store.log import bounds, replay
@@ -15,70 +15,70 @@ from culm.wire.events import Resync
 PAGE = 500  # Events a replay reads at once; each page waits for the socket before the next.
 STALL_S = 60.0  # A client that takes nothing for this long is let go; it can resume.
 
+Drained = Callable[[], Awaitable[None]]  # Returns when the client's socket has room again.
+
 
 async def feed(
-    hub: Hub,
-    store: Store,
-    subscriber: Subscriber,
-    cursor: Cursor | None,
-    drained: Callable[[], Awaitable[None]],
+    hub: Hub, store: Store, subscriber: Subscriber, cursor: Cursor | None, drained: Drained
 ) -> None:
-    """Feed one joined subscriber until it or the workspace ends.
-
-    `drained` returns when the client's socket has room again.
-    """
+    """Feed one joined subscriber until it or the workspace ends."""
     try:
-        trimmed_to, last = await store.read(bounds)
-        start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
+        if cursor is not None:
+            await _start_at(cursor, hub, store, subscriber)
         while not subscriber.ended:
-            await _catch_up(hub, store, subscriber, start, drained)
+            await _wait_for_room(subscriber, drained)
+            await _catch_up(hub, store, subscriber, drained)
             await subscriber.wake.wait()
-            start = Resume(subscriber.seq)
     except (TimeoutError, StoreBusy):
         subscriber.transport.abort()  # It has not got everything, and can resume.
 
 
-async def _catch_up(
-    hub: Hub,
-    store: Store,
-    subscriber: Subscriber,
-    start: Resume | Fresh,
-    drained: Callable[[], Awaitable[None]],
-) -> None:
+async def _start_at(cursor: Cursor, hub: Hub, store: Store, subscriber: Subscriber) -> None:
+    trimmed_to, last = await store.read(bounds)
+    start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
+    if isinstance(start, Fresh):
+        _resync(hub, subscriber, start.reason)
+    else:
+        subscriber.seq = start.seq
+
+
+async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Drained) -> None:
     """Write what is missing until the subscriber is live or ended."""
 
     def wanted(type_: str, session_id: str) -> bool:
         return shows(subscriber.view, type_) and subscriber.filter.passes(type_, session_id)
 
-    async with asyncio.timeout(STALL_S):
-        await drained()
-    while not subscriber.ended:
-        if isinstance(start, Resume):
-            subscriber.seq = start.seq
-            page = await store.read(replay(start.seq, store.seq, PAGE, wanted))
-            if page is None:
-                start = Fresh("trimmed")
-                continue
-            frames = [hub.encode(subscriber.view, event) for event in page.events]
-            if not _write(subscriber, b"".join(frames)):
-                return
-            subscriber.seq = page.upto
+    while not subscriber.ended and not hub.go_live(subscriber):
+        page = await store.read(replay(subscriber.seq, store.seq, PAGE, wanted))
+        if page is None:
+            _resync(hub, subscriber, "trimmed")
+            continue
+        data = b"".join([hub.encode_one(subscriber.view, event) for event in page.events])
+        if data and not subscriber.write(data):
+            subscriber.end()
+        subscriber.seq = page.upto
+        await _wait_for_room(subscriber, drained)
+
+
+def _resync(hub: Hub, subscriber: Subscriber, reason: str) -> None:
+    """Begin at now, and say so where the view has a word for it."""
+    hub.flush()
+    subscriber.seq = hub.seq
+    if shows(subscriber.view, "resync"):
+        resync = Live("resync", "", encode(Resync(str(hub.cursor), reason)))
+        if not subscriber.write(hub.encode_one(subscriber.view, resync)):
+            subscriber.end()
+
+
+async def _wait_for_room(subscriber: Subscriber, drained: Drained) -> None:
+    """Raises TimeoutError if the client takes nothing; one that reads slowly is waited for."""
+    unread = subscriber.transport.get_write_buffer_size()
+    while True:
+        try:
             async with asyncio.timeout(STALL_S):
                 await drained()
-            if hub.go_live(subscriber, fresh=False):
-                return
-            start = Resume(page.upto)
-        else:
-            hub.flush()
-            if start.reason and shows(subscriber.view, "resync"):
-                resync = Live("resync", "", encode(Resync(str(hub.cursor), start.reason)))
-                if not _write(subscriber, hub.encode(subscriber.view, resync)):
-                    return
-            hub.go_live(subscriber, fresh=True)
             return
-
-
-def _write(subscriber: Subscriber, data: bytes) -> bool:
-    if data and not subscriber.write(data):
-        subscriber.end()
-    return not subscriber.ended
+        except TimeoutError:
+            before, unread = unread, subscriber.transport.get_write_buffer_size()
+            if unread >= before:
+                raise

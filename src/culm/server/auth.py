@@ -5,10 +5,9 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -26,16 +25,23 @@ class Gate:
     token: str | None  # None: no authentication was asked for.
     hosts: frozenset[str]  # Lower-case, as they may stand in a Host header.
 
-    def check_tcp(self, host: str, origin: str | None, authorization: str) -> None:
+    def check_tcp(self, headers: Mapping[str, str]) -> None:
         # A page of another site can reach a loopback port: by its own name (rebinding), or by
         # ours with its own Origin. Both are refused before the token is looked at.
+        host = headers.get("Host", "")
         if host.lower() not in self.hosts:
             raise Denied(f"Host {host!r} is not one of ours", hint="see --allow-host")
-        if origin is not None and urlsplit(origin).netloc.lower() not in self.hosts:
+        origin = headers.get("Origin")
+        if origin is not None and origin.partition("://")[2].lower() not in self.hosts:
             raise Denied("requests from other origins are refused")
+        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise Denied("requests from other sites are refused")  # An image has no Origin.
         if self.token is not None:
-            scheme, _, given = authorization.partition(" ")
-            matches = hmac.compare_digest(given.strip().encode(), self.token.encode())
+            scheme, _, given = headers.get("Authorization", "").partition(" ")
+            # Header bytes that are no UTF-8 arrive as surrogates, and match nothing.
+            matches = hmac.compare_digest(
+                given.strip().encode(errors="surrogateescape"), self.token.encode()
+            )
             if scheme.lower() != "bearer" or not matches:
                 raise Unauthenticated("a bearer token is required", hint="see --token-file")
 
@@ -54,11 +60,7 @@ async def check_gate(request: web.Request, handler: Handler) -> web.StreamRespon
     if sock is not None and sock.family == socket.AF_UNIX:
         gate.check_unix(peer_uid(sock))
     else:
-        gate.check_tcp(
-            request.headers.get("Host", ""),
-            request.headers.get("Origin"),
-            request.headers.get("Authorization", ""),
-        )
+        gate.check_tcp(request.headers)
     return await handler(request)
 
 
@@ -103,7 +105,9 @@ def read_or_make_token(file: Path) -> str:
 def _make_token(file: Path) -> str:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(token + "\n")
+    temporary.replace(file)  # Never half a token, whenever we are cut off.
     return token

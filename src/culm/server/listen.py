@@ -59,6 +59,7 @@ class Listener:
         address = self.address
         if isinstance(address, UnixAddress) and self.file == _identity(address.path):
             address.path.unlink(missing_ok=True)
+        self.file = None  # Once ours is gone its inode may be a successor's.
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
@@ -88,7 +89,17 @@ def listen(address: Address) -> Listener:
             return _listen_unix(address)
         return _listen_tcp(address)
     except OSError as exc:
-        raise ListenFailed(str(address), exc.strerror or str(exc)) from exc
+        raise ListenFailed(str(address), exc.strerror or str(exc), hint=_hint(exc)) from exc
+
+
+def _hint(exc: OSError) -> str:
+    match exc.errno:
+        case errno.EADDRINUSE:
+            return "another server is using it; stop it, or choose another address with --host"
+        case errno.EACCES | errno.EPERM:
+            return "choose a place you may write to, or a port above 1023, with --host"
+        case _:
+            return "choose another address with --host"
 
 
 def _listen_tcp(address: TcpAddress) -> Listener:
@@ -119,7 +130,11 @@ def _listen_unix(address: UnixAddress) -> Listener:
     _make_private_parent(path.parent)
     lock = _lock_path(path)
     if lock is None:
-        raise ListenFailed(str(address), "a culm server is already there")
+        raise ListenFailed(
+            str(address),
+            "a culm server is already there",
+            hint="use that one, or choose another address with --host",
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old_umask = os.umask(0o177)
     try:
@@ -127,32 +142,32 @@ def _listen_unix(address: UnixAddress) -> Listener:
             path.unlink(missing_ok=True)
         sock.bind(str(path))
         sock.listen(BACKLOG)
-    except OSError as exc:
+    except OSError:
         sock.close()
         os.close(lock)
-        hint = "another server is using it" if exc.errno == errno.EADDRINUSE else ""
-        raise ListenFailed(str(address), exc.strerror or str(exc), hint=hint) from exc
+        raise
     finally:
         os.umask(old_umask)
     return Listener(address, sock, _identity(path), lock)
 
 
 def _make_private_parent(folder: Path) -> None:
-    """Make the folder 0700. One that is there must be nobody's trap: ours, root's or sticky."""
+    """Make the folder 0700. In one that is there nobody else may be able to swap our socket."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
-    sticky = bool(found.st_mode & stat.S_ISVTX)
-    if found.st_uid not in (os.getuid(), 0) and not sticky:
+    open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (os.getuid(), 0) or open_to_all:
         raise ListenFailed(
             f"unix://{folder}/…",
-            "the folder belongs to another user",
+            "the folder is another user's, or open to all",
             hint="choose another place with --host",
         )
 
 
 def _lock_path(path: Path) -> int | None:
     """Become the only culm server at this path; None if one is there. The file stays."""
-    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(f"{path}.lock", flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -24,20 +24,29 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except AppError as exc:
-        return problem(exc)
-    except web.HTTPNotFound:
-        return web.Response(status=404, text="404 page not found\n")
-    except web.HTTPMethodNotAllowed as exc:
-        allow = {"Allow": ", ".join(sorted(exc.allowed_methods))}
-        return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
-    except web.HTTPException as exc:
-        return answer(Problem(exc.reason), status=exc.status)
-    except ConnectionError:
-        raise  # The client went away; there is nobody to answer.
-    except Exception:  # boundary: one request's bug is a 500, never the server's end
-        log.exception("%s %s failed", request.method, request.path)
-        return answer(Problem("internal server error", "internal"), status=500)
+    except Exception as exc:  # boundary: one request's bug is a 500, never the server's end
+        if request.writer.output_size:
+            log.exception("%s %s failed in its answer", request.method, request.path)
+            raise  # A second answer would be read as part of the first; the connection closes.
+        return _answer_to(exc, request)
+
+
+def _answer_to(exc: Exception, request: web.Request) -> web.Response:
+    match exc:
+        case AppError():
+            return problem(exc)
+        case web.HTTPNotFound():
+            return web.Response(status=404, text="404 page not found\n")
+        case web.HTTPMethodNotAllowed():
+            allow = {"Allow": ", ".join(sorted(exc.allowed_methods))}
+            return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
+        case web.HTTPException():
+            return answer(Problem(exc.reason), status=exc.status)
+        case ConnectionError():
+            raise exc  # The client went away; there is nobody to answer.
+        case _:
+            log.error("%s %s failed", request.method, request.path, exc_info=exc)
+            return answer(Problem("internal server error", "internal"), status=500)
 
 
 def problem(exc: AppError) -> web.Response:

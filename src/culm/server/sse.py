@@ -9,7 +9,7 @@ from culm.events.stream import feed
 from culm.events.views import Filter, View
 from culm.server.problems import query_client_id
 from culm.server.routes.base import workspace_of
-from culm.wire.events import TYPES
+from culm.wire.events import CURSOR_HEADER, TYPES
 
 FILTER_MAX = 256  # Names in one filter.
 
@@ -42,18 +42,22 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     workspace = workspace_of(request)
     view, filter_, cursor = _parse_wishes(request)
     response = EventResponse()
-    if request.method == "HEAD" or request.transport is None:
+    transport = request.transport
+    if request.method == "HEAD" or transport is None:
         return response
-    subscriber = workspace.hub.join(request.transport, view, filter_)
+    hub = workspace.hub
+    subscriber = hub.join(transport, view, filter_)
+    # A client that brought no cursor has one from the first byte, even if nothing happens.
+    response.headers[CURSOR_HEADER] = str(cursor or hub.cursor)
     try:
         birth = workspace.open_stream(client_id)
         try:
             await response.prepare(request)
-            await feed(workspace.hub, workspace.store, subscriber, cursor, response.drained)
+            await feed(hub, workspace.store, subscriber, cursor, response.drained)
         finally:
             workspace.close_stream(client_id, birth)
     finally:
-        workspace.hub.leave(subscriber)
+        hub.leave(subscriber)
     return response
 
 

@@ -18,6 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Op = Literal["created", "updated", "deleted"]
+Connection = sqlite3.Connection  # What a query is a function of.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,17 @@ class Tx:
 
     def run(self, query: str, *values: str | float | None) -> sqlite3.Cursor:
         return self.connection.execute(QUERIES[query], values)
+
+    def tell_gone(self, type_: str, *, session_id: str, entity_id: str, payload: bytes) -> None:
+        """Tell that an entity was deleted; no table will have its body."""
+        self.tell(
+            type_,
+            "deleted",
+            session_id=session_id,
+            entity_id=entity_id,
+            payload=payload,
+            stored=True,
+        )
 
     def tell(
         self,
@@ -91,39 +103,38 @@ class Database(Protocol):
         ...
 
 
-def run_group(connection: sqlite3.Connection, jobs: list[Job], seq: int, now: int) -> int:
-    """Commit `jobs` in one transaction; return the last event number. Each job knows its fate.
+def run_group(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None:
+    """Commit `jobs` in one transaction; each job knows its fate afterwards.
 
     A job that fails before it wrote anything fails alone. One that fails after writing spoils
     the transaction: it is rolled back and every job is repeated in a transaction of its own, so
     nobody suffers for a neighbour.
     """
     try:
-        return _run_together(connection, jobs, seq, now)
+        _run_together(connection, jobs, now)
     except _Spoilt:
         if len(jobs) > 1:
             for job in jobs:
                 job.error = None
-                seq = run_group(connection, [job], seq, now)
+                run_group(connection, [job], now)
     except sqlite3.Error as exc:
         log.error("commit failed: %s", exc)
         for job in jobs:
             job.result, job.events, job.error = None, (), StoreBusy(str(exc))
-    return seq
 
 
 class _Spoilt(Exception):
     """A job failed after it had written."""
 
 
-def _run_together(connection: sqlite3.Connection, jobs: list[Job], seq: int, now: int) -> int:
+def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        tx = Tx(connection, now, seq)
+        # Read here, under the write lock: without our own lock another process may write too.
+        tx = Tx(connection, now, last_seq(connection))
         for job in jobs:
             _run_job(job, tx)
         connection.execute("COMMIT")
-        return tx.seq
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -133,9 +144,9 @@ def _run_job(job: Job, tx: Tx) -> None:
     changes, before, tx.events = tx.connection.total_changes, tx.seq, []
     try:
         job.result = job.unit(tx)
-    except sqlite3.OperationalError:
-        raise  # Disk full, I/O error: the file's trouble, not the unit's.
     except Exception as exc:  # boundary: a unit's failure belongs to whoever submitted it
+        if isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.IntegrityError):
+            raise  # Disk full, I/O error, damage: the file's trouble, not the unit's.
         job.error, job.events, tx.seq = exc, (), before
         if tx.connection.total_changes != changes:
             raise _Spoilt from exc
@@ -145,7 +156,10 @@ def _run_job(job: Job, tx: Tx) -> None:
 
 def settle_group(jobs: list[Job]) -> None:
     for job in jobs:
-        job.settle(job)
+        try:
+            job.settle(job)
+        except Exception:  # boundary: one listener's bug must not leave the others waiting
+            log.exception("telling of a commit failed")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:

@@ -34,11 +34,9 @@ def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
 
 def _damage(path: Path) -> str | None:
     """What is wrong with the file, looked at only if its last owner did not close it."""
+    connection: sqlite3.Connection | None = None
     try:
         connection = connect(path)
-    except sqlite3.DatabaseError as exc:
-        return str(exc)
-    try:
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
             return None  # Empty, or from before there was a flag: nothing to doubt.
         if find_meta(connection, "clean") == "1":
@@ -46,14 +44,21 @@ def _damage(path: Path) -> str | None:
         found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         return None if found == "ok" else found
     except sqlite3.DatabaseError as exc:
-        return str(exc)
+        # A lock held elsewhere, too many open files, a disk that is full: none of these is damage.
+        if exc.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return str(exc)
+        raise
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
 def _move_aside(path: Path, now: int) -> Path:
     aside = path.with_name(f"{path.name}.damaged-{now}")
-    for suffix in ("", "-wal", "-shm"):
+    while aside.exists():
+        aside = aside.with_name(aside.name + "x")
+    # The database goes last: if we are cut off in between, it is still there to be found damaged.
+    for suffix in ("-wal", "-shm", ""):
         part = path.with_name(path.name + suffix)
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy
-from culm.store.base import Job, last_seq, run_group, settle_group
+from culm.store.base import Job, run_group, settle_group
 from culm.store.sql import migrate
 
 T = TypeVar("T")
@@ -48,7 +48,6 @@ class MemoryDatabase:
         file.database = self
         self._file = file
         self._clock = clock
-        self._seq = last_seq(file.connection)
         self._jobs: deque[Job] = deque()
         self._commit_due = False
         self._closing = False
@@ -89,7 +88,7 @@ class MemoryDatabase:
                 job.error = StoreBusy("database or disk is full")
         elif group:
             now = int(self._clock.now_s())
-            self._seq = run_group(self._file.connection, group, self._seq, now)
+            run_group(self._file.connection, group, now)
         settle_group(group)
         if not self._jobs:
             self._idle.set()

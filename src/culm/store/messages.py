@@ -1,15 +1,15 @@
 """Units and queries over messages, their large parts and the chunks of their open text."""
 
 import sqlite3
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
 from culm.errors import MessageNotFound, SessionNotFound
 from culm.ids import MessageId, SessionId
 from culm.store.base import Op, Tx
-from culm.store.sessions import tell_session
+from culm.store.sessions import place_of, tell_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
 from culm.wire.messages import (
@@ -82,8 +82,7 @@ def add_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
             raise SessionNotFound(message.session_id)
         tx.run(
             "add_message",
-            session["no"],
-            session["next_seq"] - 1,
+            place_of(session["no"], session["next_seq"] - 1),
             message.id,
             *message.row,
             message.parts,
@@ -140,15 +139,10 @@ def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
             raise MessageNotFound(message_id)
         tx.run("delete_parts", message_id)
         tx.run("delete_chunks", message_id)
-        session = tx.run("one_message_less", tx.now, row["session_no"]).fetchone()
+        session = tx.run("one_message_less", tx.now, row[0]).fetchone()
         gone = GoneMessage(id=message_id, session_id=session["id"])
-        tx.tell(
-            "message",
-            "deleted",
-            session_id=session["id"],
-            entity_id=message_id,
-            payload=encode(gone),
-            stored=True,
+        tx.tell_gone(
+            "message", session_id=session["id"], entity_id=message_id, payload=encode(gone)
         )
         tell_session(tx, "updated", session)
 
@@ -197,18 +191,18 @@ def user_messages(connection: sqlite3.Connection) -> list[RawMessage]:
     return _listing("user_messages", PROMPTS_MAX)(connection)
 
 
-def all_messages(connection: sqlite3.Connection) -> list[RawMessage]:
-    return _listing("all_messages")(connection)
+def all_messages(limit: int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+    return _listing("all_messages", limit)
 
 
-def load_message(connection: sqlite3.Connection, row: sqlite3.Row) -> RawMessage:
+def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessage:
     """The message with its large parts in place and, while it is open, its chunks laid on."""
-    parts: str = row["parts"]
-    if row["large"]:
-        parts = _join(parts, connection.execute(QUERIES["parts_of"], (row["id"],)))
-    if row["is_open"]:
-        parts = _lay(parts, connection.execute(QUERIES["chunks_of"], (row["id"],)))
-    id_, role, session_id, _, model, provider, created_at, updated_at, is_summary, rev, *_ = row
+    (id_, role, session_id, parts, model, provider, created_at, updated_at, is_summary, rev,
+     large, is_open, *_) = row  # fmt: skip
+    if large:
+        parts = _join(parts, connection.execute(QUERIES["parts_of"], (id_,)))
+    if is_open:
+        parts = _lay(parts, connection.execute(QUERIES["chunks_of"], (id_,)))
     return RawMessage(
         id_, role, session_id, Raw(parts), model, provider, created_at, updated_at,
         bool(is_summary), rev,
@@ -217,7 +211,9 @@ def load_message(connection: sqlite3.Connection, row: sqlite3.Row) -> RawMessage
 
 def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
     def query(connection: sqlite3.Connection) -> list[RawMessage]:
-        return [load_message(connection, row) for row in connection.execute(QUERIES[name], values)]
+        rows = connection.cursor()
+        rows.row_factory = None  # Plain tuples: a listing has thousands of them.
+        return [load_message(connection, row) for row in rows.execute(QUERIES[name], values)]
 
     return query
 
@@ -243,6 +239,6 @@ def _join(parts: str, large: Iterable[tuple[int, str]]) -> str:
 def _lay(parts: str, chunks: Iterable[tuple[int, int, Growing, str]]) -> str:
     known = decode(parts, list[Part])
     for part, pos, kind, text in chunks:
-        fits = append_text(known, part, kind, pos, text)
-        assert fits, "a chunk follows what was stored before it"
+        # A chunk whose predecessor was lost cannot be placed; what is before it still counts.
+        append_text(known, part, kind, pos, text)
     return encode(known).decode()

@@ -40,22 +40,20 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
         row = tx.run("get_session", session_id).fetchone()
         if row is None:
             raise SessionNotFound(session_id)
-        no: int = row["no"]
-        tx.run("delete_chunks_of_session", no)
-        tx.run("delete_parts_of_session", no)
-        tx.run("delete_messages_of_session", no)
+        places = (place_of(row["no"], 0), place_of(row["no"] + 1, 0) - 1)
+        tx.run("delete_chunks_of_session", *places)
+        tx.run("delete_parts_of_session", *places)
+        tx.run("delete_messages_of_session", *places)
         tx.run("delete_session", session_id)
         gone = Session(id=session_id, parent_session_id=row["parent_id"])
-        tx.tell(
-            "session",
-            "deleted",
-            session_id=session_id,
-            entity_id=session_id,
-            payload=encode(gone),
-            stored=True,
-        )
+        tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
 
     return unit
+
+
+def place_of(session_no: int, seq: int) -> int:
+    """Where a message is stored: all of one session in one range, in order."""
+    return session_no << 32 | seq
 
 
 def tell_session(tx: Tx, op: Op, row: sqlite3.Row) -> Session:

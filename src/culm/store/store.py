@@ -24,6 +24,8 @@ from culm.wire.requests import StoreHealth
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+MARK_TIMEOUT_S = 5.0
+
 Tell = Callable[[tuple[Event, ...]], None]
 
 
@@ -34,6 +36,7 @@ class Store:
         self.epoch = epoch
         self.seq = seq  # The last event that was told.
         self.health = health
+        self._sound = health  # What to return to after a failure: "replaced" is not forgotten.
         self.tell: Tell = _tell_nobody
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
         self._database = database
@@ -55,17 +58,20 @@ class Store:
         """
         future: asyncio.Future[T] = self._loop.create_future()
 
+        def fail(error: Exception) -> None:
+            if on_fail is not None:
+                on_fail(error)
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # Seen: a writer that does not wait has chosen so.
+
         def settle(job: Job) -> None:
             if job.error is not None:
                 self._mind_health(job.error)
-                if on_fail is not None:
-                    on_fail(job.error)
-                if not future.done():
-                    future.set_exception(job.error)
-                    future.exception()  # Seen: a writer that does not wait has chosen so.
+                fail(job.error)
                 return
             if self.health.state == "failing":
-                self._set_health(StoreHealth("ok"))
+                self._set_health(self._sound)
             result = cast("T", job.result)  # `unit` returned it; Job does not carry the type.
             if job.events:
                 self.seq = job.events[-1].seq
@@ -75,12 +81,11 @@ class Store:
             if not future.done():
                 future.set_result(result)
 
-        job = Job(unit, settle)
         try:
-            self._database.submit(job)
+            self._database.submit(Job(unit, settle))
         except StoreBusy as exc:
-            job.error = exc
-            settle(job)
+            # Overloaded or closed, which says nothing about the health of the file.
+            fail(exc)
         return future
 
     def append(
@@ -155,7 +160,15 @@ async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store
     epoch, seq = await database.read(lambda c: (find_meta(c, "epoch"), last_seq(c)))
     assert epoch is not None, "a prepared database has an epoch"
     store = Store(database, Epoch(epoch), seq, health)
-    await store.write(lambda tx: tx.run("set_meta", "clean", "0"))
+    await _mark(store, "0")
     yield store
     # Not in a `finally`: after a crash of whoever used it, the end was not clean.
-    await store.write(lambda tx: tx.run("set_meta", "clean", "1"))
+    await _mark(store, "1")
+
+
+async def _mark(store: Store, clean: str) -> None:
+    def unit(tx: Tx) -> None:
+        tx.run("set_meta", "clean", clean)
+
+    async with asyncio.timeout(MARK_TIMEOUT_S):
+        await store.write(unit)

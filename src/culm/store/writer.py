@@ -4,6 +4,8 @@ Owns the connections and their threads. Knows nothing of what is stored.
 """
 
 import asyncio
+import contextlib
+import logging
 import sqlite3
 import threading
 from collections import deque
@@ -11,14 +13,15 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy
-from culm.store.base import Job, last_seq, run_group, settle_group
+from culm.store.base import Job, run_group, settle_group
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 JOBS_MAX = 20_000  # About a second of work; whoever brings more is told to come back.
 GROUP_MAX = 1024  # Keeps one commit, and so the wait of its first job, short.
@@ -27,6 +30,7 @@ READERS = 2  # Two cores; a long listing must not hold up a short one.
 CHECKPOINT_BYTES = 4 << 20
 # ... unless the log never comes to rest; then the writer stops for one.
 WAL_BYTES_MAX = 64 << 20
+IDLE_S = 0.5  # A writer without work for this long is at rest.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -51,11 +55,12 @@ class FileDatabase:
         self._wal = path.with_name(path.name + "-wal")
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._seq = last_seq(writer)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closing = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="culm-read")
         self._idle_readers: deque[sqlite3.Connection] = deque()
+        self._wal_grew = False
+        self._checkpointing = False
         self._checkpoint_at = CHECKPOINT_BYTES
         self._writer = writer
         self._written = asyncio.Event()
@@ -79,11 +84,19 @@ class FileDatabase:
             return
         self._closing = True
         self._jobs.put(None)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await self._written.wait()
-            await self._loop.run_in_executor(None, self._readers.shutdown)
         while self._idle_readers:
             self._idle_readers.popleft().close()
+
+    def _end(self) -> None:
+        """The writer is gone: nobody waits for it any longer."""
+        while not self._jobs.empty():
+            if (job := self._jobs.get()) is not None:
+                job.error = StoreBusy("it is closed")
+                settle_group([job])
+        self._written.set()
 
     # --- on the reader threads
 
@@ -98,14 +111,19 @@ class FileDatabase:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._idle_readers.append(connection)
+            if self._closing:
+                connection.close()
+            else:
+                self._idle_readers.append(connection)
 
     def _checkpoint(self) -> None:
-        connection = connect(self._path)
         try:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            with contextlib.closing(connect(self._path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as exc:
+            log.error("checkpoint of %s failed: %s", self._path, exc)
         finally:
-            connection.close()
+            self._checkpointing = False
 
     # --- on the writer thread
 
@@ -113,17 +131,21 @@ class FileDatabase:
         try:
             while group := self._take():
                 now = int(self._clock.now_s())
-                self._seq = run_group(self._writer, group, self._seq, now)
+                run_group(self._writer, group, now)
                 self._loop.call_soon_threadsafe(settle_group, group)
+                self._wal_grew = True
                 self._mind_the_wal()
+        except Exception:  # boundary: whoever waits for a write must not wait for a dead thread
+            log.exception("the writer of %s ended", self._path)
         finally:
+            self._closing = True
             self._writer.close()
-            self._loop.call_soon_threadsafe(self._written.set)
+            self._loop.call_soon_threadsafe(self._end)
 
     def _take(self) -> list[Job]:
         """Wait for work and take all of it; empty when closing and nothing is left."""
         group: list[Job] = []
-        job = self._jobs.get()
+        job = self._next()
         while job is not None:
             group.append(job)
             if len(group) == GROUP_MAX or self._jobs.empty():
@@ -133,18 +155,33 @@ class FileDatabase:
             self._jobs.put(None)  # Closing: commit these, then come back for the end.
         return group
 
-    def _mind_the_wal(self) -> None:
+    def _next(self) -> Job | None:
+        """The next job; whoever waits for it long enough minds the log meanwhile."""
+        if self._wal_grew:
+            try:
+                return self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                self._wal_grew = False
+                self._mind_the_wal(resting=True)
+        return self._jobs.get()
+
+    def _mind_the_wal(self, *, resting: bool = False) -> None:
         try:
             size = self._wal.stat().st_size
-        except FileNotFoundError:
+            if size > WAL_BYTES_MAX:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                return
+        except (OSError, sqlite3.Error) as exc:
+            log.error("checkpoint of %s failed: %s", self._path, exc)
             return
-        if size > WAL_BYTES_MAX:
-            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        elif size < CHECKPOINT_BYTES:
+        if size < CHECKPOINT_BYTES:
             self._checkpoint_at = CHECKPOINT_BYTES
-        elif size > self._checkpoint_at and not self._closing:
+        elif size > self._checkpoint_at or resting:
+            # At rest it covers everything, and the next commit begins the log anew.
             self._checkpoint_at = size + CHECKPOINT_BYTES
-            self._readers.submit(self._checkpoint)
+            if not self._checkpointing and not self._closing:
+                self._checkpointing = True
+                self._readers.submit(self._checkpoint)
 
 
 @asynccontextmanager

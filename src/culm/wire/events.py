@@ -29,6 +29,7 @@ OUR_TYPES = frozenset(
     {"message_delta", "message_snapshot", "presence_changed", "store_health", "resync"}
 )
 TYPES = CRUSH_TYPES | OUR_TYPES
+CURSOR_HEADER = "Culm-Cursor"  # On the head of a stream: where it begins.
 
 
 class MessageDelta(Struct):

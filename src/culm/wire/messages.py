@@ -125,7 +125,7 @@ class Message(Struct):
     rev: int = 0
 
 
-class RawMessage(Struct):
+class RawMessage(Struct, gc=False):  # Holds no cycles, and a listing makes thousands.
     """A message whose parts are still the JSON they were stored as."""
 
     id: MessageId

@@ -5,7 +5,6 @@ committed first and told after. Who writes them (a run) is not known here.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded, MessageNotFound, StoreBusy
 from culm.events.hub import Hub, Live
 from culm.ids import Ids, MessageId, SessionId
-from culm.store.base import Tx
+from culm.store.base import Connection, Tx
 from culm.store.messages import (
     Captured,
     Chunk,
@@ -25,7 +24,7 @@ from culm.store.messages import (
     save_message,
 )
 from culm.store.store import Store
-from culm.wire.codec import decode, encode
+from culm.wire.codec import clean, decode, encodable, encode
 from culm.wire.events import MessageDelta
 from culm.wire.messages import (
     Finish,
@@ -43,7 +42,8 @@ from culm.wire.messages import (
 
 CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
 CHUNK_CHARS = 4096  # ... or this much of one message.
-MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping.
+MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping ...
+PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 RETRY_S = 1.0  # How often a store that cannot write is tried again.
 
 
@@ -58,7 +58,9 @@ class Draft:
     pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     lengths: list[int] = field(default_factory=list[int])  # Of each part's text, in code points.
     kept: list[int] = field(default_factory=list[int])  # How much of it was given to the store.
+    size: int = 0  # Of all text together.
     loose: int = 0  # Code points not given to the store yet.
+    keeping: bool = False  # A chunk is in flight; the next one waits, so that none is missing.
     damaged: bool = False  # A write failed: the next one must bring the whole message.
     ended: bool = False
 
@@ -102,6 +104,7 @@ class Draft:
         texts = [text_of(p, kind) if (kind := growing_of(p)) else "" for p in self.message.parts]
         self.lengths = [len(text or "") for text in texts]
         self.kept = list(self.lengths)
+        self.size = sum(self.lengths)
         self.loose = 0
 
 
@@ -114,6 +117,7 @@ class Messages:
         self._ids = ids
         self._open: dict[MessageId, Draft] = {}
         self._chunk_timer: Timer | None = None
+        self._chunk_due_s = 0.0
         self._writes: set[asyncio.Future[None]] = set()
         self._tell_delta: Callable[[MessageDelta], None] = lambda delta: None
 
@@ -126,7 +130,7 @@ class Messages:
         self, session_id: SessionId, role: Role, parts: list[Part]
     ) -> tuple[Message, asyncio.Future[None]]:
         """Add a message that is complete from the start."""
-        parts = [*parts, FinishPart(Finish("stop", 0))]
+        parts = [*map(encodable, parts), FinishPart(Finish("stop", 0))]
         message = self._new(session_id, role, parts)
         unit = add_message(capture(message), is_open=False)
         return message, self._track(self._store.write(unit))
@@ -146,17 +150,21 @@ class Messages:
         """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
         if draft.ended or not text:
             return
+        text = clean(text)
+        if draft.size + len(text) > MESSAGE_CHARS_MAX:
+            raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
         parts = draft.message.parts
         if part == len(parts):
+            if part >= PARTS_MAX:
+                raise LimitExceeded("parts in one message", PARTS_MAX)
             parts.append(new_part(kind))
             draft.lengths.append(0)
             draft.kept.append(0)
         assert growing_of(parts[part]) == kind, "a part keeps its kind"
         offset = draft.lengths[part]
-        if offset + len(text) > MESSAGE_CHARS_MAX:
-            raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
         draft.pieces.setdefault(part, []).append(text)
         draft.lengths[part] = offset + len(text)
+        draft.size += len(text)
         draft.loose += len(text)
         message = draft.message
         delta = MessageDelta(message.id, message.session_id, message.rev, part, kind, offset, text)
@@ -171,6 +179,10 @@ class Messages:
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
         """Set a part, or add the next one: a call began or is complete, reasoning ended."""
+
+        value = encodable(value)  # A file name may hold bytes that are no text.
+        if part >= PARTS_MAX:
+            raise LimitExceeded("parts in one message", PARTS_MAX)
 
         def change(message: Message) -> None:
             message.parts[part : part + 1] = [value]
@@ -197,10 +209,20 @@ class Messages:
 
     def delete(self, message_id: MessageId) -> asyncio.Future[None]:
         """Remove a message; what is still on its way to it is dropped."""
-        if draft := self._open.get(message_id):
+        draft = self._open.get(message_id)
+        was_open = draft is not None and not draft.ended
+        if draft is not None:
             draft.ended = True
+
+        def failed(_: Exception) -> None:
+            still = self._open.get(message_id)
+            if still is not None and was_open:
+                still.ended = False  # It is still there, and may grow on.
+
         return self._track(
-            self._store.write(delete_message(message_id), lambda _: self._forget(message_id))
+            self._store.write(
+                delete_message(message_id), lambda _: self._forget(message_id), failed
+            )
         )
 
     def forget_session(self, session_id: SessionId) -> None:
@@ -210,10 +232,17 @@ class Messages:
                 self._forget(draft.message.id)
 
     async def flush(self) -> None:
-        """Give all open text to the store and wait for every write in flight."""
-        self._keep(list(self._open.values()))
-        while self._writes:
+        """Give all open text to the store and wait for every write in flight.
+
+        Raises `StoreBusy` if some of it could not be written.
+        """
+        while True:
+            self._keep(list(self._open.values()))
+            if not self._writes:
+                break
             await asyncio.wait(self._writes)
+            if any(draft.damaged for draft in self._open.values()):
+                raise StoreBusy("open messages are not stored")
 
     async def stop(self) -> None:
         """Keep all open text and let nothing grow any more."""
@@ -238,7 +267,7 @@ class Messages:
         return None if payload is None else Live("message", draft.message.session_id, payload)
 
     async def read(
-        self, query: Callable[[sqlite3.Connection], list[RawMessage]]
+        self, query: Callable[[Connection], list[RawMessage]]
     ) -> tuple[list[RawMessage], int]:
         """What is stored, with open messages as they have been told; and the seq it was read at."""
         were_open = set(self._open)
@@ -295,6 +324,7 @@ class Messages:
         def told(_: None) -> None:
             draft.in_flight -= 1
             draft.told = captured.payload
+            draft.damaged = False  # Whatever failed before, this brought the whole message.
             self._settle(draft)
 
         def failed(error: Exception) -> None:
@@ -316,6 +346,8 @@ class Messages:
         held, draft.held = draft.held, []
         for delta in held:
             self._tell_delta(delta)
+        if draft.loose:
+            self._arm(CHUNK_S)
 
     def _keep(self, drafts: Iterable[Draft]) -> None:
         """Give the store what has grown since the last time."""
@@ -323,22 +355,39 @@ class Messages:
         for draft in drafts:
             if draft.damaged:
                 self._save(draft, is_open=not draft.ended)
-            elif draft.loose and not draft.ended:
+            elif draft.loose and not (draft.ended or draft.in_flight or draft.keeping):
                 chunks += draft.take_chunks()
         if chunks:
-            kept = {chunk.message_id for chunk in chunks}
+            self._write_chunks(chunks)
 
-            def failed(_: Exception) -> None:
-                for message_id in kept:
-                    if draft := self._open.get(message_id):
-                        draft.damage()
-                self._arm(RETRY_S)
+    def _write_chunks(self, chunks: list[Chunk]) -> None:
+        drafts = [self._open[message_id] for message_id in {chunk.message_id for chunk in chunks}]
+        for draft in drafts:
+            draft.keeping = True
 
-            self._track(self._store.write(add_chunks(chunks), on_fail=failed))
+        def kept(_: None) -> None:
+            for draft in drafts:
+                draft.keeping = False
+            if any(draft.loose for draft in drafts):
+                self._arm(CHUNK_S)
+
+        def failed(_: Exception) -> None:
+            for draft in drafts:
+                draft.keeping = False
+                draft.damage()
+            self._arm(RETRY_S)
+
+        self._track(self._store.write(add_chunks(chunks), kept, failed))
 
     def _arm(self, delay_s: float) -> None:
-        if self._chunk_timer is None:
-            self._chunk_timer = self._clock.call_later(delay_s, self._keep_all)
+        """Give what is loose to the store in at most `delay_s`."""
+        due_s = self._clock.now_s() + delay_s
+        if self._chunk_timer is not None:
+            if self._chunk_due_s <= due_s:
+                return
+            self._chunk_timer.cancel()
+        self._chunk_due_s = due_s
+        self._chunk_timer = self._clock.call_later(delay_s, self._keep_all)
 
     def _keep_all(self) -> None:
         self._chunk_timer = None

@@ -34,6 +34,7 @@ from culm.workspace.workspace import About, Workspace
 log = logging.getLogger(__name__)
 
 RETIRED_MAX = 100_000  # Ids remembered as retired; each costs some 150 bytes.
+RESOLVE_TIMEOUT_S = 5.0
 ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that brings none.
 
 
@@ -47,12 +48,15 @@ class _Place:
 
     about: About
     opened: asyncio.Future[Workspace]
+    unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # From here on it closes.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    unwanted: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: dict[ClientId, None] = field(default_factory=dict[ClientId, None])
     workspace: Workspace | None = None
-    closing: bool = False
     task: asyncio.Task[None] | None = None
+
+    @property
+    def closing(self) -> bool:
+        return self.unwanted.is_set()
 
 
 class Registry:
@@ -98,29 +102,45 @@ class Registry:
 
     async def create(self, request: CreateWorkspace, client_id: ClientId) -> Workspace:
         """Open the workspace of a path, or join it; the client has a claim when this returns."""
-        if not request.path or "\0" in request.path:
+        if not request.path:
             raise InvalidRequest("path is required")
-        path = await asyncio.get_running_loop().run_in_executor(None, canonical, request.path)
+        if "\0" in request.path + request.data_dir:
+            raise InvalidRequest("a path cannot contain a NUL byte")
         self._admit(client_id)
         self._stop_lingering()
         self._pending += 1
         try:
+            path, root = await self._resolve(request)
             async with asyncio.timeout(self._settings.teardown_s):
                 while (place := self._places.get(path)) is not None and place.closing:
                     await place.gone.wait()
             self._admit(client_id)  # It may have retired, or the server decided, meanwhile.
-            return await self._enter(path, request, client_id)
+            return await self._enter(path, root, request, client_id)
         except TimeoutError as exc:
             raise WorkspaceClosing from exc
         finally:
             self._pending -= 1
             self._consider_leaving()
 
-    async def _enter(self, path: Path, request: CreateWorkspace, client_id: ClientId) -> Workspace:
-        place = self._places.get(path) or self._found(path, request)
+    async def _resolve(self, request: CreateWorkspace) -> tuple[Path, Path]:
+        """Path and root as they are on disk; a mount that hangs must not hang the request."""
+        resolve = asyncio.get_running_loop().run_in_executor
+        root = request.data_dir or str(self._data_dir)
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                path = await resolve(None, canonical, request.path)
+                return path, await resolve(None, canonical, root)
+        except TimeoutError as exc:
+            raise DataUnusable(request.path, "the file system does not answer") from exc
+
+    async def _enter(
+        self, path: Path, root: Path, request: CreateWorkspace, client_id: ClientId
+    ) -> Workspace:
+        place = self._places.get(path) or self._found(path, root, request)
         if place.about.channels != tuple(request.channels):
             raise ChannelsDiffer(request.path)
         if place.workspace is not None:
+            place.workspace.check_room(client_id)
             place.workspace.claim(Created(client_id))
             return place.workspace
         place.waiting[client_id] = None
@@ -129,14 +149,14 @@ class Registry:
             raise ClientRetired
         return workspace
 
-    def _found(self, path: Path, request: CreateWorkspace) -> _Place:
+    def _found(self, path: Path, root: Path, request: CreateWorkspace) -> _Place:
         if len(self._places) >= self._settings.workspaces_max:
             raise LimitExceeded("open workspaces", self._settings.workspaces_max)
         about = About(
             id=workspace_id_of(path),
             path=path,
             given_path=request.path,
-            root=Path(request.data_dir).absolute() if request.data_dir else self._data_dir,
+            root=root,
             yolo=request.yolo,
             debug=request.debug,
             channels=tuple(request.channels),
@@ -188,6 +208,7 @@ class Registry:
             error = ShuttingDown() if self._leaving else ClientRetired()
             place.opened.set_exception(error)
             place.opened.exception()
+            self._unlist(place)  # Whoever comes now waits for the next incarnation.
             return False
         place.workspace = workspace
         self._by_id[place.about.id] = workspace
@@ -205,12 +226,11 @@ class Registry:
 
     def _unlist(self, place: _Place) -> None:
         """From here on every route answers 404 and a create waits for a new incarnation."""
-        place.closing = True
+        place.unwanted.set()
         if place.workspace is not None:
             place.workspace.closing = True
             if self._by_id.get(place.about.id) is place.workspace:
                 del self._by_id[place.about.id]
-        place.unwanted.set()
 
     # --- clients leaving
 

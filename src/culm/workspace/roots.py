@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import MsgspecError, Struct
+
 from culm import __version__
 from culm.errors import DataLocked
+from culm.wire.codec import decode, encode
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
@@ -96,26 +99,35 @@ def _owner_words(text: str) -> str:
         return "another process"
 
 
+class Known(Struct, frozen=True):
+    """A workspace that was opened once."""
+
+    path: str
+    root: str
+    id: str
+
+
 def remember_workspace(data_dir: Path, *, path: Path, root: Path, workspace_id: str) -> None:
     """Add to `<data>/workspaces.json`, replaced atomically; called from one thread at a time."""
     file = data_dir / "workspaces.json"
     known = read_workspaces(data_dir)
-    entry = {"path": str(path), "root": str(root), "id": workspace_id}
+    entry = Known(str(path), str(root), workspace_id)
     if entry in known:
         return
-    known = [other for other in known if other["path"] != str(path)] + [entry]
+    known = [other for other in known if other.path != entry.path] + [entry]
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
-    with temporary.open("w") as out:
-        json.dump(known, out, indent=1)
+    with temporary.open("wb") as out:
+        out.write(encode(known))
         out.flush()
         os.fsync(out.fileno())
     temporary.replace(file)
 
 
-def read_workspaces(data_dir: Path) -> list[dict[str, str]]:
+def read_workspaces(data_dir: Path) -> list[Known]:
     try:
-        return json.loads((data_dir / "workspaces.json").read_text())
+        return decode((data_dir / "workspaces.json").read_bytes(), list[Known])
     except FileNotFoundError:
         return []
-    except ValueError:
+    except MsgspecError:
         return []  # Damaged: it is a convenience, and every open writes it anew.

@@ -6,24 +6,27 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from culm.clock import Clock, Timer
 from culm.config import Settings
 from culm.errors import (
     ClientNotAttached,
+    InvalidRequest,
+    LimitExceeded,
     SessionNotFound,
     StoreBusy,
+    TooLarge,
     WorkspaceClosing,
     WorkspaceNotFound,
 )
 from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
 from culm.store import log as event_log
+from culm.store.base import Connection
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
 from culm.store.sessions import (
     add_session,
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
 TRIM_EVERY_S = 600.0
+SNAPSHOT_MESSAGES_MAX = 50_000
+SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ class About:
     yolo: bool = False
     debug: bool = False
     channels: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()  # In memory only: never answered, stored or logged.
+    # In memory only: never answered, stored or logged.
+    env: tuple[str, ...] = field(default=(), repr=False)
 
 
 class Workspace:
@@ -94,6 +100,7 @@ class Workspace:
         self._clock = clock
         self._ids = ids
         self._sessions_max = cfg.sessions_max
+        self._clients_max = cfg.clients_max
         self._graces = Graces(cfg.create_grace_s, cfg.detach_grace_s, cfg.abandoned_runs_s)
         self._retention = (cfg.retention_s, cfg.retention_events)
         self._timers: dict[ClientId | None, Timer] = {}
@@ -107,21 +114,31 @@ class Workspace:
 
     def claim(self, what: Input) -> None:
         """Put one input through the claims and do what they ask for."""
+        if self.closing:
+            return  # Its fate is decided.
         before = self.claims
         step = on_claim(before, what, self._graces)
         self.claims = step.claims
         if step.arm is not None:
             self._arm(step.arm)
         self._tell_presence(before)
-        if step.fate is not Fate.KEEP and not self.closing:
+        if step.fate is not Fate.KEEP:
             self.on_fate(step.fate)
 
     def open_stream(self, client_id: ClientId) -> int:
         """Count a stream of this client; returns what `close_stream` wants back."""
         if self.closing:
             raise WorkspaceNotFound
+        self.check_room(client_id)
         self.claim(StreamOpened(client_id))
         return self.claims.by_client[client_id].birth
+
+    def check_room(self, client_id: ClientId) -> None:
+        """Raises `LimitExceeded` if one more client would be one too many."""
+        if client_id not in self.claims.by_client and (
+            len(self.claims.by_client) >= self._clients_max
+        ):
+            raise LimitExceeded("clients of this workspace", self._clients_max)
 
     def close_stream(self, client_id: ClientId, birth: int) -> None:
         self.claim(StreamClosed(client_id, birth))
@@ -131,6 +148,8 @@ class Workspace:
         claim = self.claims.by_client.get(client_id)
         if claim is None or not claim.streams:
             raise ClientNotAttached
+        if len(session_id) > SESSION_ID_CHARS_MAX:
+            raise InvalidRequest(f"session_id may have at most {SESSION_ID_CHARS_MAX} characters")
         self.claim(Selected(client_id, session_id))
 
     def _arm(self, arm: Arm) -> None:
@@ -177,14 +196,18 @@ class Workspace:
         """The stored state at one cursor; messages of `sessions`, or of all if None."""
         found: list[Session] = []
 
-        def query(connection: sqlite3.Connection) -> list[RawMessage]:
+        def query(connection: Connection) -> list[RawMessage]:
             found[:] = all_sessions(connection)
             if sessions is None:
-                return all_messages(connection)
+                return all_messages(SNAPSHOT_MESSAGES_MAX + 1)(connection)
             wanted = sorted(sessions)
             return [m for s in wanted for m in messages_of_session(s)(connection)]
 
         messages, seq = await self.messages.read(query)
+        if len(messages) > SNAPSHOT_MESSAGES_MAX:
+            raise TooLarge(
+                f"more than {SNAPSHOT_MESSAGES_MAX} messages", hint="name the sessions you show"
+            )
         return Snapshot(
             cursor=f"{self.store.epoch}.{seq}",
             sessions=found,
@@ -209,10 +232,12 @@ class Workspace:
                 yield Present(client_id, claim.session_id)
 
     def _unlogged_state(self) -> Iterable[Live]:
+        # Without a name and `deleted`: whoever was there before is not, unless told again.
+        nobody = Present("", "", attached=False)
+        yield Live("presence_changed", "", encode(nobody), "deleted")
         for present in self.presence():
             yield Live("presence_changed", "", encode(present))
-        if self.store.health.state != "ok":
-            yield Live("store_health", "", encode(self.store.health))
+        yield Live("store_health", "", encode(self.store.health))
 
     def _tell_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():

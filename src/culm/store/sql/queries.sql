@@ -51,37 +51,42 @@ UPDATE sessions SET message_count = message_count - 1, updated_at = ? WHERE no =
 
 -- name: add_message
 INSERT INTO messages
-  (session_no, seq, id, role, model, provider, is_summary, created_at,
-   parts, large, rev, is_open, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  (place, id, role, model, provider, is_summary, created_at, parts, large, rev, is_open, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_message
 UPDATE messages SET parts = ?, large = ?, rev = ?, is_open = ?, updated_at = ? WHERE id = ?
 
 -- name: delete_message
-DELETE FROM messages WHERE id = ? RETURNING session_no
+DELETE FROM messages WHERE id = ? RETURNING place >> 32
 
 -- name: delete_messages_of_session
-DELETE FROM messages WHERE session_no = ?
+DELETE FROM messages WHERE place BETWEEN ? AND ?
 
 -- name: get_message
 SELECT * FROM message_rows WHERE id = ?
 
 -- name: messages_of_session
-SELECT * FROM message_rows WHERE session_id = ? ORDER BY seq
+SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
+       m.is_summary, m.rev, m.large, m.is_open
+FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
+WHERE s.id = ? ORDER BY m.place
 
 -- name: all_messages
-SELECT * FROM message_rows ORDER BY session_no, seq
+SELECT * FROM message_rows ORDER BY place LIMIT ?
 
 -- name: user_messages_of_session
-SELECT * FROM message_rows WHERE session_id = ? AND role = 'user' ORDER BY seq DESC LIMIT ?
+SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
+       m.is_summary, m.rev, m.large, m.is_open
+FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
+WHERE s.id = ? AND m.role = 'user' ORDER BY m.place DESC LIMIT ?
 
 -- name: user_messages
 SELECT * FROM message_rows WHERE role = 'user'
-ORDER BY created_at DESC, session_no DESC, seq DESC LIMIT ?
+ORDER BY created_at DESC, place DESC LIMIT ?
 
 -- name: open_messages
-SELECT * FROM message_rows WHERE is_open = 1 ORDER BY session_no, seq
+SELECT * FROM message_rows WHERE is_open = 1 ORDER BY place
 
 -- name: add_part
 INSERT INTO parts (message_id, part, body) VALUES (?, ?, ?)
@@ -93,7 +98,7 @@ SELECT part, body FROM parts WHERE message_id = ?
 DELETE FROM parts WHERE message_id = ?
 
 -- name: delete_parts_of_session
-DELETE FROM parts WHERE message_id IN (SELECT id FROM messages WHERE session_no = ?)
+DELETE FROM parts WHERE message_id IN (SELECT id FROM messages WHERE place BETWEEN ? AND ?)
 
 -- name: is_open_at
 SELECT 1 FROM messages WHERE id = ? AND is_open = 1 AND rev = ?
@@ -108,4 +113,4 @@ SELECT part, pos, kind, text FROM chunks WHERE message_id = ? ORDER BY part, pos
 DELETE FROM chunks WHERE message_id = ?
 
 -- name: delete_chunks_of_session
-DELETE FROM chunks WHERE message_id IN (SELECT id FROM messages WHERE session_no = ?)
+DELETE FROM chunks WHERE message_id IN (SELECT id FROM messages WHERE place BETWEEN ? AND ?)

@@ -21,10 +21,10 @@ CREATE TABLE sessions (
 );
 CREATE INDEX sessions_by_parent ON sessions (parent_id, updated_at);
 
--- Clustered by session, so that listing one is a single range of small rows.
+-- Clustered by session, so that listing one is a single range of small rows. Not WITHOUT ROWID:
+-- there a row of 1 KB already spills onto a page of its own.
 CREATE TABLE messages (
-  session_no INTEGER NOT NULL REFERENCES sessions (no),
-  seq        INTEGER NOT NULL,
+  place      INTEGER PRIMARY KEY,         -- sessions.no << 32 | order in the session
   id         TEXT    NOT NULL UNIQUE,
   role       TEXT    NOT NULL,
   parts      TEXT    NOT NULL,            -- JSON list; a part kept in `parts` is null here
@@ -35,17 +35,16 @@ CREATE TABLE messages (
   rev        INTEGER NOT NULL DEFAULT 0,
   is_open    INTEGER NOT NULL DEFAULT 0,  -- still being written by somebody
   created_at INTEGER NOT NULL,
-  updated_at INTEGER NOT NULL,
-  PRIMARY KEY (session_no, seq)
-) WITHOUT ROWID;
+  updated_at INTEGER NOT NULL
+);
 CREATE INDEX messages_open ON messages (is_open) WHERE is_open = 1;
 CREATE INDEX messages_of_users ON messages (created_at) WHERE role = 'user';
 
 -- In the order of `wire.messages.RawMessage`, then what only the store needs.
 CREATE VIEW message_rows AS
 SELECT m.id, m.role, s.id AS session_id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
-       m.is_summary, m.rev, m.large, m.is_open, m.session_no, m.seq
-FROM messages m JOIN sessions s ON s.no = m.session_no;
+       m.is_summary, m.rev, m.large, m.is_open, m.place
+FROM messages m JOIN sessions s ON s.no = m.place >> 32;
 
 -- Parts over 8 KiB, out of the way of the range above.
 CREATE TABLE parts (

@@ -1,0 +1,169 @@
+"""One suite for the seam under the store: the file with its threads, and the twin in memory."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from culm.clock import LoopClock
+from culm.errors import Rejected, StoreBusy
+from culm.ids import Ids
+from culm.store.base import Tx
+from culm.store.log import bounds, replay, trim
+from culm.store.memory import MemoryFile
+from culm.store.sessions import add_session, all_sessions, rename_session
+from culm.store.store import Store, open_memory_store, open_store
+from tests.support import WAIT_S, contract
+
+
+class OpenStore(Protocol):
+    def __call__(self) -> AbstractAsyncContextManager[Store]: ...
+
+
+@pytest.fixture(params=["file", "memory"])
+async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[OpenStore]:
+    """Opens the same store again and again."""
+    if request.param == "file":
+        yield lambda: open_store(tmp_path / "culm.db", LoopClock(), Ids())
+        return
+    file = MemoryFile()
+    yield lambda: open_memory_store(file, LoopClock(), Ids())
+    file.close()
+
+
+def all_of_it(type_: str, session_id: str) -> bool:
+    return True
+
+
+def count_rows(connection: sqlite3.Connection) -> int:
+    count: int = connection.execute("SELECT COUNT(*) FROM meta WHERE key LIKE 'row%'").fetchone()[0]
+    return count
+
+
+async def test_events_are_numbered_and_told_in_the_order_they_were_submitted(
+    opener: OpenStore,
+) -> None:
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        told: list[tuple[int, bytes]] = []
+        store.tell = lambda events: told.extend((e.seq, e.payload) for e in events)
+        writes = [store.append("run_changed", "updated", payload=b"%d" % n) for n in range(200)]
+        await asyncio.wait(writes)
+        assert told == [(n + 1, b"%d" % n) for n in range(200)]
+        stored = await store.read(replay(0, 200, 500, all_of_it))
+        assert stored is not None
+        assert [(e.seq, e.payload) for e in stored.events] == told
+
+
+async def test_a_unit_that_refuses_before_writing_fails_alone(opener: OpenStore) -> None:
+    def refuse(tx: Tx) -> None:
+        raise Rejected("no")
+
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        before = store.append("run_changed", "updated", payload=b"1")
+        refused = store.write(refuse)
+        after = store.append("run_changed", "updated", payload=b"2")
+        await asyncio.wait([before, refused, after])
+        assert isinstance(refused.exception(), Rejected)
+        assert await store.read(bounds) == (0, 2)
+
+
+async def test_a_unit_that_fails_after_writing_leaves_no_trace_and_spoils_nobody(
+    opener: OpenStore,
+) -> None:
+    def write_then_fail(tx: Tx) -> None:
+        tx.run("set_meta", "row-bad", "x")
+        tx.tell("run_changed", "updated", session_id="", entity_id="", payload=b"0", stored=True)
+        raise Rejected("too late")
+
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        told: list[int] = []
+        store.tell = lambda events: told.extend(e.seq for e in events)
+        writes = [store.write(lambda tx: tx.run("set_meta", "row-1", "x"))]
+        failed = store.write(write_then_fail)
+        good = store.append("run_changed", "updated", payload=b"2")
+        await asyncio.wait([*writes, failed, good])
+        assert isinstance(failed.exception(), Rejected)
+        assert await store.read(count_rows) == 1
+        assert told == [1]
+
+
+async def test_the_state_is_made_before_whoever_waits_goes_on(opener: OpenStore) -> None:
+    steps: list[str] = []
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        store.tell = lambda events: steps.append("told")
+        unit = add_session(Ids().session(), "one", sessions_max=10)
+        await store.write(unit, lambda _: steps.append("state"))
+        steps.append("awaited")
+        assert steps == ["told", "state", "awaited"]
+
+
+async def test_cancelling_the_wait_does_not_undo_the_write(opener: OpenStore) -> None:
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        store.append("run_changed", "updated", payload=b"1").cancel()
+        await store.append("run_changed", "updated", payload=b"2")
+        assert await store.read(bounds) == (0, 2)
+
+
+async def test_closing_commits_what_is_queued_and_takes_nothing_after(opener: OpenStore) -> None:
+    async with opener() as store:
+        for n in range(50):
+            store.append("run_changed", "updated", payload=b"%d" % n)
+    late = store.append("run_changed", "updated", payload=b"late")
+    assert isinstance(late.exception(), StoreBusy)
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        assert await store.read(bounds) == (0, 50)
+
+
+async def test_numbers_go_on_after_everything_was_trimmed_and_the_store_reopened(
+    opener: OpenStore,
+) -> None:
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        epoch = store.epoch
+        for n in range(5):
+            await store.append("run_changed", "updated", payload=b"%d" % n)
+        assert await store.write(trim(keep_s=3600, keep=2)) == 3
+        assert await store.write(trim(keep_s=-10, keep=10)) == 2
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        assert store.epoch == epoch
+        assert await store.read(bounds) == (5, 5)
+        await store.append("run_changed", "updated", payload=b"5")
+        assert store.seq == 6
+        assert await store.read(replay(3, 6, 10, all_of_it)) is None
+        kept = await store.read(replay(5, 6, 10, all_of_it))
+        assert kept is not None
+        assert [event.seq for event in kept.events] == [6]
+
+
+@contract("EXC-18")
+async def test_concurrent_changes_of_one_row_lose_nothing(opener: OpenStore) -> None:
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        session_id = Ids().session()
+        await store.write(add_session(session_id, "first", sessions_max=10))
+        bump = "UPDATE sessions SET cost = cost + 1 WHERE id = ?"
+        writes = [
+            store.write(lambda tx: tx.connection.execute(bump, (session_id,))) for _ in range(40)
+        ]
+        renamed = store.write(rename_session(session_id, "renamed"))
+        await asyncio.wait([*writes, renamed])
+        (session,) = await store.read(all_sessions)
+        assert (session.title, session.cost) == ("renamed", 40.0)
+
+
+async def test_a_full_disk_is_told_as_health_and_mends_itself() -> None:
+    file = MemoryFile()
+    async with open_memory_store(file, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
+        states: list[str] = []
+        store.on_health = lambda health: states.append(health.state)
+        file.full = True
+        with contextlib.suppress(StoreBusy):
+            await store.append("run_changed", "updated", payload=b"1")
+        file.full = False
+        await store.append("run_changed", "updated", payload=b"2")
+        assert states == ["failing", "ok"]
+        assert store.seq == 1
+    file.close()

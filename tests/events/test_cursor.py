@@ -1,0 +1,43 @@
+"""Cursors: what is read back is what was written, and where a stream begins."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.errors import InvalidRequest
+from culm.events.cursor import Cursor, Fresh, Resume, parse_cursor, where_to_start
+from culm.ids import Epoch, Ids
+from tests.support import contract
+
+EPOCH = Epoch("e1")
+
+
+@given(st.integers(0, 10**17), st.integers(0, 2**32))
+def test_a_cursor_survives_the_wire(seq: int, seed: int) -> None:
+    cursor = Cursor(Ids(seed).epoch(), seq)
+    assert parse_cursor(str(cursor)) == cursor
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "e.", ".7", "e.-1", "e.7.8", "e.٣", "e.1e3", "e." + "9" * 30]
+)
+def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_cursor(text)
+
+
+@contract("EXC-13")
+@pytest.mark.parametrize(
+    ("cursor", "start"),
+    [
+        (None, Fresh()),
+        (Cursor(EPOCH, 10), Resume(10)),
+        (Cursor(EPOCH, 20), Resume(20)),
+        (Cursor(EPOCH, 5), Resume(5)),
+        (Cursor(EPOCH, 4), Fresh("trimmed")),
+        (Cursor(EPOCH, 21), Fresh("future")),
+        (Cursor(Epoch("e2"), 10), Fresh("another_epoch")),
+    ],
+)
+def test_where_a_stream_begins(cursor: Cursor | None, start: Resume | Fresh) -> None:
+    assert where_to_start(cursor, epoch=EPOCH, trimmed_to=5, last=20) == start

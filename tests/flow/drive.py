@@ -1,0 +1,285 @@
+"""What flow tests reach past our own client for: raw bytes, a held database, another process."""
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.client.stream import Lines, Mirror, Stream, Told
+from culm.ids import ClientId
+from culm.server.listen import Address, UnixAddress
+from culm.workspace.roots import database_path
+from tests.flow.conftest import FlowServer
+from tests.support import WAIT_S
+
+READ_BYTES = 1 << 20
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nothing announces; bounded."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def status_of(client: Client, path: str, method: str = "GET") -> int:
+    try:
+        await client.request(method, path)
+    except Refused as exc:
+        return exc.status
+    return 200
+
+
+async def closed(flow: FlowServer, remote: RemoteWorkspace) -> None:
+    """Wait until the workspace answers 404."""
+    async with asyncio.timeout(WAIT_S):
+        observer = await flow.client()
+        while await status_of(observer, remote.path()) != 404:
+            await asyncio.sleep(0.001)
+
+
+# --- raw HTTP
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]  # Names in lower case.
+    body: bytes
+
+    def json(self) -> object:
+        return json.loads(self.body)
+
+
+async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if isinstance(address, UnixAddress):
+        return await asyncio.open_unix_connection(str(address.path))
+    return await asyncio.open_connection(address.host, address.port)
+
+
+def request_bytes(
+    flow: FlowServer, method: str, target: str, headers: Mapping[str, str | None], body: bytes = b""
+) -> bytes:
+    """A request as a well-behaved client sends it; a header of None is left out."""
+    _, _, where = flow.url.partition("://")
+    fields: dict[str, str | None] = {
+        "Host": "culm.localhost" if flow.url.startswith("unix") else where,
+        "Authorization": f"Bearer {flow.server.token}" if flow.server.token else None,
+        "Content-Length": str(len(body)) if body or method in ("POST", "PUT") else None,
+        **headers,
+    }
+    lines = [f"{name}: {value}" for name, value in fields.items() if value is not None]
+    head = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""])
+    return head.encode("latin-1") + body
+
+
+async def send(
+    flow: FlowServer,
+    method: str,
+    target: str,
+    body: bytes | Mapping[str, object] = b"",
+    headers: Mapping[str, str | None] | None = None,
+    *,
+    address: Address | None = None,
+) -> Answer:
+    """One request on a connection of its own, read to the end."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"Connection": "close", **(headers or {})}
+    async with asyncio.timeout(WAIT_S):
+        reader, writer = await connect(address or flow.server.addresses[0])
+        try:
+            writer.write(request_bytes(flow, method, target, fields, data))
+            status, found = await _read_head(reader)
+            return Answer(status, found, await reader.read())
+        finally:
+            await _close(writer)
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    pairs = [line.partition(":") for line in lines]
+    return int(first.split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):  # The other side was faster.
+        await writer.wait_closed()
+
+
+class RawStream:
+    """An event stream as its bytes arrive. Made by `open_events`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, status: int, headers: Mapping[str, str]
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._seen = bytearray()
+        self._reader = reader
+
+    @property
+    def seen(self) -> bytes:
+        """Everything read so far."""
+        return bytes(self._seen)
+
+    async def until(self, marker: bytes) -> bytes:
+        """Read until `marker` has come and its event is whole; returns everything so far."""
+        start = 0
+        async with asyncio.timeout(WAIT_S):
+            while (found := self._seen.find(marker, start)) < 0 or not self._seen.endswith(b"\n"):
+                start = found if found >= 0 else max(0, len(self._seen) - len(marker))
+                data = await self._reader.read(READ_BYTES)
+                assert data, f"the stream ended before {marker!r}: {self.seen[-500:]!r}"
+                self._seen += data
+        return self.seen
+
+    async def end(self) -> bytes:
+        """Read until the server ends the stream."""
+        async with asyncio.timeout(WAIT_S):
+            while data := await self._reader.read(READ_BYTES):
+                self._seen += data
+        return self.seen
+
+    def events(self) -> list[Told]:
+        return Lines().feed(self.seen)
+
+    def told(self) -> list[str]:
+        """Types of what has come, without what every attach is told."""
+        told_on_attach = ("presence_changed", "store_health")
+        return [told.type for told in self.events() if told.type not in told_on_attach]
+
+
+@asynccontextmanager
+async def open_events(
+    flow: FlowServer,
+    remote: RemoteWorkspace,
+    *,
+    view: str = "delta",
+    client_id: ClientId | None = None,
+    headers: Mapping[str, str | None] | None = None,
+    cursor: str = "",
+    sessions: str = "",
+    types: str = "",
+) -> AsyncGenerator[RawStream]:
+    """A stream on a socket of its own; attached once its head has arrived."""
+    wishes = {"cursor": cursor, "sessions": sessions, "types": types}
+    query = {"client_id": client_id or remote.client.id, "view": view}
+    query |= {name: value for name, value in wishes.items() if value}
+    target = remote.path(f"/events?{urlencode(query)}")
+    reader, writer = await connect(flow.server.addresses[0])
+    try:
+        async with asyncio.timeout(WAIT_S):
+            writer.write(request_bytes(flow, "GET", target, headers or {}))
+            status, found = await _read_head(reader)
+        yield RawStream(reader, status, found)
+    finally:
+        await _close(writer)
+
+
+# --- a client that comes and goes
+
+
+class Visitor:
+    """Mirrors a workspace through any number of short connections."""
+
+    def __init__(self, remote: RemoteWorkspace) -> None:
+        self.mirror = Mirror()
+        self._remote = remote
+
+    async def load(self) -> None:
+        self.mirror.load(await self._remote.snapshot("*"))
+
+    async def watch(self, condition: Callable[[Mirror], bool]) -> None:
+        """Be connected, from the mirror's cursor on, until the condition holds."""
+        events = Stream(self._remote, cursor=self.mirror.cursor).events()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                async for told in events:
+                    await self._take(told)
+                    if condition(self.mirror):
+                        return
+        finally:
+            await events.aclose()
+
+    async def attached(self) -> None:
+        """Wait until a `watch` has caught up: what is told from here on comes after that."""
+        await until(lambda: self._remote.client.id in self.mirror.presence)
+
+    async def _take(self, told: Told) -> None:
+        if told.type == "resync":
+            await self.load()
+        elif (gap := self.mirror.apply(told)) is not None:
+            message = await self._remote.find_message(gap.session_id, gap.message_id)
+            if message is not None:
+                self.mirror.put_message(message)
+
+
+# --- things that hold on
+
+
+@contextmanager
+def held_database(root: Path, path: Path) -> Generator[None]:
+    """Keep every write to a workspace's database waiting, as a slow disk would."""
+    connection = sqlite3.connect(database_path(root, path.resolve()), isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+    finally:
+        connection.close()
+
+
+def is_locked(root: Path) -> bool:
+    """Whether somebody holds the data directory; this process counts too."""
+    try:
+        descriptor = os.open(root / "culm.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from culm.errors import DataLocked
+from culm.workspace.roots import Roots
+try:
+    with Roots(started_s=0).hold(Path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.read()
+except DataLocked as exc:
+    print(exc.message, flush=True)
+"""
+
+
+@asynccontextmanager
+async def second_process(root: Path) -> AsyncGenerator[tuple[int, str]]:
+    """Another process that wants the data directory: its pid, and "held" or what it was told."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLD, str(root),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            line = await process.stdout.readline()
+        yield process.pid, line.decode().strip()
+    finally:
+        process.stdin.close()
+        await process.wait()

@@ -1,0 +1,120 @@
+"""Whose files they are: one lock per data directory, and a schema that is not ours to touch."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from culm.client.http import Refused
+from culm.workspace.roots import database_path
+from tests.flow.conftest import FlowServer, open_flow
+from tests.flow.drive import closed, is_locked, second_process, until
+from tests.support import contract
+
+
+@contract("INV-28", "EXC-24")
+async def test_a_data_directory_held_by_another_process_is_refused_with_its_owner(
+    flow: FlowServer,
+) -> None:
+    root = flow.folder / "own"
+    client = await flow.client()
+    async with second_process(root) as (pid, said):
+        assert said == "held"
+        with pytest.raises(Refused, match=rf"{root}.*pid {pid}\b") as refused:
+            await client.open_workspace(flow.directory(), data_dir=str(root))
+        assert (refused.value.status, refused.value.code) == (409, "data_locked")
+        assert refused.value.hint
+        assert await client.workspaces() == []
+    await client.open_workspace(flow.directory(), data_dir=str(root))
+
+
+@contract("INV-28")
+async def test_a_second_process_cannot_take_what_this_one_holds_and_is_told_so(
+    flow: FlowServer,
+) -> None:
+    root = flow.folder / "own"
+    client = await flow.client()
+    await client.open_workspace(flow.directory(), data_dir=str(root))
+    async with second_process(root) as (_, said):
+        assert said.startswith(f"data directory {root} is in use by another process (pid ")
+
+
+@contract("INV-28")
+async def test_one_process_opens_a_data_directory_repeatedly_until_its_last_release(
+    flow: FlowServer,
+) -> None:
+    client = await flow.client()
+    root = str(flow.folder / "own")
+    one = await client.open_workspace(flow.directory("one"), data_dir=root)
+    two = await client.open_workspace(flow.directory("two"), data_dir=root)
+    await one.release()
+    await closed(flow, one)
+    await flow.settle()
+    assert is_locked(flow.folder / "own")
+    await two.release()
+    await until(lambda: not is_locked(flow.folder / "own"))
+    async with second_process(flow.folder / "own") as (_, said):
+        assert said == "held"
+    assert (flow.folder / "own" / "culm.lock").exists()
+
+
+@contract("INV-28")
+@pytest.mark.parametrize("value", ["1", "true"])
+async def test_culm_no_lock_bypasses_the_lock_of_another_process(
+    tmp_path: Path, kind: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CULM_NO_LOCK", value)
+    async with second_process(tmp_path / "data") as (_, said):
+        assert said == "held"
+        async with open_flow(tmp_path, kind) as flow:
+            remote = await (await flow.client()).open_workspace(flow.directory())
+            await remote.create_session("written all the same")
+
+
+@contract("EXC-24")
+async def test_a_database_of_a_newer_culm_is_refused_clearly_and_left_alone(
+    flow: FlowServer,
+) -> None:
+    client = await flow.client()
+    remote = await client.open_workspace(flow.directory())
+    await remote.create_session("of today")
+    await remote.release()
+    await until(lambda: not is_locked(flow.folder / "data"))
+    file = database_path(flow.folder / "data", flow.directory())
+    set_schema(file, 999)
+    before = file.read_bytes()
+    with pytest.raises(Refused, match=r"newer culm \(schema 999, this one knows \d+\)") as refused:
+        await client.open_workspace(flow.directory())
+    assert (refused.value.status, refused.value.code) == (409, "schema_too_new")
+    assert str(file) in refused.value.message
+    assert file.read_bytes() == before
+    assert await client.workspaces() == []
+    await until(lambda: not is_locked(flow.folder / "data"))
+
+
+def set_schema(file: Path, version: int) -> None:
+    connection = sqlite3.connect(file)
+    try:
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()
+
+
+@contract("INV-28")
+async def test_a_workspace_with_its_own_data_dir_needs_nothing_of_the_servers(
+    flow: FlowServer,
+) -> None:
+    client = await flow.client()
+    async with second_process(flow.folder / "data") as (_, said):
+        assert said == "held"
+        root = str(flow.folder / "own")
+        remote = await client.open_workspace(flow.directory(), data_dir=root)
+        assert await remote.sessions() == []
+
+
+@contract("INV-28")
+async def test_a_fresh_server_opens_a_workspace_with_its_own_data_dir(flow: FlowServer) -> None:
+    client = await flow.client()
+    remote = await client.open_workspace(flow.directory(), data_dir=str(flow.folder / "own"))
+    assert await remote.sessions() == []

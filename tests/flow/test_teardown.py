@@ -1,0 +1,262 @@
+"""The end of a workspace: refused, waited for, bounded, and never mistaken for its successor."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from culm.client.http import Refused, RemoteWorkspace
+from culm.config import Settings
+from culm.ids import SessionId
+from culm.wire.messages import Finish, FinishPart, Text, TextPart
+from tests.flow.conftest import FlowServer, open_flow
+from tests.flow.drive import (
+    closed,
+    held_database,
+    is_locked,
+    open_events,
+    send,
+    status_of,
+    until,
+)
+from tests.support import WAIT_S, contract
+
+
+async def opened(flow: FlowServer, name: str = "project") -> RemoteWorkspace:
+    return await (await flow.client()).open_workspace(flow.directory(name))
+
+
+def data(flow: FlowServer) -> Path:
+    return flow.folder / "data"
+
+
+@contract("INV-27")
+async def test_a_closing_workspace_answers_404_on_every_route(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    session = await remote.create_session("s")
+    with held_database(data(flow), flow.directory()):
+        await remote.release()
+        assert is_locked(data(flow))  # Its teardown waits for the database.
+        for method, rest in [
+            ("GET", ""),
+            ("GET", "/snapshot"),
+            ("POST", "/sessions"),
+            ("PUT", f"/sessions/{session.id}"),
+            ("DELETE", f"/sessions/{session.id}"),
+            ("GET", f"/events?client_id={remote.client.id}"),
+            ("POST", f"/current-session?client_id={remote.client.id}"),
+            ("POST", "/agent"),
+        ]:
+            answer = await send(flow, method, remote.path(rest), {"title": "x"})
+            assert (answer.status, answer.json()) == (
+                404,
+                {"message": "workspace not found", "code": "workspace_not_found", "hint": ""},
+            ), rest
+        assert await remote.client.workspaces() == []
+
+
+@contract("INV-27")
+async def test_a_write_under_way_when_the_workspace_closes_is_answered_and_kept(
+    flow: FlowServer,
+) -> None:
+    remote = await opened(flow)
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        with held_database(data(flow), flow.directory()):
+            writing = tasks.create_task(remote.create_session("in time"))
+            await flow.settle()
+            await remote.release()
+            await flow.settle()
+            assert not writing.done()
+    again = await opened(flow)
+    assert await again.sessions() == [writing.result()]
+
+
+@contract("INV-27")
+async def test_an_open_message_is_closed_truthfully_before_the_storage_is(
+    flow: FlowServer,
+) -> None:
+    remote = await opened(flow)
+    session = await remote.create_session("s")
+    messages = flow.workspace(remote.id).messages
+    draft, _ = messages.open(session.id)
+    messages.append(draft, 0, "text", "half a sent")
+    async with open_events(flow, remote) as events:
+        await remote.client.retire()
+        told = (await events.end()).decode()
+    assert "half a sent" in told
+    assert '"culm_reason":"interrupted"' in told
+    again = await opened(flow)
+    (message,) = await again.messages(session.id)
+    text, finish = message.parts
+    assert text == TextPart(Text("half a sent"))
+    assert isinstance(finish, FinishPart)
+    assert (finish.data.reason, finish.data.culm_reason) == ("error", "interrupted")
+
+
+@contract("INV-27")
+async def test_a_create_during_the_teardown_waits_for_it_and_opens_anew(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    session = await remote.create_session("kept")
+    old = flow.workspace(remote.id)
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        with held_database(data(flow), flow.directory()):
+            await remote.release()
+            creating = tasks.create_task(opened(flow))
+            await flow.settle()
+            assert not creating.done()
+    again = creating.result()
+    assert flow.workspace(again.id) is not old
+    assert again.id == remote.id
+    assert await again.sessions() == [session]
+
+
+@contract("INV-14", "INV-27")
+async def test_the_old_stream_ends_before_the_new_incarnation_which_it_does_not_touch(
+    flow: FlowServer,
+) -> None:
+    first = await opened(flow)
+    async with open_events(flow, first) as events:
+        await first.client.retire()
+        await events.end()
+    again = await opened(flow)
+    await flow.settle()
+    flow.clock.advance(29)
+    assert await status_of(again.client, again.path()) == 200
+
+
+@contract("INV-14", "INV-27")
+async def test_the_old_stream_ends_while_the_new_incarnation_waits_and_does_not_touch_it(
+    flow: FlowServer,
+) -> None:
+    first = await opened(flow)
+    async with (
+        open_events(flow, first) as events,
+        asyncio.timeout(WAIT_S),
+        asyncio.TaskGroup() as tasks,
+    ):
+        with held_database(data(flow), flow.directory()):
+            await first.client.retire()
+            creating = tasks.create_task(opened(flow))
+            await flow.settle()
+        again = await creating
+        await events.end()
+    flow.clock.advance(29)
+    assert await status_of(again.client, again.path()) == 200
+
+
+@contract("INV-14", "INV-27")
+async def test_an_old_stream_read_to_its_end_only_later_does_not_touch_the_new_incarnation(
+    flow: FlowServer,
+) -> None:
+    first = await opened(flow)
+    session = await first.create_session("s")
+    async with open_events(flow, first) as old:
+        fill(flow, first, session.id, 1 << 20)
+        await flow.workspace(first.id).messages.flush()
+        await first.client.retire()
+        await closed(flow, first)
+        again = await opened(flow)
+        async with open_events(flow, again) as new:
+            await old.end()
+            await flow.settle()
+            later = await again.create_session("later")
+            await new.until(later.id.encode())
+            assert later.id.encode() not in old.seen
+
+
+def fill(flow: FlowServer, remote: RemoteWorkspace, session_id: SessionId, size: int) -> None:
+    """More than a client that does not read can be sent."""
+    messages = flow.workspace(remote.id).messages
+    for _ in range(size >> 16):
+        messages.add(session_id, "user", [TextPart(Text("x" * (1 << 16)))])
+
+
+@contract("INV-19")
+async def test_a_retired_clients_old_stream_does_not_end_the_claim_of_its_newer_one(
+    flow: FlowServer,
+) -> None:
+    here, there = await opened(flow), await opened(flow)
+    async with AsyncExitStack() as old:
+        await old.enter_async_context(open_events(flow, here))
+        await here.client.retire()
+        async with open_events(flow, here) as newer:
+            await old.aclose()
+            await there.client.retire()
+            await flow.settle()
+            flow.clock.advance(3600)
+            session = await there.create_session("alive")
+            await newer.until(session.id.encode())
+
+
+@contract("INV-19")
+async def test_a_stream_of_a_retired_client_is_told_events_until_the_workspace_closes(
+    flow: FlowServer,
+) -> None:
+    here, there = await opened(flow), await opened(flow)
+    async with open_events(flow, here) as events:
+        await here.client.retire()
+        session = await there.create_session("told")
+        await events.until(session.id.encode())
+        await there.release()
+        await events.end()
+
+
+@contract("EXC-17")
+async def test_a_create_waits_for_a_teardown_no_longer_than_its_bound(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_flow(tmp_path, kind, settings=Settings(teardown_s=0.05)) as flow:
+        remote = await opened(flow)
+        with held_database(data(flow), flow.directory()):
+            await remote.release()
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(Refused, match="workspace closing") as refused:
+                    await opened(flow)
+        assert refused.value.status == 409
+        await until(lambda: not is_locked(data(flow)))
+
+
+@contract("EXC-17")
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_teardown(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    session = await remote.create_session("s")
+    async with open_events(flow, remote):
+        fill(flow, remote, session.id, 16 << 20)
+        await flow.workspace(remote.id).messages.flush()
+        await remote.client.retire()
+        await until(lambda: not is_locked(data(flow)))
+        again = await opened(flow)
+        assert len(await again.messages(session.id)) == 256
+
+
+@contract("EXC-17")
+async def test_nothing_of_a_closed_workspace_waits_on_the_clock(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    async with open_events(flow, remote) as events:
+        await remote.client.retire()
+        await events.end()
+    await closed(flow, remote)
+    await flow.settle()
+    assert flow.clock.armed() == 1  # The server's own linger.
+
+
+@contract("EXC-19")
+async def test_closing_one_workspace_leaves_the_streams_and_writes_of_another(
+    flow: FlowServer,
+) -> None:
+    left, right = await opened(flow, "left"), await opened(flow, "right")
+    session = await right.create_session("s")
+    messages = flow.workspace(right.id).messages
+    draft, _ = messages.open(session.id)
+    async with open_events(flow, right) as events:
+        messages.append(draft, 0, "text", "before ")
+        with held_database(data(flow), flow.directory("left")):
+            await left.release()
+            messages.append(draft, 0, "text", "after")
+            async with asyncio.timeout(WAIT_S):
+                await messages.finish(draft, Finish("end_turn", 1))
+            await events.until(b"end_turn")
+    await closed(flow, left)
+    (message,) = await right.messages(session.id)
+    assert message.parts[0] == TextPart(Text("before after"))

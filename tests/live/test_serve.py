@@ -1,0 +1,273 @@
+"""`culm serve` as a script or a person meets it: its lines, its logs, its exit status."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from culm.client.stream import open_mirror
+from tests.live.harness import (
+    ROOT,
+    find_database,
+    make_directory,
+    open_client_of,
+    open_process_server,
+    run_process,
+    run_serve,
+)
+from tests.support import WAIT_S, contract
+
+LEAVES_SOON = ("--linger", "0.2", "--detach-grace", "0.2")
+QUICK = (*LEAVES_SOON, "--create-grace", "0.2")  # For a client that opens no stream.
+
+
+async def test_serve_says_one_line_per_host_with_the_real_port_and_nothing_else(
+    folder: Path,
+) -> None:
+    hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
+    async with open_process_server(folder, *hosts) as server:
+        unix, tcp = server.urls
+        assert unix == f"unix://{folder}/s"
+        assert tcp.startswith("tcp://127.0.0.1:")
+        assert int(tcp.rpartition(":")[2]) > 0
+        for host in (0, 1):
+            async with open_client_of(server, host=host) as client:
+                await client.health()
+        ended = await server.end()
+    assert ended.stdout == f"listening {unix}\nlistening {tcp}"
+
+
+async def test_both_hosts_of_one_server_lead_to_the_same_workspace(folder: Path) -> None:
+    hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
+    async with (
+        open_process_server(folder, *hosts) as server,
+        open_client_of(server, host=0) as a,
+        open_client_of(server, host=1) as b,
+    ):
+        here = await a.open_workspace(make_directory(folder))
+        there = await b.open_workspace(make_directory(folder))
+        async with open_mirror(there) as follower, asyncio.timeout(WAIT_S):
+            session = await here.create_session("seen across")
+            await follower.until(lambda mirror: session.id in mirror.sessions)
+
+
+async def test_the_default_socket_is_in_the_runtime_directory_and_is_for_its_owner_only(
+    folder: Path,
+) -> None:
+    runtime = folder / "run"
+    async with open_process_server(folder, env={"XDG_RUNTIME_DIR": str(runtime)}) as server:
+        path = runtime / f"culm-{os.getuid()}.sock"
+        assert server.urls == [f"unix://{path}"]
+        assert stat.S_ISSOCK(path.stat().st_mode)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        async with open_client_of(server) as client:
+            await client.health()
+
+
+async def test_without_a_runtime_directory_the_socket_is_in_a_private_one_under_temp(
+    folder: Path,
+) -> None:
+    async with open_process_server(folder) as server:
+        private = folder / f"culm-{os.getuid()}"
+        assert server.urls == [f"unix://{private}/culm.sock"]
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_server_with_status_0_and_leaves_no_socket(
+    folder: Path, number: signal.Signals
+) -> None:
+    async with (
+        open_process_server(folder, "--host", f"unix://{folder}/s") as server,
+        open_client_of(server) as client,
+    ):
+        remote = await client.open_workspace(make_directory(folder))
+        async with client.stream(
+            remote.path(f"/events?client_id={client.id}"), idle_timeout_s=WAIT_S
+        ) as content:
+            ended = await server.end(number)
+            async with asyncio.timeout(WAIT_S):
+                await content.read()  # The stream of a client that stayed has ended, too.
+        assert (ended.status, ended.stderr.count("Traceback")) == (0, 0)
+        assert not (folder / "s").exists()
+
+
+@contract("INV-23")
+async def test_the_server_leaves_with_status_0_when_its_last_client_left_and_linger_passed(
+    folder: Path,
+) -> None:
+    host = ("--host", f"unix://{folder}/s")
+    async with open_process_server(folder, *host, *LEAVES_SOON) as server:
+        async with open_client_of(server) as client:
+            remote = await client.open_workspace(make_directory(folder))
+            async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
+                await follower.connected()
+                await asyncio.sleep(0.8)  # Longer than both together: it is needed.
+                await client.health()
+        ended = await server.wait()
+    assert ended.status == 0
+    assert not (folder / "s").exists()
+
+
+@contract("INV-9")
+async def test_the_server_leaves_when_its_only_client_never_opened_a_stream(folder: Path) -> None:
+    host = ("--host", f"unix://{folder}/s")
+    async with (
+        open_process_server(folder, *host, *QUICK) as server,
+        open_client_of(server) as client,
+    ):
+        await client.open_workspace(make_directory(folder))
+        ended = await server.wait()
+    assert ended.status == 0
+
+
+async def test_a_second_signal_ends_a_slow_shutdown_at_once(folder: Path) -> None:
+    async with (
+        open_process_server(folder, "--host", f"unix://{folder}/s") as server,
+        open_client_of(server) as client,
+    ):
+        await client.open_workspace(make_directory(folder))
+        # Somebody else holds the database: the last writes of the workspace wait for that.
+        holder = sqlite3.connect(find_database(folder), isolation_level=None)
+        try:
+            holder.execute("BEGIN IMMEDIATE")
+            server.process.send_signal(signal.SIGTERM)
+            await server.until(lambda: any("leaving" in line for line in server.errors))
+            ended = await server.end(signal.SIGINT)
+        finally:
+            holder.close()
+    assert ended.status == 128 + signal.SIGINT
+    assert not (folder / "s").exists()
+
+
+async def test_a_taken_port_is_status_1_with_what_failed_and_what_to_do(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        ended = await run_serve(folder, "--host", url)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert f"culm: cannot listen on {url}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "hint: " in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--no-such-option",),
+        ("--linger", "-1"),
+        ("stray",),
+    ],
+)
+async def test_wrong_usage_is_status_2(folder: Path, args: tuple[str, ...]) -> None:
+    ended = await run_serve(folder, *args)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "Usage: " in ended.stderr
+
+
+async def test_a_host_that_is_no_address_is_refused_with_the_form_it_should_have(
+    folder: Path,
+) -> None:
+    ended = await run_serve(folder, "--host", "localhost:80")
+    assert ended.status == 2
+    assert "'localhost:80' is not an address" in ended.stderr
+    assert "hint: use unix:///absolute/path or tcp://host:port" in ended.stderr
+
+
+@contract("EXC-21")
+async def test_an_open_network_without_tls_or_without_a_token_is_refused(folder: Path) -> None:
+    for more in ((), ("--no-auth",)):
+        ended = await run_serve(folder, "--host", "tcp://0.0.0.0:0", *more)
+        assert (ended.status, ended.stdout) == (1, "")
+        assert "hint: " in ended.stderr
+
+
+async def test_log_lines_go_to_stderr_and_to_the_state_directory(folder: Path) -> None:
+    async with open_process_server(folder, "--host", f"unix://{folder}/s") as server:
+        ended = await server.end()
+    assert "culm.cli.serve: leaving" in ended.stderr
+    written = (folder / "state" / "culm" / "culm.log").read_text()
+    assert written.rstrip("\n") == ended.stderr
+
+
+async def test_with_log_json_every_log_line_is_one_json_object(folder: Path) -> None:
+    args = ("--host", f"unix://{folder}/s", "--log-json", "--log-level", "debug")
+    async with (
+        open_process_server(folder, *args, *QUICK) as server,
+        open_client_of(server) as client,
+    ):
+        await client.open_workspace(make_directory(folder))
+        ended = await server.wait()
+    written = (folder / "state" / "culm" / "culm.log").read_text().splitlines()
+    for lines in (ended.stderr.splitlines(), written):
+        entries = [json.loads(line) for line in lines]
+        assert all(entry.keys() >= {"time", "level", "logger", "message"} for entry in entries)
+        assert "leaving" in [entry["message"] for entry in entries]
+
+
+async def test_settings_come_from_the_config_file(folder: Path) -> None:
+    config = folder / "settings.json"
+    config.write_text('{"create_grace_s": 0.2, "linger_s": 0.2}')
+    host = ("--host", f"unix://{folder}/s")
+    async with (
+        open_process_server(folder, *host, "--config", str(config)) as server,
+        open_client_of(server) as client,
+    ):
+        await client.open_workspace(make_directory(folder))
+        assert (await server.wait()).status == 0
+
+
+async def test_an_option_wins_over_the_config_file(folder: Path) -> None:
+    config = folder / "settings.json"
+    config.write_text('{"create_grace_s": 0.2, "linger_s": 3600}')
+    host = ("--host", f"unix://{folder}/s")
+    both = ("--config", str(config), "--linger", "0.2")
+    async with (
+        open_process_server(folder, *host, *both) as server,
+        open_client_of(server) as client,
+    ):
+        await client.open_workspace(make_directory(folder))
+        assert (await server.wait()).status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"linger_s": 1, "lingre_s": 2}', "lingre_s"),
+        ('{"linger_s": "long"}', "linger_s"),
+        ("linger_s = 1", "settings.json is not JSON"),
+    ],
+)
+async def test_a_wrong_config_file_is_refused_by_the_name_of_what_is_wrong(
+    folder: Path, text: str, named: str
+) -> None:
+    config = folder / "settings.json"
+    config.write_text(text)
+    ended = await run_serve(folder, "--config", str(config))
+    assert (ended.status, ended.stdout) == (2, "")
+    assert named in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("args", [("--help",), ("serve", "--help")])
+async def test_help_imports_neither_aiohttp_nor_uvloop(folder: Path, args: tuple[str, ...]) -> None:
+    ended = await run_process(folder, "-X", "importtime", "-m", "culm", *args)
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert ended.status == 0
+    assert "culm.cli.main" in imported
+    assert not imported & {"aiohttp", "uvloop", "sqlite3"}
+
+
+async def test_the_example_shows_both_clients_and_ends_well(folder: Path) -> None:
+    ended = await run_process(folder, str(ROOT / "examples" / "two_clients.py"))
+    assert (ended.status, ended.stderr) == (0, "")
+    for name in ("1", "2"):
+        assert f"client {name} sees session 'Hello from client 1' at cursor " in ended.stdout
+    assert ended.stdout.endswith("server ended with status 0")

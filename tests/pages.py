@@ -1,0 +1,56 @@
+"""Pages that are made from the code: `python -m tests.pages` writes them, a test compares."""
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import click
+from msgspec import Meta
+from msgspec.structs import fields
+
+from culm.cli.main import culm
+from culm.config import Settings
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def settings_page() -> str:
+    rows = [
+        f"| `{setting.name}` | {setting.default:.12g} | {_describe(setting.type)} |"
+        for setting in fields(Settings)
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "Made from `culm.config.Settings`. `culm serve --config FILE` reads them from a JSON",
+            'object, for example `{"linger_s": 600}`; the options of `culm serve` win.',
+            "",
+            "| setting | default | meaning |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def cli_page() -> str:
+    pieces = ["# Command line", "", "Made from the commands themselves.", ""]
+    for name, command in [("culm", culm), *((f"culm {n}", c) for n, c in culm.commands.items())]:
+        context = click.Context(command, info_name=name, max_content_width=96, terminal_width=96)
+        pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
+    return "\n".join(pieces)
+
+
+def _describe(kind: Any) -> str:  # noqa: ANN401 - a type as msgspec hands it out
+    assert get_origin(kind) is Annotated
+    texts = [m.description for m in get_args(kind)[1:] if isinstance(m, Meta) and m.description]
+    return inspect.cleandoc(texts[-1])
+
+
+PAGES = {"settings.md": settings_page, "cli.md": cli_page}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page())

@@ -1,0 +1,90 @@
+"""What goes wrong below the store: locks, full disks, two writers, a chunk that was lost."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from culm.clock import LoopClock
+from culm.ids import Ids
+from culm.store.memory import MemoryFile
+from culm.store.messages import (
+    Chunk,
+    add_chunks,
+    add_message,
+    capture,
+    close_open_messages,
+    find_message,
+)
+from culm.store.sessions import add_session
+from culm.store.store import open_memory_store, open_store
+from culm.wire.codec import decode, encode
+from culm.wire.messages import Message, Text, TextPart
+from tests.support import WAIT_S
+
+
+async def test_a_locked_file_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store:
+        epoch = store.epoch
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        async with open_store(path, LoopClock(), Ids()):
+            pass
+    holder.close()
+    async with open_store(path, LoopClock(), Ids()) as store:
+        assert (store.epoch, store.health.state) == (epoch, "ok")
+    assert not list(tmp_path.glob("*damaged*"))
+
+
+async def test_two_writers_of_one_file_number_their_events_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "culm.db"
+    async with (
+        open_store(path, LoopClock(), Ids()) as one,
+        open_store(path, LoopClock(), Ids()) as two,
+        asyncio.timeout(WAIT_S),
+    ):
+        for store in (one, two, one, two):
+            await store.append("run_changed", "updated", payload=b"1")
+        assert (one.seq, two.seq) == (3, 4)
+
+
+async def test_a_chunk_that_lost_its_predecessor_makes_nothing_unreadable() -> None:
+    file, ids = MemoryFile(), Ids()
+    session_id = ids.session()
+    message = Message(ids.message(), "assistant", session_id, [TextPart(Text("known "))])
+    async with open_memory_store(file, LoopClock(), ids) as store, asyncio.timeout(WAIT_S):
+        await store.write(add_session(session_id, "one", sessions_max=10))
+        await store.write(add_message(capture(message), is_open=True))
+        await store.write(add_chunks([Chunk(message.id, 0, 0, 100, "text", "adrift")]))
+        raw = await store.read(find_message(message.id))
+        assert decode(encode(raw), Message) == message
+        assert await store.write(close_open_messages) == 1
+    file.close()
+
+
+async def test_a_listener_that_fails_does_not_leave_the_others_waiting() -> None:
+    file = MemoryFile()
+    async with open_memory_store(file, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
+
+        def fail(_: None) -> None:
+            raise RuntimeError("a bug of whoever listens")
+
+        store.write(lambda tx: None, fail)
+        await store.write(lambda tx: None)
+    file.close()
+
+
+async def test_a_failed_checkpoint_does_not_end_the_writer(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(30):
+        # With its log gone, minding it fails; writes go on in the file that is still open.
+        path.with_name("culm.db-wal").unlink()
+        await store.append("run_changed", "updated", payload=b"1")
+        await store.append("run_changed", "updated", payload=b"2")
+        assert store.seq == 2

@@ -1,0 +1,144 @@
+"""The database file: what is refused, what is moved aside, what the store keeps of a message."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from culm.clock import LoopClock
+from culm.errors import SchemaTooNew
+from culm.ids import Ids
+from culm.store.messages import (
+    Chunk,
+    add_chunks,
+    add_message,
+    capture,
+    close_open_messages,
+    find_message,
+    messages_of_session,
+)
+from culm.store.sessions import add_session
+from culm.store.store import open_store
+from culm.store.writer import connect
+from culm.wire.codec import decode, encode
+from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
+from tests.support import WAIT_S, contract
+
+
+async def test_a_newer_schema_is_refused_and_the_file_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    connection = connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(SchemaTooNew, match=r"schema 99, this one knows \d+"):
+        async with open_store(path, LoopClock(), Ids()):
+            pass
+    connection = connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == 99
+    connection.close()
+
+
+async def test_a_damaged_file_is_moved_aside_and_replaced_under_a_new_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store:
+        epoch = store.epoch
+    path.write_bytes(b"not a database, whatever it once was" * 200)
+    async with open_store(path, LoopClock(), Ids()) as store:
+        assert store.epoch != epoch
+        assert store.health.state == "replaced"
+        (aside,) = tmp_path.glob("culm.db.damaged-*")
+        assert str(aside) in store.health.reason
+        assert aside.read_bytes().startswith(b"not a database")
+
+
+async def test_every_commit_reaches_the_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "culm.db")
+    pragmas = {
+        name: connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("journal_mode", "synchronous", "wal_autocheckpoint", "foreign_keys")
+    }
+    connection.close()
+    full = 2
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": full,
+        "wal_autocheckpoint": 0,
+        "foreign_keys": 1,
+    }
+
+
+async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(30):
+        payload = b'"' + b"x" * 8000 + b'"'
+        for _ in range(40):
+            await asyncio.wait(
+                [store.append("run_changed", "updated", payload=payload) for _ in range(64)]
+            )
+        # 20 MB went through. Once the writer rests, a checkpoint takes all of it out of the log,
+        # and a later commit begins that anew.
+        wal = path.with_name("culm.db-wal")
+        while wal.stat().st_size > 2_000_000:
+            await store.append("run_changed", "updated", payload=payload)
+            await asyncio.sleep(0.01)
+        assert path.stat().st_size > 20_000_000
+
+
+async def test_a_large_part_is_kept_beside_its_row_and_read_back_whole(tmp_path: Path) -> None:
+    ids = Ids()
+    session_id = ids.session()
+    large = TextPart(Text("wörd " * 10_000))
+    message = Message(ids.message(), "user", session_id, [TextPart(Text("small")), large])
+    async with open_store(tmp_path / "culm.db", LoopClock(), ids) as store:
+        await store.write(add_session(session_id, "one", sessions_max=10))
+        await store.write(add_message(capture(message), is_open=False))
+
+        def sizes(connection: sqlite3.Connection) -> tuple[int, int]:
+            row = connection.execute("SELECT length(parts), large FROM messages").fetchone()
+            return row[0], row[1]
+
+        size, count = await store.read(sizes)
+        assert (size < 200, count) == (True, 1)
+        (read,) = await store.read(messages_of_session(session_id))
+        assert decode(encode(read), Message) == message
+
+
+@contract("INV-64")
+async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_path: Path) -> None:
+    ids = Ids()
+    session_id = ids.session()
+    call = ToolCallPart(ToolCall("call_1", "bash"))
+    message = Message(ids.message(), "assistant", session_id, [call], rev=3)
+    async with (
+        open_store(tmp_path / "culm.db", LoopClock(), ids) as store,
+        asyncio.timeout(WAIT_S),
+    ):
+        await store.write(add_session(session_id, "one", sessions_max=10))
+        await store.write(add_message(capture(message), is_open=True))
+        chunks = [
+            Chunk(message.id, 3, 0, 0, "input", '{"a":'),
+            Chunk(message.id, 3, 1, 0, "text", "grü"),
+            Chunk(message.id, 3, 1, 3, "text", "ße"),
+            Chunk(message.id, 2, 1, 5, "text", "of an older rev"),
+            Chunk(ids.message(), 0, 0, 0, "text", "of a message that is gone"),
+        ]
+        await store.write(add_chunks(chunks))
+        assert await store.write(close_open_messages) == 1
+        raw = await store.read(find_message(message.id))
+        closed = decode(encode(raw), Message)
+        finish = closed.parts.pop()
+        assert closed.rev == 4
+        assert closed.parts == [
+            ToolCallPart(ToolCall("call_1", "bash", '{"a":')),
+            TextPart(Text("grüße")),
+        ]
+        assert isinstance(finish, FinishPart)
+        assert finish.data == Finish(
+            "error",
+            finish.data.time,
+            "Interrupted",
+            "The server ended while this message was being written.",
+            "interrupted",
+        )
+        assert await store.write(close_open_messages) == 0

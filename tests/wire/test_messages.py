@@ -1,0 +1,84 @@
+"""Deltas meet parts, and bodies meet Go's reading habits."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.client.stream import Lines
+from culm.errors import InvalidRequest
+from culm.events.views import encode_frame
+from culm.wire.codec import decode, encode, parse_body
+from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart, append_text
+from culm.wire.requests import CreateWorkspace
+
+
+@given(st.text(min_size=1), st.data())
+def test_deltas_that_overlap_in_any_way_add_up_to_the_text(text: str, data: st.DataObject) -> None:
+    parts: list[Part] = []
+    known = 0
+    while known < len(text):
+        offset = data.draw(st.integers(0, known))
+        end = data.draw(st.integers(known + 1, len(text)))
+        assert append_text(parts, 0, "text", offset, text[offset:end])
+        known = end
+    assert parts == [TextPart(Text(text))]
+
+
+def test_a_delta_beyond_the_known_end_does_not_fit() -> None:
+    parts: list[Part] = [TextPart(Text("ab"))]
+    assert not append_text(parts, 0, "text", 3, "d")
+    assert not append_text(parts, 0, "reasoning", 2, "c")
+    assert not append_text(parts, 2, "text", 0, "c")
+    assert parts == [TextPart(Text("ab"))]
+
+
+def test_binary_parts_keep_their_capital_keys_and_padded_base64() -> None:
+    part = BinaryPart(Binary("shot.png", "image/png", b"\x89PNG"))
+    wire = json.loads(encode(part))
+    assert wire == {
+        "type": "binary",
+        "data": {"Path": "shot.png", "MIMEType": "image/png", "Data": "iVBORw=="},
+    }
+    assert decode(encode(part), BinaryPart) == part
+
+
+@given(st.lists(st.text(), max_size=5), st.data())
+def test_frames_are_read_back_however_the_network_cut_them(
+    texts: list[str], data: st.DataObject
+) -> None:
+    stream = b"".join(
+        encode_frame("delta", "session", "updated", encode(text), f"e.{n}")
+        for n, text in enumerate(texts)
+    )
+    lines = Lines()
+    read: list[str] = []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        read += [told.read(str) for told in lines.feed(stream[:cut])]
+        stream = stream[cut:]
+    assert read == texts
+
+
+def test_absent_and_null_fields_are_zero_values_and_what_follows_the_body_is_ignored() -> None:
+    body = b' {"path": "/x", "env": null, "yolo": null, "unknown": {"deep": null}} trailing'
+    assert parse_body(body, CreateWorkspace) == CreateWorkspace(path="/x")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff{}", "not valid JSON"),
+        (b'{"yolo": NaN}', "not valid JSON"),
+        (b"[]", "Expected `object`"),
+        (b'{"path": 7}', r"\$.path"),
+        (b'{"env": ["a", 7]}', r"\$.env"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_body_that_does_not_fit_is_refused_with_the_field_named(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        parse_body(body, CreateWorkspace)

@@ -1,0 +1,189 @@
+"""The table of claims, cell by cell. Its words are in docs/contract/workspaces.md."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.ids import ClientId
+from culm.workspace.claims import (
+    AbandonedExpired,
+    Claim,
+    Claims,
+    Created,
+    Fate,
+    Graces,
+    HoldExpired,
+    Input,
+    Released,
+    Retired,
+    RunsChanged,
+    Selected,
+    Step,
+    StreamClosed,
+    StreamOpened,
+    on_claim,
+)
+from tests.support import contract
+
+A, B = ClientId("a"), ClientId("b")
+GRACES = Graces(create_s=30, detach_s=10, abandoned_s=3600)
+
+
+def after(*inputs: Input, claims: Claims | None = None, graces: Graces = GRACES) -> Step:
+    step = Step(claims or Claims(), Fate.KEEP)
+    for what in inputs:
+        step = on_claim(step.claims, what, graces)
+    return step
+
+
+def claim_of(step: Step, client: ClientId = A) -> Claim | None:
+    return step.claims.by_client.get(client)
+
+
+HELD = after(Created(A)).claims
+ATTACHED = after(Created(A), StreamOpened(A)).claims
+TWICE = after(StreamOpened(A), claims=ATTACHED).claims
+RELEASED = after(Released(A), claims=ATTACHED).claims
+BIRTH = ATTACHED.by_client[A].birth
+DETACHED = after(StreamClosed(A, BIRTH), claims=ATTACHED).claims
+HOLD = HELD.by_client[A].hold or 0
+DETACH_HOLD = DETACHED.by_client[A].hold or 0
+
+
+@contract("INV-9", "INV-10", "INV-11", "INV-12", "INV-15", "INV-16", "INV-17", "INV-21")
+@pytest.mark.parametrize(
+    ("claims", "what", "streams", "released", "delay_s", "fate"),
+    [
+        # none
+        (Claims(), Created(A), 0, False, 30, Fate.KEEP),
+        (Claims(), StreamOpened(A), 1, False, None, Fate.KEEP),
+        # held after create
+        (HELD, Created(A), 0, False, 30, Fate.KEEP),
+        (HELD, StreamOpened(A), 1, False, None, Fate.KEEP),
+        (HELD, Released(A), None, None, None, Fate.CLOSE),
+        (HELD, HoldExpired(A, HOLD), None, None, None, Fate.CLOSE),
+        (HELD, Retired(A), None, None, None, Fate.CLOSE),
+        # attached
+        (ATTACHED, Created(A), 1, False, None, Fate.KEEP),
+        (ATTACHED, StreamOpened(A), 2, False, None, Fate.KEEP),
+        (TWICE, StreamClosed(A, BIRTH), 1, False, None, Fate.KEEP),
+        (ATTACHED, StreamClosed(A, BIRTH), 0, False, 10, Fate.KEEP),
+        (ATTACHED, Released(A), 1, True, None, Fate.KEEP),
+        (ATTACHED, HoldExpired(A, HOLD), 1, False, None, Fate.KEEP),
+        (ATTACHED, Retired(A), None, None, None, Fate.CLOSE),
+        # attached and released
+        (RELEASED, Created(A), 1, False, None, Fate.KEEP),
+        (RELEASED, StreamOpened(A), 2, True, None, Fate.KEEP),
+        (RELEASED, StreamClosed(A, BIRTH), None, None, None, Fate.CLOSE),
+        (RELEASED, Released(A), 1, True, None, Fate.KEEP),
+        (RELEASED, Retired(A), None, None, None, Fate.CLOSE),
+        # held after the last stream closed
+        (DETACHED, Created(A), 0, False, 30, Fate.KEEP),
+        (DETACHED, StreamOpened(A), 1, False, None, Fate.KEEP),
+        (DETACHED, Released(A), None, None, None, Fate.CLOSE),
+        (DETACHED, HoldExpired(A, DETACH_HOLD), None, None, None, Fate.CLOSE),
+        (DETACHED, HoldExpired(A, HOLD), 0, False, None, Fate.KEEP),
+        (DETACHED, Retired(A), None, None, None, Fate.CLOSE),
+    ],
+)
+def test_each_cell_of_the_table(
+    claims: Claims,
+    what: Input,
+    streams: int | None,
+    released: bool | None,  # noqa: FBT001
+    delay_s: float | None,
+    fate: Fate,
+) -> None:
+    step = on_claim(claims, what, GRACES)
+    claim = claim_of(step)
+    if streams is None:
+        assert claim is None
+    else:
+        assert claim is not None
+        assert (claim.streams, claim.released) == (streams, released)
+        assert (claim.hold is None) == (claim.streams > 0)
+    assert (step.arm.delay_s if step.arm else None) == delay_s
+    assert step.fate is fate
+
+
+@contract("INV-17")
+def test_a_create_in_the_detach_grace_keeps_the_selection_and_voids_the_older_timer() -> None:
+    selected = after(Selected(A, "s"), StreamClosed(A, BIRTH), claims=ATTACHED).claims
+    old_hold = selected.by_client[A].hold
+    assert old_hold is not None
+    step = after(Created(A), HoldExpired(A, old_hold), claims=selected)
+    assert step.fate is Fate.KEEP
+    assert step.claims.by_client[A].session_id == "s"
+
+
+def test_with_no_detach_grace_the_last_close_ends_the_claim_at_once() -> None:
+    step = on_claim(ATTACHED, StreamClosed(A, BIRTH), replace(GRACES, detach_s=0))
+    assert step.fate is Fate.CLOSE
+
+
+@contract("INV-18")
+def test_one_of_two_clients_leaving_does_not_touch_the_other() -> None:
+    both = after(Created(B), StreamOpened(B), claims=ATTACHED).claims
+    step = after(Retired(A), claims=both)
+    assert step.fate is Fate.KEEP
+    assert step.claims.by_client == {B: both.by_client[B]}
+
+
+@contract("INV-19")
+def test_a_stream_from_before_retirement_does_not_count_against_a_later_one() -> None:
+    again = after(Retired(A), StreamOpened(A), claims=ATTACHED)
+    late = on_claim(again.claims, StreamClosed(A, BIRTH), GRACES)
+    assert late.fate is Fate.KEEP
+    assert late.claims == again.claims
+
+
+@contract("INV-22")
+def test_only_live_streams_count_as_attached() -> None:
+    looking = after(Selected(A, "s"), Created(B), claims=ATTACHED).claims
+    assert (looking.attached_to("s"), looking.attached_to("")) == (1, 0)
+    assert after(StreamClosed(A, BIRTH), claims=looking).claims.attached_to("s") == 0
+
+
+@contract("EXC-15")
+def test_live_runs_defer_the_end_until_they_are_gone() -> None:
+    running = after(RunsChanged(1), Retired(A), claims=ATTACHED)
+    assert (running.fate, running.arm and running.arm.delay_s) == (Fate.KEEP, 3600)
+    assert on_claim(running.claims, RunsChanged(0), GRACES).fate is Fate.CLOSE
+    assert on_claim(running.claims, Created(B), GRACES).fate is Fate.KEEP
+
+
+@contract("EXC-15")
+def test_runs_nobody_watches_are_interrupted_at_their_bound_and_not_by_an_older_timer() -> None:
+    running = after(RunsChanged(1), Retired(A), claims=ATTACHED)
+    assert running.arm is not None
+    timer = running.arm.then
+    assert isinstance(timer, AbandonedExpired)
+    assert on_claim(running.claims, timer, GRACES).fate is Fate.INTERRUPT
+    back = after(StreamOpened(B), claims=running.claims).claims
+    assert on_claim(back, timer, GRACES).fate is Fate.KEEP
+
+
+inputs = st.one_of(
+    *(
+        st.builds(kind, st.sampled_from([A, B]))
+        for kind in (Created, StreamOpened, Released, Retired)
+    ),
+    st.builds(StreamClosed, st.sampled_from([A, B]), st.integers(1, 12)),
+    st.builds(HoldExpired, st.sampled_from([A, B]), st.integers(1, 12)),
+    st.builds(RunsChanged, st.integers(0, 2)),
+    st.builds(AbandonedExpired, st.integers(1, 12)),
+)
+
+
+@given(st.lists(inputs, max_size=40))
+def test_whatever_happens_a_claim_either_has_a_stream_or_a_timer(whats: list[Input]) -> None:
+    step = Step(Claims(), Fate.KEEP)
+    for what in whats:
+        step = on_claim(step.claims, what, GRACES)
+        for claim in step.claims.by_client.values():
+            assert (claim.streams > 0) == (claim.hold is None)
+        assert (step.fate is Fate.CLOSE) == (
+            not step.claims.by_client and not step.claims.live_runs
+        ) or step.fate is Fate.INTERRUPT
