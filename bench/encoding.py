@@ -1,0 +1,62 @@
+"""What one more event costs the real hub when writing costs nothing: the same for any audience."""
+
+import asyncio
+import time
+from pathlib import Path
+from statistics import median
+
+import frames
+
+from culm.clock import LoopClock
+from culm.config import Settings
+from culm.events.hub import Hub
+from culm.events.views import Filter
+from culm.ids import Ids, MessageId, SessionId, WorkspaceId
+from culm.store.memory import MemoryFile
+from culm.store.store import open_memory_store
+from culm.workspace.workspace import About, open_workspace
+
+EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
+_SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
+
+
+class NullTransport:
+    def write(self, data: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None: ...
+
+
+async def event_us(streams: int, turns: int) -> float:
+    """CPU µs that an event adds to a turn with this many streams."""
+    file, clock, ids = MemoryFile(), LoopClock(), Ids()
+    about = About(WorkspaceId("bench"), Path("/"), "/", Path("/"))
+    async with (
+        open_memory_store(file, clock, ids) as store,
+        open_workspace(about, store, clock, ids, Settings()) as workspace,
+    ):
+        hub = workspace.hub
+        for _ in range(streams):
+            subscriber = hub.join(NullTransport(), "delta", Filter(sessions=frozenset({_SESSION})))
+            hub.go_live(subscriber)
+        extra: list[float] = []
+        for _ in range(turns):
+            one, many = _turn_s(hub, 1), _turn_s(hub, 1 + EVENTS)
+            extra.append((many - one) / EVENTS * 1e6)
+            await asyncio.sleep(0)  # Lets the hub's own, now empty, ends of turn run.
+    file.close()
+    return median(extra)
+
+
+def _turn_s(hub: Hub, events: int) -> float:
+    text = frames.text(0, frames.MORE)
+    start_s = time.thread_time()
+    for n in range(events):
+        hub.tell_delta(frames.delta(MessageId(f"{_SESSION[:-2]}{n:02d}"), _SESSION, 1000, text))
+    hub.flush()
+    return time.thread_time() - start_s

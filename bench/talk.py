@@ -1,0 +1,113 @@
+"""How the benchmark's processes talk: one JSON line asks, one JSON line answers."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+T = TypeVar("T")
+
+STEP_TIMEOUT_S = 60.0  # The longest single thing a child is asked for takes a few seconds.
+END_TIMEOUT_S = 10.0
+
+
+class Ready(Struct):
+    """A publisher listens: where its streams are, and where its reader acknowledges."""
+
+    port: int
+    ack_port: int
+    path: str  # What to GET, with {client_id} in it.
+
+
+class Command(Struct, omit_defaults=True):
+    do: str
+    streams: int = 0
+    bursts: int = 0
+    burst: int = 1
+    pace_s: float = 0.0  # 0: as fast as the reader acknowledges.
+    where: Ready | None = None
+
+
+class Spent(Struct):
+    """What a publisher's process used, over all its threads."""
+
+    cpu_s: float
+    wall_s: float
+
+
+class Received(Struct):
+    """What a reader saw in one round."""
+
+    events: int  # On each stream.
+    wrong: int  # Events lost, reordered or damaged, and streams that differ from the first.
+    frame_bytes: float
+    reads_per_write: float
+    p50_us: float = 0.0
+    p99_us: float = 0.0
+
+
+class Child:
+    """A process of ours. Made by `open_child`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def ask(self, command: Command, kind: type[T]) -> T:
+        """Send a command and wait for its answer; the child bounds the wait by ending."""
+        assert self._process.stdin is not None, "opened with pipes"
+        self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+        self._process.stdin.flush()
+        return self.hear(kind)
+
+    def hear(self, kind: type[T]) -> T:
+        assert self._process.stdout is not None, "opened with pipes"
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a process of the benchmark ended early; its error is above")
+        return msgspec.json.decode(line, type=kind)
+
+
+@contextmanager
+def open_child(script: str, *arguments: str) -> Generator[Child]:
+    """Run a script beside this one; it ends when its stdin does, or is killed."""
+    file = Path(__file__).with_name(script)
+    process = subprocess.Popen(
+        [sys.executable, str(file), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        yield Child(process)
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    else:
+        process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+async def commands() -> AsyncGenerator[Command]:
+    """In a child: what the parent asks for, until it closes the pipe."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield msgspec.json.decode(line, type=Command)
+
+
+def answer(reply: Struct) -> None:
+    print(msgspec.json.encode(reply).decode(), flush=True)
