@@ -57,6 +57,13 @@ class TooLarge(Rejected):
     code, status = "too_large", 413
 
 
+class TooSlow(Rejected):
+    code, status = "too_slow", 408
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the body did not arrive within {seconds:g} s")
+
+
 class LimitExceeded(Rejected):
     code, status = "limit_exceeded", 429
 

@@ -1,10 +1,9 @@
 """The table of claims, cell by cell. Its words are in docs/contract/workspaces.md."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from culm.ids import ClientId
 from culm.workspace.claims import (

@@ -4,10 +4,12 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from aiohttp import web
 
 from culm.server.auth import GATE, Gate, check_gate
+from culm.server.deadlines import DEADLINES, Deadlines, note_head
 from culm.server.listen import BACKLOG, Listener, UnixAddress
 from culm.server.problems import answer_problems
 from culm.server.routes import agent, sessions, system, workspaces
@@ -20,7 +22,8 @@ HEADER_BYTES_MAX = 32 << 10
 
 
 def make_app(registry: Registry, gate: Gate) -> web.Application:
-    app = web.Application(middlewares=[answer_problems, check_gate])
+    app = web.Application(middlewares=[note_head, answer_problems, check_gate])
+    app[DEADLINES] = Deadlines()
     app[REGISTRY] = registry
     app[GATE] = gate
     for module in (system, workspaces, sessions, agent):
@@ -47,16 +50,15 @@ async def open_http(
     await runner.setup()
     assert runner.server is not None, "set up just now"
     loop = asyncio.get_running_loop()
+    accept = partial(app[DEADLINES].accept, runner.server)
     servers: list[asyncio.Server] = []
     try:
         for listener in listeners:
             if isinstance(listener.address, UnixAddress):
-                server = await loop.create_unix_server(
-                    runner.server, sock=listener.sock, backlog=BACKLOG
-                )
+                server = await loop.create_unix_server(accept, sock=listener.sock, backlog=BACKLOG)
             else:
                 server = await loop.create_server(
-                    runner.server, sock=listener.sock, ssl=tls, backlog=BACKLOG
+                    accept, sock=listener.sock, ssl=tls, backlog=BACKLOG
                 )
             servers.append(server)
         yield

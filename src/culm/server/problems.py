@@ -1,12 +1,13 @@
 """Every error becomes one JSON sentence with the right status; nothing else leaves the server."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiohttp import web
 
-from culm.errors import AppError, InvalidRequest, TooLarge, Unauthenticated
+from culm.errors import AppError, InvalidRequest, TooLarge, TooSlow, Unauthenticated
 from culm.ids import ClientId, find_client_id
 from culm.wire.codec import encode, parse_body
 from culm.wire.requests import Problem
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BODY_BYTES_MAX = 1 << 20
+BODY_S = 60.0  # A body is complete in this time, attachments over a slow line included.
 ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -71,10 +73,14 @@ async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> by
     if (request.content_length or 0) > bytes_max:
         raise TooLarge(f"the body may have at most {bytes_max} bytes")
     body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > bytes_max:
-            raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > bytes_max:
+                    raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    except TimeoutError as exc:
+        raise TooSlow(BODY_S) from exc
     return bytes(body)
 
 

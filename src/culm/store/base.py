@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
+from msgspec import Struct
+
 from culm.errors import StoreBusy
 from culm.store.sql import QUERIES
 
@@ -21,8 +23,7 @@ Op = Literal["created", "updated", "deleted"]
 Connection = sqlite3.Connection  # What a query is a function of.
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):  # Not a dataclass: one is made for every durable change.
     """A durable event, numbered inside the transaction that made it true."""
 
     seq: int
@@ -41,6 +42,10 @@ class Tx:
     now: int  # Unix seconds, one value for the whole unit.
     seq: int  # The last number given out.
     events: list[Event] = field(default_factory=list[Event])
+    # Rows of the log, which the group inserts together at its end.
+    rows: list[tuple[int, str, str, str, str, str | None, int]] = field(
+        default_factory=list[tuple[int, str, str, str, str, str | None, int]]
+    )
 
     def run(self, query: str, *values: str | float | None) -> sqlite3.Cursor:
         return self.connection.execute(QUERIES[query], values)
@@ -69,7 +74,7 @@ class Tx:
         """Number an event. With `stored` its payload goes into the log; else a table has it."""
         self.seq += 1
         fields = payload.decode() if stored else None
-        self.run("add_event", self.seq, type_, op, session_id, entity_id, fields, self.now)
+        self.rows.append((self.seq, type_, op, session_id, entity_id, fields, self.now))
         self.events.append(Event(self.seq, type_, op, session_id, entity_id, payload))
 
 
@@ -134,6 +139,7 @@ def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> 
         tx = Tx(connection, now, last_seq(connection))
         for job in jobs:
             _run_job(job, tx)
+        connection.executemany(QUERIES["add_event"], tx.rows)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -142,12 +148,14 @@ def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> 
 
 def _run_job(job: Job, tx: Tx) -> None:
     changes, before, tx.events = tx.connection.total_changes, tx.seq, []
+    rows = len(tx.rows)
     try:
         job.result = job.unit(tx)
     except Exception as exc:  # boundary: a unit's failure belongs to whoever submitted it
         if isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.IntegrityError):
             raise  # Disk full, I/O error, damage: the file's trouble, not the unit's.
         job.error, job.events, tx.seq = exc, (), before
+        del tx.rows[rows:]
         if tx.connection.total_changes != changes:
             raise _Spoilt from exc
     else:
@@ -165,7 +173,7 @@ def settle_group(jobs: list[Job]) -> None:
 def last_seq(connection: sqlite3.Connection) -> int:
     """The last number ever given out, also if its event was trimmed."""
     last: int = connection.execute(QUERIES["last_seq"]).fetchone()[0]
-    return max(last, int(find_meta(connection, "trimmed_to") or 0))
+    return last
 
 
 def find_meta(connection: sqlite3.Connection, key: str) -> str | None:

@@ -66,9 +66,9 @@ def trim(keep_s: float, keep: int) -> Callable[[Tx], int]:
     """Forget events that are too old or too many; returns how many."""
 
     def unit(tx: Tx) -> int:
-        trimmed = int(find_meta(tx.connection, "trimmed_to") or 0)
-        fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), tx.seq + 1).fetchone()[0]
-        upto = min(max(fresh - 1, tx.seq - keep), trimmed + TRIM_MAX)
+        trimmed, last = bounds(tx.connection)
+        fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), last + 1).fetchone()[0]
+        upto = min(max(fresh - 1, last - keep), trimmed + TRIM_MAX)
         if upto <= trimmed:
             return 0
         gone = tx.run("trim_events", upto).rowcount

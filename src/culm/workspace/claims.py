@@ -1,19 +1,21 @@
 """Who keeps a workspace alive: one pure function from claims and an input to claims and a fate.
 
 A claim is one client's reason; live runs are a pseudo-claim. Timers, presence events and the
-teardown itself belong to the caller, who arms what `Step` asks for and reports back.
+teardown itself belong to the caller, who arms what `Step` asks for and reports back. The values
+are msgspec structs because a dozen frozen dataclasses cost 12 ms of every start.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import assert_never
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from culm.ids import ClientId
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     birth: int  # Names this claim: a stream of an earlier one does not count here.
     streams: int = 0
     released: bool = False
@@ -21,8 +23,7 @@ class Claim:
     session_id: str = ""  # What the client looks at; goes with the claim.
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(Struct, frozen=True):
     by_client: Mapping[ClientId, Claim] = field(default_factory=dict[ClientId, Claim])
     live_runs: int = 0
     abandoned: int | None = None  # The timer of runs that no client watches.
@@ -36,51 +37,42 @@ class Claims:
 # --- inputs
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Struct, frozen=True):
     client_id: ClientId
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(Struct, frozen=True):
     client_id: ClientId
 
 
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
+class StreamClosed(Struct, frozen=True):
     client_id: ClientId
     birth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     client_id: ClientId
 
 
-@dataclass(frozen=True, slots=True)
-class Retired:
+class Retired(Struct, frozen=True):
     client_id: ClientId
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(Struct, frozen=True):
     client_id: ClientId
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class HoldExpired:
+class HoldExpired(Struct, frozen=True):
     client_id: ClientId
     hold: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunsChanged:
+class RunsChanged(Struct, frozen=True):
     live: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonedExpired:
+class AbandonedExpired(Struct, frozen=True):
     timer: int
 
 
@@ -106,23 +98,20 @@ class Fate(Enum):
     INTERRUPT = auto()  # Its runs were left alone for too long: end them, then close.
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """Start a timer and report `then` when it fires; an older timer's report changes nothing."""
 
     delay_s: float
     then: HoldExpired | AbandonedExpired
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     claims: Claims
     fate: Fate
     arm: Arm | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Graces:
+class Graces(Struct, frozen=True):
     create_s: float
     detach_s: float
     abandoned_s: float

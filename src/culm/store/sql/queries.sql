@@ -8,7 +8,10 @@ INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET valu
 INSERT INTO events (seq, type, op, session_id, entity_id, fields, at) VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: last_seq
-SELECT COALESCE(MAX(seq), 0) FROM events
+SELECT MAX(
+  COALESCE((SELECT MAX(seq) FROM events), 0),
+  COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'trimmed_to'), 0)
+)
 
 -- name: events_after
 SELECT seq, type, op, session_id, entity_id, fields FROM events
