@@ -1,6 +1,7 @@
 """The log under hundreds of seeds: crashes, cuts and sleepy readers, and one state at the end."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -121,6 +122,12 @@ async def chaos(server: SimServer, clients: list[SimClient]) -> None:
 
 async def one_world(loop: SimLoop) -> None:
     server = SimServer(loop)
+    with contextlib.closing(server.file):
+        await live_through(server)
+
+
+async def live_through(server: SimServer) -> None:
+    loop = server.loop
     ids = Ids(loop.random.randrange(1 << 30))
     clients = [SimClient(server, ids) for _ in range(3)]
     writer = Writer(server)

@@ -55,9 +55,10 @@ class Opener:
             await asyncio.sleep(self.loop.random.random() * 0.5)
             if self.loop.random.random() < 0.1:
                 raise OSError("no space left on device")
-            file = self.files.setdefault(about.path, MemoryFile())
+            if about.path not in self.files:
+                self.files[about.path] = MemoryFile()
             async with (
-                open_memory_store(file, clock, ids) as store,
+                open_memory_store(self.files[about.path], clock, ids) as store,
                 open_workspace(about, store, clock, ids, SETTINGS) as workspace,
             ):
                 yield workspace
@@ -146,6 +147,14 @@ class Visitor:
 
 async def one_world(loop: SimLoop) -> None:
     opener = Opener(loop)
+    try:
+        await live_through(loop, opener)
+    finally:
+        for file in opener.files.values():
+            file.close()
+
+
+async def live_through(loop: SimLoop, opener: Opener) -> None:
     ids = Ids(loop.random.randrange(1 << 30))
     left: list[float] = []
     async with open_registry(

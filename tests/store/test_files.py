@@ -9,6 +9,7 @@ import pytest
 from culm.clock import LoopClock
 from culm.errors import SchemaTooNew
 from culm.ids import Ids
+from culm.store import writer
 from culm.store.messages import (
     Chunk,
     add_chunks,
@@ -68,7 +69,10 @@ async def test_every_commit_reaches_the_disk_before_it_is_acknowledged(tmp_path:
     }
 
 
-async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(tmp_path: Path) -> None:
+async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "IDLE_S", 0.01)
     path = tmp_path / "culm.db"
     async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(30):
         payload = b'"' + b"x" * 8000 + b'"'
@@ -81,7 +85,7 @@ async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(tmp_path: 
         wal = path.with_name("culm.db-wal")
         while wal.stat().st_size > 2_000_000:
             await store.append("run_changed", "updated", payload=payload)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         assert path.stat().st_size > 20_000_000
 
 

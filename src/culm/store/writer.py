@@ -34,16 +34,26 @@ IDLE_S = 0.5  # A writer without work for this long is at rest.
 CLOSE_TIMEOUT_S = 5.0
 
 
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "foreign_keys = ON",
+    "wal_autocheckpoint = 0",
+    # After a reset the file is cut, so that its size says how much awaits a checkpoint.
+    f"journal_size_limit = {CHECKPOINT_BYTES // 4}",
+)
+
+
 def connect(path: Path) -> sqlite3.Connection:
     # Each connection is used by one thread at a time; the readers hand theirs on.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.row_factory = sqlite3.Row
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # After a reset the file is cut, so that its size says how much awaits a checkpoint.
-    connection.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES // 4}")
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 

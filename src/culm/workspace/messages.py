@@ -179,7 +179,6 @@ class Messages:
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
         """Set a part, or add the next one: a call began or is complete, reasoning ended."""
-
         value = encodable(value)  # A file name may hold bytes that are no text.
         if part >= PARTS_MAX:
             raise LimitExceeded("parts in one message", PARTS_MAX)
