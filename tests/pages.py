@@ -8,7 +8,7 @@ import click
 from msgspec import Meta
 from msgspec.structs import fields
 
-from culm.cli.main import culm
+from culm.cli.main import HELP_OPTIONS, culm
 from culm.config import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,8 +36,10 @@ def settings_page() -> str:
 
 def cli_page() -> str:
     pieces = ["# Command line", "", "Made from the commands themselves.", ""]
-    for name, command in [("culm", culm), *((f"culm {n}", c) for n, c in culm.commands.items())]:
-        context = click.Context(command, info_name=name, max_content_width=96, terminal_width=96)
+    root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
+    children = [click.Context(c, root, info_name=n) for n, c in culm.commands.items()]
+    for context in (root, *children):
+        name, command = context.command_path, context.command
         pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(pieces)
 

@@ -1,6 +1,7 @@
 """The only module that picks implementations: from options to a running server."""
 
 import asyncio
+import errno
 import logging
 import os
 import ssl
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from culm.clock import Clock
 from culm.config import ServeOptions
-from culm.errors import InvalidRequest, ListenFailed
+from culm.errors import DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
 from culm.server.app import make_app, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
@@ -44,6 +45,7 @@ async def open_server(
     """
     wanted = tuple(parse_address(text) for text in options.hosts)
     tls = _check_network(options, wanted)
+    _make_data_dir(options.data_dir)
     with ExitStack() as stack:
         listeners: list[Listener] = []
         for address in wanted:
@@ -75,14 +77,14 @@ def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
 
     @asynccontextmanager
     async def open_one(about: About) -> AsyncGenerator[Workspace]:
-        with roots.hold(about.root):
-            async with (
-                open_store(database_path(about.root, about.path), clock, ids) as store,
-                open_workspace(about, store, clock, ids, options.settings) as workspace,
-            ):
-                async with remembering:
-                    await asyncio.to_thread(_remember, options.data_dir, about)
-                yield workspace
+        async with (
+            roots.hold(about.root),
+            open_store(database_path(about.root, about.path), clock, ids) as store,
+            open_workspace(about, store, clock, ids, options.settings) as workspace,
+        ):
+            async with remembering:
+                await asyncio.to_thread(_remember, options.data_dir, about)
+            yield workspace
 
     return open_one
 
@@ -90,16 +92,28 @@ def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
 def _remember(data_dir: Path, about: About) -> None:
     try:
         remember_workspace(data_dir, path=about.path, root=about.root, workspace_id=about.id)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:
         log.warning("cannot note %s in workspaces.json: %s", about.path, exc)  # It works without.
 
 
 def _token(options: ServeOptions) -> str:
     file = options.token_file or options.data_dir / "token"
     try:
-        return read_or_make_token(file)
-    except (OSError, ValueError) as exc:
-        raise InvalidRequest(f"cannot use the token file: {exc}") from exc
+        token = read_or_make_token(file)
+    except OSError as exc:
+        raise InvalidRequest(f"cannot use token file {file}: {exc.strerror}") from exc
+    log.info("clients over TCP need the token in %s", file)
+    return token
+
+
+def _make_data_dir(data_dir: Path) -> None:
+    """Find out now, not at the first create, that nothing can be stored there."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as exc:
+        raise DataUnusable(str(data_dir), exc.strerror or str(exc)) from exc
 
 
 def _check_network(options: ServeOptions, wanted: tuple[Address, ...]) -> ssl.SSLContext | None:
@@ -124,6 +138,8 @@ def _check_network(options: ServeOptions, wanted: tuple[Address, ...]) -> ssl.SS
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as exc:
-        raise InvalidRequest(f"cannot use the TLS certificate: {exc}") from exc
+    except OSError as exc:  # What ssl raises is one.
+        files = f"--tls-cert {options.tls_cert} and --tls-key {options.tls_key}"
+        reason = "they are no matching PEM files" if isinstance(exc, ssl.SSLError) else exc.strerror
+        raise InvalidRequest(f"cannot use {files}: {reason}") from exc
     return context

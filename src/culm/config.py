@@ -1,5 +1,6 @@
 """Settings of a server, read once at start; and where its files are."""
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -97,7 +98,12 @@ def read_settings(file: Path | None, given: Mapping[str, float | None]) -> Setti
         except OSError as exc:
             raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
         except msgspec.ValidationError as exc:
-            raise InvalidRequest(f"{file}: {exc}", hint="docs/settings.md lists them") from exc
+            hint = "docs/settings.md lists the settings"
+            raise InvalidRequest(f"{file}: {exc}", hint=hint) from exc
         except msgspec.DecodeError as exc:
-            raise InvalidRequest(f"{file} is not JSON: {exc}") from exc
+            hint = 'a JSON object is wanted, for example {"linger_s": 600}'
+            raise InvalidRequest(f"{file} is not JSON: {exc}", hint=hint) from exc
+    for name, value in given.items():
+        if value is not None and not math.isfinite(value):
+            raise InvalidRequest(f"{name} must be a number of seconds, not {value}")
     return replace(settings, **{name: value for name, value in given.items() if value is not None})

@@ -75,7 +75,7 @@ class WorkspaceNotFound(NotFound):
     code = "workspace_not_found"
 
     def __init__(self) -> None:
-        super().__init__("workspace not found")
+        super().__init__("workspace not found", hint="open it again with POST /v1/workspaces")
 
 
 class SessionNotFound(NotFound):
@@ -163,6 +163,12 @@ class StoreBusy(Unavailable):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the store cannot write: {reason}")
+
+
+class StoreDamaged(StoreBusy):
+    """The file is not sound; it will be moved aside when it is opened next."""
+
+    code = "store_damaged"
 
 
 class DataUnusable(Failed):

@@ -1,5 +1,7 @@
 """Typed ids, and the one place where new ones are made."""
 
+import hashlib
+import os
 import random
 import uuid
 from pathlib import Path
@@ -38,7 +40,9 @@ class Ids:
 
 
 def workspace_id_of(path: Path) -> WorkspaceId:
-    return WorkspaceId(str(uuid.uuid5(_WORKSPACE_NAMESPACE, str(path))))
+    # As `uuid.uuid5` does it, over the bytes: a path need not be text.
+    digest = hashlib.sha1(_WORKSPACE_NAMESPACE.bytes + os.fsencode(path), usedforsecurity=False)
+    return WorkspaceId(str(uuid.UUID(bytes=digest.digest()[:16], version=5)))
 
 
 def find_client_id(text: str) -> ClientId | None:

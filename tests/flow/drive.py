@@ -254,14 +254,18 @@ def is_locked(root: Path) -> bool:
 
 
 _HOLD = """
-import sys
+import asyncio, sys
 from pathlib import Path
 from culm.errors import DataLocked
 from culm.workspace.roots import Roots
-try:
-    with Roots(started_s=0).hold(Path(sys.argv[1])):
+
+async def hold() -> None:
+    async with Roots(started_s=0).hold(Path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
+
+try:
+    asyncio.run(hold())
 except DataLocked as exc:
     print(exc.message, flush=True)
 """

@@ -298,7 +298,8 @@ async def test_every_route_of_a_workspace_is_404_in_json_when_there_is_none(
         answer = await send(flow, method, W + path, body or {})
         assert answer.status == 404, path
         assert answer.json() == {
-            "message": "workspace not found", "code": "workspace_not_found", "hint": "",
+            "message": "workspace not found", "code": "workspace_not_found",
+            "hint": "open it again with POST /v1/workspaces",
         }  # fmt: skip
 
 

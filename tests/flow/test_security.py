@@ -259,7 +259,7 @@ async def test_a_token_file_that_others_can_use_is_refused(tmp_path: Path, mode:
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), token_file=file)
     error = await refusal(options)
     assert isinstance(error, InvalidRequest)
-    assert "chmod 600" in error.message
+    assert "chmod 600" in error.hint
     assert "secret-token" not in error.message
     file.chmod(0o600)
     async with serving(options) as flow:
@@ -273,7 +273,7 @@ async def test_an_empty_token_file_is_refused(tmp_path: Path, content: str) -> N
     file.write_text(content)
     file.chmod(0o600)
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), token_file=file)
-    assert "is empty" in (await refusal(options)).message
+    assert "holds no token" in (await refusal(options)).message
 
 
 # --- beyond loopback

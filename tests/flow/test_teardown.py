@@ -51,7 +51,11 @@ async def test_a_closing_workspace_answers_404_on_every_route(flow: FlowServer) 
             answer = await send(flow, method, remote.path(rest), {"title": "x"})
             assert (answer.status, answer.json()) == (
                 404,
-                {"message": "workspace not found", "code": "workspace_not_found", "hint": ""},
+                {
+                    "message": "workspace not found",
+                    "code": "workspace_not_found",
+                    "hint": "open it again with POST /v1/workspaces",
+                },
             ), rest
         assert await remote.client.workspaces() == []
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from culm.cli.serve import ECHO_S
 from culm.client.stream import open_mirror
 from tests.live.harness import (
     ROOT,
@@ -139,6 +140,7 @@ async def test_a_second_signal_ends_a_slow_shutdown_at_once(folder: Path) -> Non
             holder.execute("BEGIN IMMEDIATE")
             server.process.send_signal(signal.SIGTERM)
             await server.until(lambda: any("leaving" in line for line in server.errors))
+            await asyncio.sleep(2 * ECHO_S)  # Sooner, it would count as the same request.
             ended = await server.end(signal.SIGINT)
         finally:
             holder.close()

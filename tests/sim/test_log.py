@@ -9,6 +9,8 @@ from culm.errors import Rejected, StoreBusy
 from culm.events import stream
 from culm.events.cursor import Fresh
 from culm.ids import Ids, MessageId, SessionId
+from culm.store.log import trim
+from culm.store.sql import QUERIES
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.workspace.messages import Draft, Messages
 from culm.workspace.workspace import Workspace
@@ -36,11 +38,13 @@ class Writer:
             await self.server.up.wait()
             workspace = self.server.workspace
             assert workspace is not None
+            self.server.file.busy = self.random.random() < 0.1
             try:
                 async with asyncio.timeout(0.5):  # A crashed server answers nobody.
                     await self._operate(workspace)
             except (TimeoutError, Rejected, StoreBusy):
                 pass
+            self.server.file.busy = False
             await asyncio.sleep(self.random.choice([0, 0, 0.001, 0.05, 0.2]))
 
     async def _operate(self, workspace: Workspace) -> None:
@@ -101,6 +105,7 @@ class Writer:
 async def chaos(server: SimServer, clients: list[SimClient]) -> None:
     while True:
         await asyncio.sleep(server.loop.random.random() * 2)
+        server.file.group_max = server.loop.random.choice([1, 2, 1024])
         victim = server.loop.random.choice(clients)
         roll = server.loop.random.random()
         if roll < 0.2:
@@ -112,8 +117,10 @@ async def chaos(server: SimServer, clients: list[SimClient]) -> None:
             server.crash.set()
         elif roll < 0.3:
             server.file.full = True
-            await asyncio.sleep(server.loop.random.random())
+            await asyncio.sleep(server.loop.random.choice([0.0001, 0.0003, 0.5]))
             server.file.full = False
+        elif roll < 0.45 and server.workspace is not None:
+            server.workspace.store.write(trim(keep_s=1e9, keep=server.loop.random.randint(0, 20)))
         elif roll < 0.65:
             victim.cut()
         else:
@@ -144,6 +151,7 @@ async def live_through(server: SimServer) -> None:
         await agree(server, clients)
         check_order(clients)
         final = await server.snapshot()
+        check_drafts(server)
         kept = {session.id for session in final.sessions}
         assert set(writer.sessions) - writer.deleting <= kept, "an acknowledged session is lost"
         for task in background:
@@ -166,6 +174,14 @@ async def agree(server: SimServer, clients: list[SimClient]) -> None:
         assert client.mirror.sessions == sessions, f"client {n}: sessions differ"
         assert _texts(client.mirror.messages) == _texts(stored), f"client {n}: messages differ"
         assert client.mirror.messages == stored, f"client {n}: messages differ"
+
+
+def check_drafts(server: SimServer) -> None:
+    """Nothing is open in the store that nobody can still finish, and the other way round."""
+    assert server.workspace is not None
+    rows = server.file.connection.execute(QUERIES["open_messages"])
+    drafts = {message_id for message_id, _ in server.workspace.messages.open_ids()}
+    assert drafts == {row["id"] for row in rows}
 
 
 def _texts(messages: dict[MessageId, Message]) -> dict[MessageId, tuple[int, int]]:
@@ -214,11 +230,24 @@ def test_if_deltas_do_not_wait_for_their_message_the_simulation_notices(
     assert fails_somewhere()
 
 
+def test_if_an_earlier_success_hides_a_later_failure_the_simulation_notices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settle = Messages._settle  # pyright: ignore[reportPrivateUsage]
+
+    def forgetful(self: Messages, draft: Draft) -> None:
+        draft.last_failed = 0
+        settle(self, draft)
+
+    monkeypatch.setattr(Messages, "_settle", forgetful)
+    assert fails_somewhere(range(300))
+
+
 def test_without_snapshots_on_attach_the_simulation_notices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def show_none(_: Messages) -> tuple[()]:
+    def none_open(_: Messages) -> tuple[()]:
         return ()
 
-    monkeypatch.setattr(Messages, "shown", show_none)
+    monkeypatch.setattr(Messages, "open_ids", none_open)
     assert fails_somewhere()

@@ -186,8 +186,10 @@ class SimClient:
         if told.cursor:
             self.seen.append(told.cursor)
         if told.type == "resync":
-            assert told.read(Resync).reason
-            await self._load()
+            assert told.read(Resync).reason == "trimmed"
+            self.loaded = False
+            self.seen.clear()
+            raise ConnectionError  # Read the state anew, and connect again at its cursor.
         else:
             # A client could read the message again; a server that is in order never makes it.
             assert self.mirror.apply(told) is None, "a delta did not fit"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
+from culm.errors import StoreDamaged
 from culm.ids import Ids
+from culm.store.log import replay
 from culm.store.memory import MemoryFile
 from culm.store.messages import (
     Chunk,
@@ -80,11 +82,47 @@ async def test_a_listener_that_fails_does_not_leave_the_others_waiting() -> None
     file.close()
 
 
-async def test_a_failed_checkpoint_does_not_end_the_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["culm.db", "culm.db-wal"])
+async def test_a_write_into_files_that_were_removed_is_not_acknowledged(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "culm.db"
-    async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(30):
-        # With its log gone, minding it fails; writes go on in the file that is still open.
-        path.with_name("culm.db-wal").unlink()
+    async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
         await store.append("run_changed", "updated", payload=b"1")
-        await store.append("run_changed", "updated", payload=b"2")
-        assert store.seq == 2
+        (tmp_path / name).unlink()
+        for _ in range(2):
+            with pytest.raises(StoreDamaged, match="removed"):
+                await store.append("run_changed", "updated", payload=b"2")
+        assert (store.seq, store.health.state) == (1, "failing")
+
+
+async def test_a_row_that_cannot_be_stored_fails_alone_and_the_writer_lives(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
+        good = store.append("run_changed", "updated", entity_id="1", payload=b"1")
+        bad = store.append("run_changed", "updated", entity_id="\ud800", payload=b"2")
+        also_good = store.append("run_changed", "updated", entity_id="3", payload=b"3")
+        await asyncio.wait([good, bad, also_good])
+        assert isinstance(bad.exception(), UnicodeEncodeError)
+        assert (good.exception(), also_good.exception()) == (None, None)
+        assert (store.seq, store.health.state) == (2, "ok")
+
+
+async def test_damage_seen_in_use_is_not_marked_clean_and_moved_aside_at_the_next_open(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "culm.db"
+    async with open_store(path, LoopClock(), Ids()) as store:
+        for n in range(2000):
+            store.append("run_changed", "updated", payload=b'"%d"' % n)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 40_000)
+    async with open_store(path, LoopClock(), Ids()) as store:  # Closed cleanly: not looked at.
+        with pytest.raises(StoreDamaged):
+            await store.read(replay(0, 2000, 3000, lambda type_, session_id: True))
+        assert store.health.state == "failing"
+    async with open_store(path, LoopClock(), Ids()) as store:
+        assert store.health.state == "replaced"

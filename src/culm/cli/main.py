@@ -13,7 +13,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2  # As click has it.
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+HELP_OPTIONS = ["-h", "--help"]
+
+
+@click.group(context_settings={"help_option_names": HELP_OPTIONS})
 @click.version_option(__version__, message="%(version)s")
 def culm() -> None:
     """One long-lived agent server that many clients share.
@@ -36,7 +39,7 @@ def culm() -> None:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where workspaces are stored. Default: $XDG_DATA_HOME/culm.",
+    help="Where workspaces are stored. Default: $XDG_DATA_HOME/culm, or ~/.local/share/culm.",
 )
 @click.option(
     "--token-file",
@@ -108,14 +111,14 @@ def serve(
     """Run the server until nobody needs it, or until SIGTERM or SIGINT.
 
     Prints one line `listening URL` per listener when it is ready. Logs go to stderr and to
-    culm.log in the state directory.
+    $XDG_STATE_HOME/culm/culm.log. Clients over TCP send the token as `Authorization: Bearer`.
 
     \b
     Exit status:
       0        nobody needed it any more, or it was asked to end and did
       1        it could not start, for example because the address is taken
       2        wrong usage
-      128 + n  a second signal n ended it at once
+      128 + n  a second signal n, at least 0.2 s after the first, ended it at once
 
     \b
     Example:

@@ -29,6 +29,7 @@ T = TypeVar("T")
 IDLE_TIMEOUT_S = 45.0
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 10.0
+REJOINED_S = 0.05  # It is there again; only a server that drops it at once makes this a loop.
 EVENT_BYTES_MAX = 64 << 20
 
 
@@ -118,8 +119,8 @@ class Stream:
                         yield told
             except Refused as exc:
                 if exc.status == 404:
-                    if await self._rejoin():
-                        continue
+                    if await self.rejoin():
+                        backoff_s = REJOINED_S
                 elif not _may_pass(exc):
                     raise
             except (aiohttp.ClientError, TimeoutError, OSError):
@@ -127,7 +128,7 @@ class Stream:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    async def _rejoin(self) -> bool:
+    async def rejoin(self) -> bool:
         """Whether it is there again; if not, the next round tries."""
         try:
             await self._workspace.rejoin()
@@ -252,12 +253,13 @@ def _seq(cursor: str) -> int:
 class Follower:
     """A mirror that keeps itself up to date. Made by `open_mirror`."""
 
-    def __init__(self, workspace: RemoteWorkspace) -> None:
+    def __init__(self, workspace: RemoteWorkspace, sessions: frozenset[str]) -> None:
         self.mirror = Mirror()
         self._workspace = workspace
+        self._sessions = sessions
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
-        self.stream = Stream(workspace, on_connected=self._connected.set)
+        self.stream = Stream(workspace, sessions=sessions, on_connected=self._connected.set)
 
     async def until(self, condition: Callable[[Mirror], bool]) -> None:
         """Wait for a state; the caller bounds the wait."""
@@ -269,12 +271,17 @@ class Follower:
         await self._connected.wait()
 
     async def run(self) -> None:
-        await self._keep_trying(self._load)
+        while True:
+            await self._keep_trying(self._load)
+            await self._follow()
+
+    async def _follow(self) -> None:
+        """Apply events until a resync: what else is on that connection may be older than a load."""
         async with aclosing(self.stream.events()) as events:
             async for told in events:
                 if told.type == "resync":
-                    await self._keep_trying(self._load)
-                elif (gap := self.mirror.apply(told)) is not None:
+                    return
+                if (gap := self.mirror.apply(told)) is not None:
                     await self._keep_trying(partial(self._fill, gap))
                 self._changed.set()
 
@@ -288,14 +295,14 @@ class Follower:
                 pass
             except Refused as exc:
                 if exc.status == 404:
-                    return  # Gone, and the stream will find out and say so.
-                if not _may_pass(exc):
+                    await self.stream.rejoin()
+                elif not _may_pass(exc):
                     raise
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _load(self) -> None:
-        self.mirror.load(await self._workspace.snapshot("*"))
+        self.mirror.load(await self._workspace.snapshot(*(self._sessions or "*")))
         self.stream.cursor = self.mirror.cursor
         self._changed.set()
 
@@ -306,9 +313,9 @@ class Follower:
 
 
 @asynccontextmanager
-async def open_mirror(workspace: RemoteWorkspace) -> AsyncGenerator[Follower]:
-    """Follow a workspace while in the block."""
-    follower = Follower(workspace)
+async def open_mirror(workspace: RemoteWorkspace, *sessions: str) -> AsyncGenerator[Follower]:
+    """Follow a workspace while in the block: the sessions named, or all of them."""
+    follower = Follower(workspace, frozenset(sessions))
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(follower.run(), name="mirror")
         try:

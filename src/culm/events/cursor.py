@@ -1,10 +1,13 @@
 """Where a client is in the log, and what a stream must do about it."""
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from culm.errors import InvalidRequest
 from culm.ids import Epoch
+
+_CURSOR = re.compile(r"[0-9a-z]{1,32}\.[0-9]{1,18}")
 
 
 class Cursor(NamedTuple):
@@ -32,10 +35,9 @@ class Fresh:
 
 
 def parse_cursor(text: str) -> Cursor:
-    epoch, dot, seq = text.partition(".")
-    # `isdecimal` alone lets other scripts' digits through, and int() would read them.
-    if not (epoch and dot and seq.isascii() and seq.isdecimal() and len(seq) <= 18):
+    if _CURSOR.fullmatch(text) is None:
         raise InvalidRequest("cursor must be <epoch>.<number>, as an event's id gave it")
+    epoch, _, seq = text.partition(".")
     return Cursor(Epoch(epoch), int(seq))
 
 

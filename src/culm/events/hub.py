@@ -5,6 +5,7 @@ messages are open, and what they say, is the workspace's.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -21,12 +22,18 @@ from culm.events.views import (
     encode_frame,
     shows,
 )
-from culm.ids import Epoch, MessageId
+from culm.ids import Epoch, MessageId, SessionId
 from culm.store.base import Event, Op
 from culm.wire.events import MessageDelta
 
 HEARTBEAT_S = 15.0
+STALL_BEATS = 4  # A client that takes nothing for a minute is let go; it can resume.
+FAREWELL_S = 5.0  # What a client may take to read its last events when the workspace closes.
 COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
+
+
+log = logging.getLogger(__name__)
+_DEAD = (RuntimeError, OSError)  # What a write to a peer that is gone may raise.
 
 
 class Transport(Protocol):
@@ -50,7 +57,7 @@ class Live(NamedTuple):
 class OpenMessages(Protocol):
     """The open messages, each as it has been told so far."""
 
-    def shown(self) -> Iterable[Live]: ...
+    def open_ids(self) -> Iterable[tuple[MessageId, SessionId]]: ...
     def find_shown(self, message_id: MessageId) -> Live | None: ...
 
 
@@ -63,6 +70,8 @@ class Subscriber:
     filter: Filter
     seq: int  # Every numbered event up to here was written to it; kept while not live.
     limit: int = 0  # With more than this unread it is slow.
+    unread: int = 0  # What lay unread at the last heartbeat ...
+    idle_beats: int = 0  # ... and for how many of them it has taken nothing.
     live: bool = False
     ended: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # It fell behind, or ended.
@@ -77,9 +86,15 @@ class Subscriber:
             return False
         try:
             self.transport.write(data)
-        except RuntimeError:
+        except _DEAD:
             return False
         return True
+
+    def is_stuck(self) -> bool:
+        """Asked at every heartbeat: has it taken nothing of what it was given for too long?"""
+        before, self.unread = self.unread, self.transport.get_write_buffer_size()
+        self.idle_beats = self.idle_beats + 1 if self.unread and self.unread >= before else 0
+        return self.idle_beats > STALL_BEATS
 
 
 # Subscribers that want the same bytes, in order of arrival.
@@ -177,11 +192,14 @@ class Hub:
     def _encode(self, view: View, turn: list[Event | MessageDelta | Live]) -> list[Frame]:
         frames: list[Frame] = []
         for item in turn:
-            if isinstance(item, MessageDelta):
-                if view == "delta":
-                    frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
-            elif shows(view, item.type):
-                frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
+            try:
+                if isinstance(item, MessageDelta):
+                    if view == "delta":
+                        frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
+                elif shows(view, item.type):
+                    frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
+            except Exception:  # boundary: what cannot be said must not silence the rest of the turn
+                log.exception("an event cannot be encoded")
         return frames
 
     def encode_one(self, view: View, item: Event | Live) -> bytes:
@@ -200,7 +218,7 @@ class Hub:
                 continue
             try:
                 transport.write(data)
-            except RuntimeError:
+            except _DEAD:
                 gone.append(subscriber)
                 continue
             if transport.get_write_buffer_size() > subscriber.limit:
@@ -231,6 +249,11 @@ class Hub:
     def _beat(self) -> None:
         self._heartbeat = self._clock.call_later(HEARTBEAT_S, self._beat)
         for (view, _), subscribers in list(self._feeds.items()):
+            for subscriber in list(subscribers):
+                if subscriber.is_stuck():
+                    subscriber.transport.abort()
+                elif not subscriber.unread:
+                    subscriber.limit = self._buffer_bytes_max  # It has taken what it began with.
             self._write_all(subscribers, HEARTBEAT[view])
 
     # --- subscribers
@@ -254,8 +277,8 @@ class Hub:
         self.flush()
         if subscriber.seq < self.seq:
             return False
-        frames = self._attach_frames(subscriber.view)
-        if subscriber.ended or not subscriber.write(_joined(frames, subscriber.filter)):
+        data = self._attach_data(subscriber.view, subscriber.filter)
+        if subscriber.ended or not subscriber.write(data):
             subscriber.end()
             return True
         # What it was given to begin with does not make it slow, however much that was.
@@ -281,21 +304,26 @@ class Hub:
             if timer is not None:
                 timer.cancel()
         for subscriber in list(self._subscribers):
+            transport = subscriber.transport
             if not subscriber.live:
-                subscriber.transport.abort()
+                transport.abort()
+            elif transport.get_write_buffer_size():
+                self._clock.call_later(FAREWELL_S, transport.abort)
             self.leave(subscriber)
 
-    def _attach_frames(self, view: View) -> list[Frame]:
+    def _attach_data(self, view: View, filter_: Filter) -> bytes:
         frames = [
-            Frame(live.type, live.session_id, self.encode_one(view, live))
+            self.encode_one(view, live)
             for live in self._unlogged()
-            if shows(view, live.type)
+            if shows(view, live.type) and filter_.passes(live.type, live.session_id)
         ]
         type_ = "message_snapshot" if view == "delta" else "message"
-        for message in self._open.shown():
-            data = encode_frame(view, type_, "updated", message.payload)
-            frames.append(Frame(type_, message.session_id, data))
-        return frames
+        for message_id, session_id in self._open.open_ids():
+            if filter_.passes(type_, session_id):
+                message = self._open.find_shown(message_id)
+                if message is not None:
+                    frames.append(encode_frame(view, type_, "updated", message.payload))
+        return b"".join(frames)
 
     def _stop_feeding(self, subscriber: Subscriber) -> None:
         if not subscriber.live:

@@ -9,7 +9,7 @@ from functools import partial
 from aiohttp import web
 
 from culm.server.auth import GATE, Gate, check_gate
-from culm.server.deadlines import DEADLINES, Deadlines, note_head
+from culm.server.deadlines import DEADLINES, HEAD_S, Deadlines, note_head
 from culm.server.listen import BACKLOG, Listener, UnixAddress
 from culm.server.problems import answer_problems
 from culm.server.routes import agent, sessions, system, workspaces
@@ -58,7 +58,11 @@ async def open_http(
                 server = await loop.create_unix_server(accept, sock=listener.sock, backlog=BACKLOG)
             else:
                 server = await loop.create_server(
-                    accept, sock=listener.sock, ssl=tls, backlog=BACKLOG
+                    accept,
+                    sock=listener.sock,
+                    ssl=tls,
+                    ssl_handshake_timeout=HEAD_S if tls else None,
+                    backlog=BACKLOG,
                 )
             servers.append(server)
         yield

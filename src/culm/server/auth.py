@@ -4,6 +4,7 @@ import hmac
 import os
 import secrets
 import socket
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from culm.errors import Denied, Unauthenticated
+from culm.errors import Denied, InvalidRequest, Unauthenticated
 from culm.server.problems import Handler
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 TOKEN_BYTES = 32
+TOKEN_CHARS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +90,25 @@ def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> froze
 
 
 def read_or_make_token(file: Path) -> str:
-    """The token in `file` (mode 0600), made on first use; raises OSError."""
+    """The token in `file` (mode 0600), made on first use; raises `InvalidRequest`, OSError."""
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        # Not blocking: a pipe would keep us waiting for somebody to write into it.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return _make_token(file)
-    with os.fdopen(descriptor) as source:
-        if os.fstat(source.fileno()).st_mode & 0o077:
-            raise PermissionError(f"{file} can be read by others; hint: chmod 600 {file}")
-        token = source.read().strip()
-    if not token:
-        raise ValueError(f"{file} is empty; hint: remove it and it is made anew")
+    with os.fdopen(descriptor, errors="replace") as source:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise InvalidRequest(f"token file {file} is no file")
+        if mode & 0o077:
+            raise InvalidRequest(
+                f"token file {file} can be read by others", hint=f"chmod 600 {file}"
+            )
+        token = source.read(TOKEN_CHARS_MAX).strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidRequest(
+            f"token file {file} holds no token", hint="one line; remove the file to make it anew"
+        )
     return token
 
 
@@ -109,5 +119,10 @@ def _make_token(file: Path) -> str:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(token + "\n")
-    temporary.replace(file)  # Never half a token, whenever we are cut off.
+    try:
+        os.link(temporary, file)  # Whole or not at all, and never over another server's.
+    except FileExistsError:
+        return read_or_make_token(file)
+    finally:
+        temporary.unlink()
     return token

@@ -25,9 +25,11 @@ class Deadlines:
     def accept(self, server: web.Server) -> web.RequestHandler:
         """Make the handler of a new connection; one too many is turned away."""
         handler = server()
-        delay_s = HEAD_S if len(server.connections) < CONNECTIONS_MAX else TURN_AWAY_S
         loop = asyncio.get_running_loop()
-        self._waiting[handler] = loop.call_later(delay_s, self._expire, handler)
+        if len(server.connections) < CONNECTIONS_MAX:
+            self._waiting[handler] = loop.call_later(HEAD_S, self._expire, handler)
+        else:
+            loop.call_later(TURN_AWAY_S, handler.force_close)  # Whatever it says meanwhile.
         return handler
 
     def head_arrived(self, handler: web.RequestHandler) -> None:

@@ -142,7 +142,7 @@ def _listen_unix(address: UnixAddress) -> Listener:
             path.unlink(missing_ok=True)
         sock.bind(str(path))
         sock.listen(BACKLOG)
-    except OSError:
+    except (OSError, ListenFailed):
         sock.close()
         os.close(lock)
         raise
@@ -180,7 +180,11 @@ def _is_stale(path: Path) -> bool:
     """Whether a socket file is left over: nobody accepts there. A time-out is somebody."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            return False  # Somebody's file; binding will say that the place is taken.
+            raise ListenFailed(
+                f"unix://{path}",
+                "something that is no socket is there",
+                hint="choose another path with --host",
+            )
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

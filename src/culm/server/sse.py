@@ -47,8 +47,8 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
         return response
     hub = workspace.hub
     subscriber = hub.join(transport, view, filter_)
-    # A client that brought no cursor has one from the first byte, even if nothing happens.
-    response.headers[CURSOR_HEADER] = str(cursor or hub.cursor)
+    if cursor is None:  # Then it has one from the first byte, even if nothing happens.
+        response.headers[CURSOR_HEADER] = str(hub.cursor)
     try:
         birth = workspace.open_stream(client_id)
         try:

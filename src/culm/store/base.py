@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from culm.errors import StoreBusy
+from culm.errors import StoreBusy, StoreDamaged
 from culm.store.sql import QUERIES
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def run_group(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None
     except sqlite3.Error as exc:
         log.error("commit failed: %s", exc)
         for job in jobs:
-            job.result, job.events, job.error = None, (), StoreBusy(str(exc))
+            job.result, job.events, job.error = None, (), store_error(exc)
 
 
 class _Spoilt(Exception):
@@ -139,11 +139,35 @@ def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> 
         tx = Tx(connection, now, last_seq(connection))
         for job in jobs:
             _run_job(job, tx)
-        connection.executemany(QUERIES["add_event"], tx.rows)
+        _add_events(connection, jobs, tx)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def _add_events(connection: sqlite3.Connection, jobs: list[Job], tx: Tx) -> None:
+    try:
+        connection.executemany(QUERIES["add_event"], tx.rows)
+    except Exception as exc:  # boundary: which job brought the row is found by trying each alone
+        if _is_of_the_file(exc):
+            raise
+        for job in jobs:
+            job.result, job.events, job.error = None, (), exc
+        raise _Spoilt from exc
+
+
+def _is_of_the_file(exc: Exception) -> bool:
+    """Disk full, I/O error, damage; a violated constraint is the unit's."""
+    return isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.IntegrityError)
+
+
+def store_error(exc: sqlite3.Error) -> StoreBusy:
+    """What whoever asked is told; damage is told apart, because it does not pass."""
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreDamaged(str(exc))
+    return StoreBusy(str(exc))
 
 
 def _run_job(job: Job, tx: Tx) -> None:
@@ -152,8 +176,8 @@ def _run_job(job: Job, tx: Tx) -> None:
     try:
         job.result = job.unit(tx)
     except Exception as exc:  # boundary: a unit's failure belongs to whoever submitted it
-        if isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.IntegrityError):
-            raise  # Disk full, I/O error, damage: the file's trouble, not the unit's.
+        if _is_of_the_file(exc):
+            raise
         job.error, job.events, tx.seq = exc, (), before
         del tx.rows[rows:]
         if tx.connection.total_changes != changes:

@@ -4,8 +4,9 @@ import logging
 import sqlite3
 from pathlib import Path
 
+from culm.errors import StoreDamaged
 from culm.ids import Epoch
-from culm.store.base import find_meta
+from culm.store.base import find_meta, store_error
 from culm.store.sql import QUERIES, migrate
 from culm.store.writer import connect
 from culm.wire.requests import StoreHealth
@@ -45,7 +46,7 @@ def _damage(path: Path) -> str | None:
         return None if found == "ok" else found
     except sqlite3.DatabaseError as exc:
         # A lock held elsewhere, too many open files, a disk that is full: none of these is damage.
-        if exc.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if isinstance(store_error(exc), StoreDamaged):
             return str(exc)
         raise
     finally:

@@ -31,6 +31,8 @@ class MemoryFile:
         migrate(self.connection, ":memory:")
         self.database: MemoryDatabase | None = None  # Who has it open.
         self.full = False  # While set, every commit fails as on a full disk.
+        self.busy = False  # While set, every write is refused at once, as under overload.
+        self.group_max = 1024  # How many writes share a commit.
 
     def crash(self) -> None:
         """The process that had it open is killed."""
@@ -55,11 +57,14 @@ class MemoryDatabase:
         self._idle.set()
 
     def submit(self, job: Job) -> None:
-        if self._closing:
-            raise StoreBusy("it is closed")
+        if self._closing or self._file.busy:
+            raise StoreBusy("it is closed" if self._closing else "too many writes are waiting")
         self._jobs.append(job)
         self._idle.clear()
-        if not self._commit_due:
+        self._commit_soon()
+
+    def _commit_soon(self) -> None:
+        if self._jobs and not self._commit_due:
             self._commit_due = True
             self._clock.call_later(COMMIT_S, self._commit)
 
@@ -81,8 +86,7 @@ class MemoryDatabase:
 
     def _commit(self) -> None:
         self._commit_due = False
-        group = list(self._jobs)
-        self._jobs.clear()
+        group = [self._jobs.popleft() for _ in range(min(len(self._jobs), self._file.group_max))]
         if group and self._file.full:
             for job in group:
                 job.error = StoreBusy("database or disk is full")
@@ -90,6 +94,7 @@ class MemoryDatabase:
             now = int(self._clock.now_s())
             run_group(self._file.connection, group, now)
         settle_group(group)
+        self._commit_soon()
         if not self._jobs:
             self._idle.set()
 

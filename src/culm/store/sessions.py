@@ -71,7 +71,7 @@ def session_of(row: sqlite3.Row) -> Session:
         prompt_tokens=row["prompt_tokens"],
         completion_tokens=row["completion_tokens"],
         summary_message_id=row["summary_message_id"],
-        cost=row["cost"],
+        cost=float(row["cost"]),  # RETURNING gives a whole REAL as an integer.
         todos=[] if row["todos"] == "[]" else decode(row["todos"], list[Todo]),
         created_at=row["created_at"],
         updated_at=row["updated_at"],

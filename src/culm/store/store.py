@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from culm.clock import Clock
-from culm.errors import StoreBusy
+from culm.errors import StoreBusy, StoreDamaged
 from culm.ids import Epoch, Ids
 from culm.store.base import Database, Event, Job, Op, Tx, find_meta, last_seq
 from culm.store.files import prepare_file
@@ -36,6 +36,7 @@ class Store:
         self.epoch = epoch
         self.seq = seq  # The last event that was told.
         self.health = health
+        self.damaged = False  # Seen while it was open; the next open looks closely.
         self._sound = health  # What to return to after a failure: "replaced" is not forgotten.
         self.tell: Tell = _tell_nobody
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
@@ -70,7 +71,7 @@ class Store:
                 self._mind_health(job.error)
                 fail(job.error)
                 return
-            if self.health.state == "failing":
+            if self.health.state == "failing" and not self.damaged:
                 self._set_health(self._sound)
             result = cast("T", job.result)  # `unit` returned it; Job does not carry the type.
             if job.events:
@@ -102,7 +103,11 @@ class Store:
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run `query` in one read transaction, off the event loop."""
-        return await self._database.read(query)
+        try:
+            return await self._database.read(query)
+        except StoreDamaged as exc:
+            self._mind_health(exc)
+            raise
 
     async def read_told(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
         """As `read`, with the seq it was read at; returns after everything up to it was told.
@@ -110,12 +115,13 @@ class Store:
         Between the commit of an event and its telling a reader could otherwise see it first, and
         lay older knowledge over it.
         """
-        result, seq = await self._database.read(lambda c: (query(c), last_seq(c)))
+        result, seq = await self.read(lambda c: (query(c), last_seq(c)))
         if self.seq < seq:
             await self.write(lambda tx: None)  # Told in order: when this is, so are they.
         return result, seq
 
     def _mind_health(self, error: Exception) -> None:
+        self.damaged = self.damaged or isinstance(error, StoreDamaged)
         if isinstance(error, StoreBusy) and self.health.state != "failing":
             self._set_health(StoreHealth("failing", error.message))
 
@@ -163,7 +169,8 @@ async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store
     await _mark(store, "0")
     yield store
     # Not in a `finally`: after a crash of whoever used it, the end was not clean.
-    await _mark(store, "1")
+    if not store.damaged:
+        await _mark(store, "1")
 
 
 async def _mark(store: Store, clean: str) -> None:

@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from culm.clock import Clock
-from culm.errors import StoreBusy
-from culm.store.base import Job, run_group, settle_group
+from culm.errors import StoreBusy, StoreDamaged
+from culm.store.base import Job, run_group, settle_group, store_error
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class FileDatabase:
     def __init__(self, path: Path, clock: Clock, writer: sqlite3.Connection) -> None:
         self._path = path
         self._wal = path.with_name(path.name + "-wal")
+        self._inode = path.stat().st_ino
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -87,7 +88,15 @@ class FileDatabase:
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         if self._closing:
             raise StoreBusy("it is closed")
-        return await self._loop.run_in_executor(self._readers, self._read, query)
+        try:
+            return await self._loop.run_in_executor(self._readers, self._read, query)
+        except sqlite3.Error as exc:
+            raise store_error(exc) from exc
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closing and task is not None and not task.cancelling():
+                raise StoreBusy("it is closed") from None  # The pool gave the read up, not we.
+            raise
 
     async def close(self) -> None:
         if self._closing:
@@ -138,15 +147,25 @@ class FileDatabase:
     # --- on the writer thread
 
     def _write(self) -> None:
+        group: list[Job] = []
         try:
             while group := self._take():
-                now = int(self._clock.now_s())
-                run_group(self._writer, group, now)
+                run_group(self._writer, group, int(self._clock.now_s()))
+                wal_bytes = self._look()
+                if wal_bytes is None:
+                    # Committed into files that nobody will find again: that is not durable.
+                    for job in group:
+                        job.result, job.events = None, ()
+                        job.error = StoreDamaged("its files were removed or replaced")
                 self._loop.call_soon_threadsafe(settle_group, group)
+                group = []
                 self._wal_grew = True
-                self._mind_the_wal()
+                self._mind_the_wal(wal_bytes or 0)
         except Exception:  # boundary: whoever waits for a write must not wait for a dead thread
             log.exception("the writer of %s ended", self._path)
+            for job in group:
+                job.result, job.events, job.error = None, (), StoreBusy("the writer ended")
+            self._loop.call_soon_threadsafe(settle_group, group)
         finally:
             self._closing = True
             self._writer.close()
@@ -172,19 +191,27 @@ class FileDatabase:
                 return self._jobs.get(timeout=IDLE_S)
             except Empty:
                 self._wal_grew = False
-                self._mind_the_wal(resting=True)
+                self._mind_the_wal(self._look() or 0, resting=True)
         return self._jobs.get()
 
-    def _mind_the_wal(self, *, resting: bool = False) -> None:
+    def _look(self) -> int | None:
+        """The size of the log; None if the files at our path are no longer those we write."""
         try:
-            size = self._wal.stat().st_size
-            if size > WAL_BYTES_MAX:
+            there = self._path.stat().st_ino == self._inode
+            return self._wal.stat().st_size if there else None
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            log.error("cannot look at %s: %s", self._path, exc)
+            return 0
+
+    def _mind_the_wal(self, size: int, *, resting: bool = False) -> None:
+        if size > WAL_BYTES_MAX:
+            try:
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
-                return
-        except (OSError, sqlite3.Error) as exc:
-            log.error("checkpoint of %s failed: %s", self._path, exc)
-            return
-        if size < CHECKPOINT_BYTES:
+            except sqlite3.Error as exc:
+                log.error("checkpoint of %s failed: %s", self._path, exc)
+        elif size < CHECKPOINT_BYTES:
             self._checkpoint_at = CHECKPOINT_BYTES
         elif size > self._checkpoint_at or resting:
             # At rest it covers everything, and the next commit begins the log anew.

@@ -52,16 +52,20 @@ class Draft:
     """An open message. Made by `Messages.open`; changed only through `Messages`."""
 
     message: Message
+    # Writes of this message are numbered. One may fail at once, before an earlier one commits.
+    last_sent: int = 0
+    last_failed: int = 0
+    last_told: int = 0  # Of those that brought the whole message.
     in_flight: int = 0  # Durable changes submitted and not yet told.
-    told: bytes | None = None  # What clients have, while a change is in flight.
+    told: bytes | None = None  # What clients have, while it is unsettled.
     held: list[MessageDelta] = field(default_factory=list[MessageDelta])  # Told after it.
     pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     lengths: list[int] = field(default_factory=list[int])  # Of each part's text, in code points.
     kept: list[int] = field(default_factory=list[int])  # How much of it was given to the store.
     size: int = 0  # Of all text together.
     loose: int = 0  # Code points not given to the store yet.
+    deleting: int = 0  # Deletions in flight; what grows meanwhile is told only if they fail.
     keeping: bool = False  # A chunk is in flight; the next one waits, so that none is missing.
-    damaged: bool = False  # A write failed: the next one must bring the whole message.
     ended: bool = False
 
     def fold(self) -> Message:
@@ -75,15 +79,25 @@ class Draft:
         return self.message
 
     @property
+    def damaged(self) -> bool:
+        """A write failed, and none since then has brought the whole message."""
+        return self.last_failed > self.last_told
+
+    @property
     def unsettled(self) -> bool:
         """Clients have `told`, not the message as it is here."""
-        return self.in_flight > 0 or self.damaged
+        return self.in_flight > 0 or self.deleting > 0 or self.damaged
 
-    def damage(self) -> None:
+    def damage(self, number: int) -> None:
         """A write failed; until the whole message is saved, clients see what they were told."""
         if not self.unsettled:
             self.told = encode(self.fold())
-        self.damaged = True
+        self.last_failed = max(self.last_failed, number)
+
+    def send(self) -> int:
+        """The number of the next write."""
+        self.last_sent += 1
+        return self.last_sent
 
     def take_chunks(self) -> list[Chunk]:
         """What has grown since it was last given to the store."""
@@ -118,6 +132,7 @@ class Messages:
         self._open: dict[MessageId, Draft] = {}
         self._chunk_timer: Timer | None = None
         self._chunk_due_s = 0.0
+        self._stopped = False
         self._writes: set[asyncio.Future[None]] = set()
         self._tell_delta: Callable[[MessageDelta], None] = lambda delta: None
 
@@ -148,7 +163,7 @@ class Messages:
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
         """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
-        if draft.ended or not text:
+        if draft.ended or self._stopped or not text:
             return
         text = clean(text)
         if draft.size + len(text) > MESSAGE_CHARS_MAX:
@@ -172,13 +187,16 @@ class Messages:
             draft.held.append(delta)
         else:
             self._tell_delta(delta)
-        if draft.loose >= CHUNK_CHARS:
+        if draft.damaged:
+            self._arm(RETRY_S)
+        elif draft.loose >= CHUNK_CHARS:
             self._keep([draft])
         else:
             self._arm(CHUNK_S)
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
         """Set a part, or add the next one: a call began or is complete, reasoning ended."""
+        assert part <= len(draft.message.parts), "a part follows the one before it"
         value = encodable(value)  # A file name may hold bytes that are no text.
         if part >= PARTS_MAX:
             raise LimitExceeded("parts in one message", PARTS_MAX)
@@ -207,16 +225,17 @@ class Messages:
         return self._change(draft, change, is_open=False)
 
     def delete(self, message_id: MessageId) -> asyncio.Future[None]:
-        """Remove a message; what is still on its way to it is dropped."""
+        """Remove a message; what is still on its way to it then finds nothing."""
         draft = self._open.get(message_id)
-        was_open = draft is not None and not draft.ended
         if draft is not None:
-            draft.ended = True
+            if not draft.unsettled:
+                draft.told = encode(draft.fold())
+            draft.deleting += 1
 
         def failed(_: Exception) -> None:
-            still = self._open.get(message_id)
-            if still is not None and was_open:
-                still.ended = False  # It is still there, and may grow on.
+            if draft is not None:
+                draft.deleting -= 1
+                self._settle(draft)
 
         return self._track(
             self._store.write(
@@ -244,19 +263,20 @@ class Messages:
                 raise StoreBusy("open messages are not stored")
 
     async def stop(self) -> None:
-        """Keep all open text and let nothing grow any more."""
-        await self.flush()
-        for message_id in list(self._open):
-            self._forget(message_id)
-        if self._chunk_timer is not None:
-            self._chunk_timer.cancel()
+        """Let nothing grow any more, and keep all open text. Raises `StoreBusy` as `flush` does."""
+        self._stopped = True
+        try:
+            await self.flush()
+        finally:
+            for message_id in list(self._open):
+                self._forget(message_id)
+            if self._chunk_timer is not None:
+                self._chunk_timer.cancel()
 
     # --- what clients have been told
 
-    def shown(self) -> Iterable[Live]:
-        for message_id in list(self._open):
-            if (shown := self.find_shown(message_id)) is not None:
-                yield shown
+    def open_ids(self) -> list[tuple[MessageId, SessionId]]:
+        return [(draft.message.id, draft.message.session_id) for draft in self._open.values()]
 
     def find_shown(self, message_id: MessageId) -> Live | None:
         draft = self._open.get(message_id)
@@ -309,13 +329,13 @@ class Messages:
 
     def _save(self, draft: Draft, *, is_open: bool) -> asyncio.Future[None]:
         draft.ended = draft.ended or not is_open
-        draft.damaged = False
         captured = capture(draft.fold())
         return self._submit(draft, captured, save_message(captured, is_open=is_open))
 
     def _submit(
         self, draft: Draft, captured: Captured, unit: Callable[[Tx], None]
     ) -> asyncio.Future[None]:
+        number = draft.send()
         draft.in_flight += 1
         draft.held.clear()  # What they would say is in the captured message.
         draft.measure()
@@ -323,21 +343,24 @@ class Messages:
         def told(_: None) -> None:
             draft.in_flight -= 1
             draft.told = captured.payload
-            draft.damaged = False  # Whatever failed before, this brought the whole message.
+            draft.last_told = number
             self._settle(draft)
 
         def failed(error: Exception) -> None:
             draft.in_flight -= 1
-            if isinstance(error, StoreBusy) and draft.told is not None:
-                draft.damaged = True
-                self._arm(RETRY_S)
+            draft.last_failed = max(draft.last_failed, number)
+            never_was = draft.told is None and not draft.in_flight
+            if never_was or not isinstance(error, StoreBusy):
+                self._forget(draft.message.id)  # It is not there, or is gone.
             else:
-                self._forget(draft.message.id)  # It never was, or is gone.
+                self._arm(RETRY_S)
 
         return self._track(self._store.write(unit, told, failed))
 
     def _settle(self, draft: Draft) -> None:
-        if draft.unsettled:
+        if draft.damaged:
+            self._arm(RETRY_S)
+        if draft.unsettled or draft.message.id not in self._open:
             return
         if draft.ended:
             self._forget(draft.message.id)
@@ -352,7 +375,7 @@ class Messages:
         """Give the store what has grown since the last time."""
         chunks: list[Chunk] = []
         for draft in drafts:
-            if draft.damaged:
+            if draft.damaged and not draft.in_flight:
                 self._save(draft, is_open=not draft.ended)
             elif draft.loose and not (draft.ended or draft.in_flight or draft.keeping):
                 chunks += draft.take_chunks()
@@ -361,6 +384,7 @@ class Messages:
 
     def _write_chunks(self, chunks: list[Chunk]) -> None:
         drafts = [self._open[message_id] for message_id in {chunk.message_id for chunk in chunks}]
+        sent = [(draft, draft.send()) for draft in drafts]
         for draft in drafts:
             draft.keeping = True
 
@@ -371,15 +395,17 @@ class Messages:
                 self._arm(CHUNK_S)
 
         def failed(_: Exception) -> None:
-            for draft in drafts:
+            for draft, number in sent:
                 draft.keeping = False
-                draft.damage()
+                draft.damage(number)
             self._arm(RETRY_S)
 
         self._track(self._store.write(add_chunks(chunks), kept, failed))
 
     def _arm(self, delay_s: float) -> None:
         """Give what is loose to the store in at most `delay_s`."""
+        if self._stopped:
+            return
         due_s = self._clock.now_s() + delay_s
         if self._chunk_timer is not None:
             if self._chunk_due_s <= due_s:

@@ -139,10 +139,14 @@ class Registry:
         place = self._places.get(path) or self._found(path, root, request)
         if place.about.channels != tuple(request.channels):
             raise ChannelsDiffer(request.path)
+        env = self._env_of(path, tuple(request.env))
         if place.workspace is not None:
             place.workspace.check_room(client_id)
             place.workspace.claim(Created(client_id))
+            place.workspace.env = env
             return place.workspace
+        if len(place.waiting) >= self._settings.clients_max:
+            raise LimitExceeded("clients of this workspace", self._settings.clients_max)
         place.waiting[client_id] = None
         workspace = await asyncio.shield(place.opened)
         if client_id in self._retired:
@@ -160,7 +164,6 @@ class Registry:
             yolo=request.yolo,
             debug=request.debug,
             channels=tuple(request.channels),
-            env=self._env_of(path, tuple(request.env)),
         )
         place = _Place(about, asyncio.get_running_loop().create_future())
         self._places[path] = place
@@ -168,7 +171,7 @@ class Registry:
         return place
 
     def _env_of(self, path: Path, env: tuple[str, ...]) -> tuple[str, ...]:
-        """The first environment that was given for a path; a re-create need not repeat it."""
+        """The first environment that was not empty; a re-create need not bring it again."""
         known = self._envs.pop(path, ()) or env
         self._envs[path] = known
         while len(self._envs) > ENVS_MAX:
@@ -190,7 +193,7 @@ class Registry:
                     await place.unwanted.wait()
         except Exception as exc:  # boundary: one workspace's trouble is not the server's
             if not place.opened.done():
-                place.opened.set_exception(_as_app_error(exc, place.about))
+                place.opened.set_exception(self._as_app_error(exc, place.about))
                 place.opened.exception()  # Seen: whoever still waits for it gets it too.
             else:
                 log.exception("workspace %s did not close cleanly", place.about.path)
@@ -200,6 +203,14 @@ class Registry:
                 del self._places[place.about.path]
             place.gone.set()
             self._consider_leaving()
+
+    def _as_app_error(self, exc: Exception, about: About) -> AppError:
+        if isinstance(exc, AppError):
+            return exc
+        if isinstance(exc, OSError) and about.root != self._data_dir:
+            return InvalidRequest(f"cannot use data_dir {about.root}: {exc.strerror}")
+        log.error("cannot open workspace %s", about.path, exc_info=exc)
+        return DataUnusable(str(about.root), str(exc))
 
     def _publish(self, place: _Place, workspace: Workspace) -> bool:
         """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
@@ -211,6 +222,7 @@ class Registry:
             self._unlist(place)  # Whoever comes now waits for the next incarnation.
             return False
         place.workspace = workspace
+        workspace.env = self._env_of(place.about.path, ())
         self._by_id[place.about.id] = workspace
         workspace.on_fate = lambda fate: self._on_fate(place, fate)
         for client_id in waiting:
@@ -220,7 +232,8 @@ class Registry:
 
     def _on_fate(self, place: _Place, fate: Fate) -> None:
         # INTERRUPT differs from CLOSE by ending runs first; there are none to end yet.
-        log.info("workspace %s: nobody needs it any more (%s)", place.about.path, fate.name.lower())
+        why = "nobody needs it" if fate is Fate.CLOSE else "its runs were left alone too long"
+        log.info("workspace %s closes: %s", place.about.path, why)
         self._unlist(place)
         self._consider_leaving()
 
@@ -313,13 +326,6 @@ def canonical(path: str) -> Path:
         return Path(path).resolve(strict=True)
     except (OSError, RuntimeError):  # Not there, not ours to see, or a ring of links.
         return Path(os.path.abspath(path))  # noqa: PTH100 - cleans `..` and touches no disk
-
-
-def _as_app_error(exc: Exception, about: About) -> AppError:
-    if isinstance(exc, AppError):
-        return exc
-    log.error("cannot open workspace %s", about.path, exc_info=exc)
-    return DataUnusable(str(about.root), str(exc))
 
 
 @asynccontextmanager

@@ -1,11 +1,12 @@
 """Data directories: one lock per root, and the list of every workspace that was ever opened."""
 
+import asyncio
 import fcntl
 import json
 import os
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,27 +48,36 @@ class Roots:
         self._started_s = started_s
         self._locking = locking
         self._held: dict[Path, _Held] = {}
+        self._taking = asyncio.Lock()
 
-    @contextmanager
-    def hold(self, root: Path) -> Generator[None]:
+    @asynccontextmanager
+    async def hold(self, root: Path) -> AsyncGenerator[None]:
         """Keep the lock of `root` while in the block, shared by all of this process."""
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        root = root.resolve()
-        self._take(root)
+        async with self._taking:
+            root = await asyncio.to_thread(self._take, root)
         try:
             yield
         finally:
             self._give(root)
 
-    def _take(self, root: Path) -> None:
-        if held := self._held.get(root):
+    def _take(self, root: Path) -> Path:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root = root.resolve()
+        held = self._held.get(root)
+        if held is not None:
+            if not _is_at(held.descriptor, root / "culm.lock"):
+                # The directory was removed under us, and our lock with it: take it anew, or fail.
+                anew = self._lock(root)
+                os.close(held.descriptor)
+                held.descriptor = anew
             held.count += 1
-            return
+            return root
         if not (root / ".gitignore").exists():
             # A root inside a project must not end up in its repository.
             (root / ".gitignore").write_text("*\n")
         if self._locking:
             self._held[root] = _Held(self._lock(root))
+        return root
 
     def _give(self, root: Path) -> None:
         if held := self._held.get(root):
@@ -89,6 +99,13 @@ class Roots:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         return descriptor
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _owner_words(text: str) -> str:

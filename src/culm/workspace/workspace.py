@@ -6,9 +6,10 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock, Timer
@@ -26,7 +27,7 @@ from culm.errors import (
 from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
 from culm.store import log as event_log
-from culm.store.base import Connection
+from culm.store.base import Connection, Event
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
 from culm.store.sessions import (
     add_session,
@@ -58,7 +59,8 @@ from culm.workspace.messages import Messages
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
-TRIM_EVERY_S = 600.0
+TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
+TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
 SNAPSHOT_MESSAGES_MAX = 50_000
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
@@ -74,8 +76,6 @@ class About:
     yolo: bool = False
     debug: bool = False
     channels: tuple[str, ...] = ()
-    # In memory only: never answered, stored or logged.
-    env: tuple[str, ...] = field(default=(), repr=False)
 
 
 class Workspace:
@@ -96,6 +96,7 @@ class Workspace:
         self.claims = Claims()
         self.closing = False
         self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
+        self.env: tuple[str, ...] = ()  # In memory only: never answered, stored or logged.
         self.on_fate: Callable[[Fate], None] = _keep
         self._clock = clock
         self._ids = ids
@@ -105,9 +106,10 @@ class Workspace:
         self._retention = (cfg.retention_s, cfg.retention_events)
         self._timers: dict[ClientId | None, Timer] = {}
         self._trim_timer: Timer | None = None
+        self._trimmed_at = store.seq
         self.messages.tell_through(self.hub)
         self.hub.show_on_attach(self._unlogged_state)
-        store.tell = self.hub.tell
+        store.tell = self._tell
         store.on_health = self._tell_health
 
     # --- who is attached
@@ -178,7 +180,11 @@ class Workspace:
         return self._present(session)
 
     async def list_sessions(self) -> list[Session]:
-        return [self._present(session) for session in await self.store.read(top_sessions)]
+        sessions = await self.store.read(top_sessions)
+        attached = Counter(present.session_id for present in self.presence())
+        for session in sessions:
+            session.attached_clients = attached[session.id]
+        return sessions
 
     async def rename_session(self, session_id: SessionId, title: str) -> Session:
         self._check_open()
@@ -224,7 +230,13 @@ class Workspace:
         if self.closing:
             raise WorkspaceClosing
 
-    # --- what is told without a number
+    # --- telling
+
+    def _tell(self, events: tuple[Event, ...]) -> None:
+        self.hub.tell(events)
+        if events[-1].seq - self._trimmed_at > TRIM_EVERY:
+            self._trimmed_at = events[-1].seq
+            self._trim()
 
     def presence(self) -> Iterable[Present]:
         for client_id, claim in self.claims.by_client.items():
@@ -258,15 +270,18 @@ class Workspace:
         closed = await self.store.write(close_open_messages)
         if closed:
             log.warning("%s: %d message(s) were open at the last end", self.about.path, closed)
+        self._trim_in_time()
+
+    def _trim_in_time(self) -> None:
+        self._trim_timer = self._clock.call_later(TRIM_EVERY_S, self._trim_in_time)
         self._trim()
 
     def _trim(self) -> None:
-        self._trim_timer = self._clock.call_later(TRIM_EVERY_S, self._trim)
         keep_s, keep = self._retention
 
         def again(gone: int) -> None:
             if gone >= event_log.TRIM_MAX and not self.closing:
-                self.store.write(event_log.trim(keep_s, keep), again)
+                self._trim()
 
         self.store.write(event_log.trim(keep_s, keep), again)
 

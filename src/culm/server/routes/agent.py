@@ -25,7 +25,9 @@ async def agent_info(request: web.Request) -> web.Response:
 
 async def prompt(request: web.Request) -> web.Response:
     workspace_of(request)
-    raise InvalidRequest("agent coordinator not initialized")
+    raise InvalidRequest(
+        "agent coordinator not initialized", hint="this version of culm has no agent yet"
+    )
 
 
 async def nothing_to_do(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from culm.server.problems import answer, done, parse_request, query_client_id
 from culm.server.routes.base import REGISTRY, workspace_of
 from culm.server.sse import stream_events
 from culm.wire import workspaces as wire
+from culm.wire.codec import clean
 from culm.wire.requests import CreateWorkspace, CurrentSession
 from culm.workspace.workspace import Workspace
 
@@ -65,7 +66,7 @@ def _shown(workspace: Workspace) -> wire.Workspace:
         id=about.id,
         path=about.given_path,
         config=_config(workspace),
-        data_dir=str(about.root),
+        data_dir=clean(str(about.root)),
         version=__version__,
         yolo=about.yolo,
         debug=about.debug,
@@ -75,7 +76,7 @@ def _shown(workspace: Workspace) -> wire.Workspace:
 
 def _config(workspace: Workspace) -> wire.Config:
     about = workspace.about
-    return wire.Config(wire.Options(data_directory=str(about.root), debug=about.debug))
+    return wire.Config(wire.Options(data_directory=clean(str(about.root)), debug=about.debug))
 
 
 ROUTES = [
