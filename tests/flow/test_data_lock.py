@@ -1,5 +1,7 @@
 """Whose files they are: one lock per data directory, and a schema that is not ours to touch."""
 
+import asyncio
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -118,3 +120,15 @@ async def test_a_fresh_server_opens_a_workspace_with_its_own_data_dir(flow: Flow
     client = await flow.client()
     remote = await client.open_workspace(flow.directory(), data_dir=str(flow.folder / "own"))
     assert await remote.sessions() == []
+
+
+async def test_after_the_data_directory_was_removed_nothing_more_is_acknowledged(
+    flow: FlowServer,
+) -> None:
+    remote = await (await flow.client()).open_workspace(flow.directory())
+    await remote.create_session("kept while it was there")
+    await asyncio.to_thread(shutil.rmtree, flow.folder / "data")
+    with pytest.raises(Refused) as refused:
+        await remote.create_session("written nowhere")
+    assert (refused.value.status, refused.value.code) == (503, "store_damaged")
+    assert flow.workspace(remote.id).store.health.state == "failing"

@@ -1,0 +1,89 @@
+"""Clients that take nothing, and what one dead peer does to the others: nothing."""
+
+import asyncio
+
+from culm.events.hub import HEARTBEAT_S, STALL_BEATS, Hub, Live
+from culm.events.views import Filter
+from culm.ids import Epoch, MessageId, SessionId
+from tests.support import FakeClock, contract
+
+
+class Peer:
+    """A transport that keeps what it is given, or fails as a dead one does."""
+
+    def __init__(self, *, reads: bool = True, error: type[Exception] | None = None) -> None:
+        self.given = b""
+        self.reads = reads
+        self.error = error
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.given += data
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self.reads else len(self.given)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class NoMessages:
+    def open_ids(self) -> list[tuple[MessageId, SessionId]]:
+        return []
+
+    def find_shown(self, message_id: MessageId) -> Live | None:
+        return None
+
+
+def make_hub(clock: FakeClock, buffer_bytes_max: int = 1000) -> Hub:
+    return Hub(Epoch("e"), 0, clock, NoMessages(), streams_max=9, buffer_bytes_max=buffer_bytes_max)
+
+
+def join(hub: Hub, peer: Peer) -> None:
+    assert hub.go_live(hub.join(peer, "delta", Filter()))
+
+
+@contract("INV-18", "INV-66")
+async def test_peers_that_die_in_whatever_way_hurt_nobody_else() -> None:
+    hub = make_hub(FakeClock())
+    peers = [Peer(), Peer(error=RuntimeError), Peer(), Peer(error=BrokenPipeError), Peer()]
+    for peer in peers:
+        error, peer.error = peer.error, None
+        join(hub, peer)
+        peer.error = error
+    hub.tell_live(Live("store_health", "", b"{}"))
+    hub.tell_live(Live("store_health", "", b"[]"))
+    await asyncio.sleep(0)
+    healthy = [peer.given for peer in peers if peer.error is None]
+    assert healthy[0].count(b"store_health") == 2
+    assert healthy == [healthy[0]] * 3
+
+
+async def test_a_client_that_takes_nothing_is_let_go_and_one_that_reads_is_not() -> None:
+    clock = FakeClock()
+    hub = make_hub(clock)
+    sleepy, awake = Peer(reads=False), Peer()
+    for peer in (sleepy, awake):
+        join(hub, peer)
+    hub.tell_live(Live("store_health", "", b"{}"))
+    await asyncio.sleep(0)
+    clock.advance(HEARTBEAT_S * STALL_BEATS)
+    assert not sleepy.aborted
+    clock.advance(HEARTBEAT_S * 2)
+    assert (sleepy.aborted, awake.aborted) == (True, False)
+
+
+async def test_an_event_that_cannot_be_encoded_does_not_silence_its_neighbours() -> None:
+    hub = make_hub(FakeClock())
+    peer = Peer()
+    join(hub, peer)
+    hub.tell_live(Live("store_health", "", b"1"))
+    hub.tell_live(Live("store_health", "", "text is no payload"))  # pyright: ignore[reportArgumentType]
+    hub.tell_live(Live("store_health", "", b"3"))
+    await asyncio.sleep(0)
+    assert peer.given.count(b"store_health") == 2
