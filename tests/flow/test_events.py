@@ -269,9 +269,10 @@ async def test_events_without_any_stream_are_no_error(flow: FlowServer) -> None:
 
 
 @contract("INV-66")
+@pytest.mark.parametrize("cursor", ["", "another.7"])
 @pytest.mark.parametrize("view", ["crush", "delta"])
 async def test_nothing_told_after_the_head_of_a_stream_misses_it_however_slow_the_disk(
-    flow: FlowServer, view: str
+    flow: FlowServer, view: str, cursor: str
 ) -> None:
     remote = await opened(flow)
     store = flow.workspace(remote.id).store
@@ -280,7 +281,7 @@ async def test_nothing_told_after_the_head_of_a_stream_misses_it_however_slow_th
         for _ in range(READERS):
             tasks.create_task(store.read(lambda _: slow.wait(WAIT_S)))
         await asyncio.sleep(0)
-        async with open_events(flow, remote, view=view) as events:
+        async with open_events(flow, remote, view=view, cursor=cursor) as events:
             session = await remote.create_session("told after the head")
             slow.set()
             await events.until(session.id.encode())

@@ -37,6 +37,7 @@ async def _start_at(cursor: Cursor, hub: Hub, store: Store, subscriber: Subscrib
     trimmed_to, last = await store.read(bounds)
     start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
     if isinstance(start, Fresh):
+        # It begins where it joined, not at now: what came since its head was sent is its own.
         _resync(hub, subscriber, start.reason)
     else:
         subscriber.seq = start.seq
@@ -51,6 +52,8 @@ async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Dra
     while not subscriber.ended and not hub.go_live(subscriber):
         page = await store.read(replay(subscriber.seq, store.seq, PAGE, wanted))
         if page is None:
+            hub.flush()
+            subscriber.seq = hub.seq
             _resync(hub, subscriber, "trimmed")
             continue
         data = b"".join([hub.encode_one(subscriber.view, event) for event in page.events])
@@ -61,11 +64,10 @@ async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Dra
 
 
 def _resync(hub: Hub, subscriber: Subscriber, reason: str) -> None:
-    """Begin at now, and say so where the view has a word for it."""
-    hub.flush()
-    subscriber.seq = hub.seq
+    """Say that it begins anew, where the view has a word for it."""
     if shows(subscriber.view, "resync"):
-        resync = Live("resync", "", encode(Resync(str(hub.cursor), reason)))
+        cursor = Cursor(hub.epoch, subscriber.seq)
+        resync = Live("resync", "", encode(Resync(str(cursor), reason)))
         if not subscriber.write(hub.encode_one(subscriber.view, resync)):
             subscriber.end()
 
