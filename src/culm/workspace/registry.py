@@ -193,16 +193,21 @@ class Registry:
                     await place.unwanted.wait()
         except Exception as exc:  # boundary: one workspace's trouble is not the server's
             if not place.opened.done():
-                place.opened.set_exception(self._as_app_error(exc, place.about))
-                place.opened.exception()  # Seen: whoever still waits for it gets it too.
+                self._fail(place, self._as_app_error(exc, place.about))
             else:
                 log.exception("workspace %s did not close cleanly", place.about.path)
         finally:
+            if not place.opened.done():
+                self._fail(place, ShuttingDown())  # Cancelled: it took too long to open.
             self._unlist(place)
             if self._places.get(place.about.path) is place:
                 del self._places[place.about.path]
             place.gone.set()
             self._consider_leaving()
+
+    def _fail(self, place: _Place, error: AppError) -> None:
+        place.opened.set_exception(error)
+        place.opened.exception()  # Seen: whoever still waits for it gets it too.
 
     def _as_app_error(self, exc: Exception, about: About) -> AppError:
         if isinstance(exc, AppError):
@@ -216,9 +221,7 @@ class Registry:
         """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
         waiting = [c for c in place.waiting if c not in self._retired]
         if not waiting or self._leaving:
-            error = ShuttingDown() if self._leaving else ClientRetired()
-            place.opened.set_exception(error)
-            place.opened.exception()
+            self._fail(place, ShuttingDown() if self._leaving else ClientRetired())
             self._unlist(place)  # Whoever comes now waits for the next incarnation.
             return False
         place.workspace = workspace
