@@ -136,7 +136,7 @@ async def one_world(loop: SimLoop) -> None:
 async def live_through(server: SimServer) -> None:
     loop = server.loop
     ids = Ids(loop.random.randrange(1 << 30))
-    clients = [SimClient(server, ids) for _ in range(3)]
+    clients = [SimClient(server, ids), SimClient(server, ids), SimClient(server, ids, "crush")]
     writer = Writer(server)
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(server.run())]

@@ -9,7 +9,7 @@ from culm.config import Settings
 from culm.errors import StoreBusy
 from culm.events.cursor import parse_cursor
 from culm.events.stream import feed
-from culm.events.views import Filter
+from culm.events.views import Filter, View
 from culm.ids import Ids, workspace_id_of
 from culm.store.base import last_seq
 from culm.store.memory import MemoryFile
@@ -125,8 +125,9 @@ class SimServer:
 class SimClient:
     """A client with a mirror, behind a network that loses connections."""
 
-    def __init__(self, server: SimServer, ids: Ids) -> None:
+    def __init__(self, server: SimServer, ids: Ids, view: View = "delta") -> None:
         self.server = server
+        self.view: View = view
         self.id = ids.client()
         self.mirror = Mirror()
         self.loaded = False
@@ -150,7 +151,9 @@ class SimClient:
         workspace = self.server.workspace
         if workspace is None or workspace.closing:
             raise ConnectionError
-        if not self.loaded:
+        if not self.loaded or self.view == "crush":
+            # A Crush client has no cursor: it reads its state anew whenever it connects.
+            self.seen.clear()
             await self._load()
         self.socket = socket = SimSocket(self.server.loop)
         async with asyncio.TaskGroup() as tasks:
@@ -165,7 +168,7 @@ class SimClient:
 
     async def _serve(self, workspace: Workspace, socket: SimSocket) -> None:
         """What the event route does."""
-        subscriber = workspace.hub.join(socket, "delta", Filter())
+        subscriber = workspace.hub.join(socket, self.view, Filter())
         try:
             cursor = parse_cursor(self.mirror.cursor) if self.mirror.cursor else None
             await feed(workspace.hub, workspace.store, subscriber, cursor, socket.drained)

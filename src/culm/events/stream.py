@@ -28,6 +28,8 @@ async def feed(
         while not subscriber.ended:
             await _wait_for_room(subscriber, drained)
             await _catch_up(hub, store, subscriber, drained)
+            if not subscriber.live:
+                return
             await subscriber.wake.wait()
     except (TimeoutError, StoreBusy):
         subscriber.transport.abort()  # It has not got everything, and can resume.
@@ -52,6 +54,9 @@ async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Dra
     while not subscriber.ended and not hub.go_live(subscriber):
         page = await store.read(replay(subscriber.seq, store.seq, PAGE, wanted))
         if page is None:
+            if not shows(subscriber.view, "resync"):
+                subscriber.transport.abort()  # A Crush client reads anew when it comes back.
+                return
             hub.flush()
             subscriber.seq = hub.seq
             _resync(hub, subscriber, "trimmed")
