@@ -99,8 +99,6 @@ class FileDatabase:
             raise
 
     async def close(self) -> None:
-        if self._closing:
-            return
         self._closing = True
         self._jobs.put(None)
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -218,7 +216,8 @@ class FileDatabase:
             self._checkpoint_at = size + CHECKPOINT_BYTES
             if not self._checkpointing and not self._closing:
                 self._checkpointing = True
-                self._readers.submit(self._checkpoint)
+                with contextlib.suppress(RuntimeError):  # The pool was closed just now.
+                    self._readers.submit(self._checkpoint)
 
 
 @asynccontextmanager
