@@ -112,7 +112,6 @@ class Culm:
 async def open_culm(folder: Path, ack_port: int) -> AsyncGenerator[Culm]:
     options = ServeOptions(
         data_dir=folder / "data",
-        state_dir=folder / "state",
         hosts=("tcp://127.0.0.1:0",),
         auth=False,
         settings=Settings(create_grace_s=600.0),  # This process keeps its workspace itself.

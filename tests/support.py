@@ -63,7 +63,6 @@ def serve_options(folder: Path, *hosts: str, settings: Settings | None = None) -
     """Options of a server that keeps to `folder`."""
     return ServeOptions(
         data_dir=folder / "data",
-        state_dir=folder / "state",
         hosts=hosts,
         settings=settings or Settings(),
     )

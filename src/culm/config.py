@@ -60,7 +60,6 @@ class ServeOptions:
     """What `culm serve` was asked for."""
 
     data_dir: Path
-    state_dir: Path
     hosts: tuple[str, ...] = ()
     token_file: Path | None = None
     auth: bool = True

@@ -186,7 +186,7 @@ def main() -> None:
     given = parser.parse_args()
     data_dir: Path = given.data_dir
     hosts: list[str] = given.host
-    options = ServeOptions(data_dir=data_dir, state_dir=data_dir / "state", hosts=tuple(hosts))
+    options = ServeOptions(data_dir=data_dir, hosts=tuple(hosts))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(publish(options))
 

@@ -140,7 +140,6 @@ def serve(
     state_dir = default_state_dir(os.environ)
     options = ServeOptions(
         data_dir=(data_dir or default_data_dir(os.environ)).absolute(),
-        state_dir=state_dir,
         hosts=hosts or (default_host(os.environ),),
         token_file=token_file,
         auth=not no_auth,

@@ -84,6 +84,23 @@ def _parse_event(text: bytes) -> Told | None:
     return Told(envelope.type, inner.type, inner.payload, cursor.decode() or envelope.cursor)
 
 
+_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)  # Nobody answers, for now.
+
+
+class Backoff:
+    """Pauses that double up to a bound, until something works again."""
+
+    def __init__(self) -> None:
+        self._next_s = BACKOFF_FIRST_S
+
+    def reset(self, first_s: float = BACKOFF_FIRST_S) -> None:
+        self._next_s = first_s
+
+    async def pause(self) -> None:
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, BACKOFF_MAX_S)
+        await asyncio.sleep(pause_s)
+
+
 class Stream:
     """Events of one workspace, from a cursor on, for as long as they are read."""
 
@@ -110,30 +127,29 @@ class Stream:
 
         Raises `Refused` for what coming back cannot mend: a wrong token, a retired client.
         """
-        backoff_s = BACKOFF_FIRST_S
+        backoff = Backoff()
         while True:
             try:
                 async with aclosing(self._connection()) as connection:
                     async for told in connection:
-                        backoff_s = BACKOFF_FIRST_S
+                        backoff.reset()
                         yield told
             except Refused as exc:
                 if exc.status == 404:
                     if await self.rejoin():
-                        backoff_s = REJOINED_S
+                        backoff.reset(REJOINED_S)
                 elif not _may_pass(exc):
                     raise
-            except (aiohttp.ClientError, TimeoutError, OSError):
+            except _UNREACHABLE:
                 pass
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await backoff.pause()
 
     async def rejoin(self) -> bool:
         """Whether it is there again; if not, the next round tries."""
         try:
             await self._workspace.rejoin()
             return True
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except _UNREACHABLE:
             return False
         except Refused as exc:
             if not _may_pass(exc):
@@ -287,19 +303,18 @@ class Follower:
 
     async def _keep_trying(self, read: Callable[[], Awaitable[None]]) -> None:
         """Read in spite of a server that is just now restarting."""
-        backoff_s = BACKOFF_FIRST_S
+        backoff = Backoff()
         while True:
             try:
                 return await read()
-            except (aiohttp.ClientError, TimeoutError, OSError):
+            except _UNREACHABLE:
                 pass
             except Refused as exc:
                 if exc.status == 404:
                     await self.stream.rejoin()
                 elif not _may_pass(exc):
                     raise
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await backoff.pause()
 
     async def _load(self) -> None:
         self.mirror.load(await self._workspace.snapshot(*(self._sessions or "*")))

@@ -26,13 +26,12 @@ from culm.ids import Epoch, MessageId, SessionId
 from culm.store.base import Event, Op
 from culm.wire.events import MessageDelta
 
+log = logging.getLogger(__name__)
+
 HEARTBEAT_S = 15.0
 STALL_BEATS = 4  # A client that takes nothing for a minute is let go; it can resume.
 FAREWELL_S = 5.0  # What a client may take to read its last events when the workspace closes.
 COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
-
-
-log = logging.getLogger(__name__)
 _DEAD = (RuntimeError, OSError)  # What a write to a peer that is gone may raise.
 
 
@@ -205,7 +204,8 @@ class Hub:
     def encode_one(self, view: View, item: Event | Live) -> bytes:
         if isinstance(item, Live):
             return encode_frame(view, item.type, item.op, item.payload)
-        return encode_frame(view, item.type, item.op, item.payload, f"{self.epoch}.{item.seq}")
+        cursor = str(Cursor(self.epoch, item.seq))
+        return encode_frame(view, item.type, item.op, item.payload, cursor)
 
     def _write_all(self, subscribers: dict[Subscriber, None], data: bytes) -> None:
         # The body of `Subscriber.write`, unrolled: this loop is the cost of every delivery.

@@ -8,7 +8,6 @@ from culm.wire.codec import encode
 from culm.wire.events import CRUSH_TYPES, MessageDelta
 
 View = Literal["crush", "delta"]
-VIEWS: tuple[View, ...] = ("crush", "delta")
 
 # A bare newline is the only keep-alive that a Crush client passes over in silence.
 HEARTBEAT: dict[View, bytes] = {"crush": b"\n", "delta": b":\n\n"}

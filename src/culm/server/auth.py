@@ -82,7 +82,7 @@ def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> froze
     for host, port in tcp:
         shown = f"[{host}]" if ":" in host else host
         for name in (shown, *LOOPBACK_NAMES, *extra):
-            names |= {f"{name}:{port}".lower()}
+            names.add(f"{name}:{port}".lower())
             if port in (80, 443):
                 names.add(name.lower())
     # A proxy in front speaks for its own port, so a name added by hand also stands alone.

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 60.0  # A body is complete in this time, attachments over a slow line included.
+NAMES_MAX = 256  # In one parameter of a query.
 ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -86,6 +87,14 @@ async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> by
 
 async def parse_request(request: web.Request, kind: type[T]) -> T:
     return parse_body(await read_body(request), kind)
+
+
+def query_names(request: web.Request, parameter: str) -> frozenset[str]:
+    """A comma-separated parameter; empty if it is not there."""
+    names = frozenset(name for name in request.query.get(parameter, "").split(",") if name)
+    if len(names) > NAMES_MAX:
+        raise InvalidRequest(f"{parameter} may name at most {NAMES_MAX}")
+    return names
 
 
 def query_client_id(request: web.Request) -> ClientId:

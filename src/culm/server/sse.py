@@ -7,11 +7,9 @@ from culm.errors import InvalidRequest
 from culm.events.cursor import Cursor, parse_cursor
 from culm.events.stream import feed
 from culm.events.views import Filter, View
-from culm.server.problems import query_client_id
+from culm.server.problems import query_client_id, query_names
 from culm.server.routes.base import workspace_of
 from culm.wire.events import CURSOR_HEADER, TYPES
-
-FILTER_MAX = 256  # Names in one filter.
 
 
 class EventResponse(web.StreamResponse):
@@ -66,15 +64,8 @@ def _parse_wishes(request: web.Request) -> tuple[View, Filter, Cursor | None]:
     view = query.get("view", "crush")
     if view not in ("crush", "delta"):
         raise InvalidRequest("view must be crush or delta")
-    types, sessions = _names(query.get("types", "")), _names(query.get("sessions", ""))
+    types, sessions = query_names(request, "types"), query_names(request, "sessions")
     if unknown := types - TYPES:
         raise InvalidRequest(f"unknown event type in types: {min(unknown)}")
     text = query.get("cursor") or request.headers.get("Last-Event-ID", "")
     return view, Filter(types, sessions), parse_cursor(text) if text else None
-
-
-def _names(text: str) -> frozenset[str]:
-    names = frozenset(name for name in text.split(",") if name)
-    if len(names) > FILTER_MAX:
-        raise InvalidRequest(f"a filter may name at most {FILTER_MAX}")
-    return names

@@ -91,6 +91,10 @@ class Job:
     error: Exception | None = None
     events: tuple[Event, ...] = ()
 
+    def fail(self, error: Exception) -> None:
+        """Whatever it had done so far, nothing of it is kept."""
+        self.result, self.events, self.error = None, (), error
+
 
 class Database(Protocol):
     """Runs jobs in submission order, in groups; reads beside them."""
@@ -125,7 +129,7 @@ def run_group(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None
     except sqlite3.Error as exc:
         log.error("commit failed: %s", exc)
         for job in jobs:
-            job.result, job.events, job.error = None, (), store_error(exc)
+            job.fail(store_error(exc))
 
 
 class _Spoilt(Exception):
@@ -153,7 +157,7 @@ def _add_events(connection: sqlite3.Connection, jobs: list[Job], tx: Tx) -> None
         if _is_of_the_file(exc):
             raise
         for job in jobs:
-            job.result, job.events, job.error = None, (), exc
+            job.fail(exc)
         raise _Spoilt from exc
 
 
@@ -178,7 +182,8 @@ def _run_job(job: Job, tx: Tx) -> None:
     except Exception as exc:  # boundary: a unit's failure belongs to whoever submitted it
         if _is_of_the_file(exc):
             raise
-        job.error, job.events, tx.seq = exc, (), before
+        job.fail(exc)
+        tx.seq = before
         del tx.rows[rows:]
         if tx.connection.total_changes != changes:
             raise _Spoilt from exc

@@ -89,7 +89,7 @@ class MemoryDatabase:
         group = [self._jobs.popleft() for _ in range(min(len(self._jobs), self._file.group_max))]
         if group and self._file.full:
             for job in group:
-                job.error = StoreBusy("database or disk is full")
+                job.fail(StoreBusy("database or disk is full"))
         elif group:
             now = int(self._clock.now_s())
             run_group(self._file.connection, group, now)

@@ -4,7 +4,6 @@ Owns the database, its epoch and its health. What a unit does is in the modules 
 """
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +21,6 @@ from culm.store.writer import open_file_database
 from culm.wire.requests import StoreHealth
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 MARK_TIMEOUT_S = 5.0
 

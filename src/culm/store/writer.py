@@ -111,7 +111,7 @@ class FileDatabase:
         """The writer is gone: nobody waits for it any longer."""
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:
-                job.error = StoreBusy("it is closed")
+                job.fail(StoreBusy("it is closed"))
                 settle_group([job])
         self._written.set()
 
@@ -153,8 +153,7 @@ class FileDatabase:
                 if wal_bytes is None:
                     # Committed into files that nobody will find again: that is not durable.
                     for job in group:
-                        job.result, job.events = None, ()
-                        job.error = StoreDamaged("its files were removed or replaced")
+                        job.fail(StoreDamaged("its files were removed or replaced"))
                 self._loop.call_soon_threadsafe(settle_group, group)
                 group = []
                 self._wal_grew = True
@@ -162,7 +161,7 @@ class FileDatabase:
         except Exception:  # boundary: whoever waits for a write must not wait for a dead thread
             log.exception("the writer of %s ended", self._path)
             for job in group:
-                job.result, job.events, job.error = None, (), StoreBusy("the writer ended")
+                job.fail(StoreBusy("the writer ended"))
             self._loop.call_soon_threadsafe(settle_group, group)
         finally:
             self._closing = True

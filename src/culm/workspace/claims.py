@@ -5,6 +5,7 @@ teardown itself belong to the caller, who arms what `Step` asks for and reports 
 are msgspec structs because a dozen frozen dataclasses cost 12 ms of every start.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum, auto
 from typing import assert_never
@@ -29,9 +30,12 @@ class Claims(Struct, frozen=True):
     abandoned: int | None = None  # The timer of runs that no client watches.
     last_number: int = 0  # Births and timers count together, so none is ever mistaken.
 
+    def attached(self) -> Counter[str]:
+        """How many clients with a live stream look at each session."""
+        return Counter(c.session_id for c in self.by_client.values() if c.streams)
+
     def attached_to(self, session_id: str) -> int:
-        """Clients with a live stream that look at this session."""
-        return sum(c.streams > 0 and c.session_id == session_id for c in self.by_client.values())
+        return self.attached()[session_id]
 
 
 # --- inputs

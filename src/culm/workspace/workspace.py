@@ -6,7 +6,6 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from culm.errors import (
     WorkspaceClosing,
     WorkspaceNotFound,
 )
+from culm.events.cursor import Cursor
 from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
 from culm.store import log as event_log
@@ -181,7 +181,7 @@ class Workspace:
 
     async def list_sessions(self) -> list[Session]:
         sessions = await self.store.read(top_sessions)
-        attached = Counter(present.session_id for present in self.presence())
+        attached = self.claims.attached()
         for session in sessions:
             session.attached_clients = attached[session.id]
         return sessions
@@ -215,7 +215,7 @@ class Workspace:
                 f"more than {SNAPSHOT_MESSAGES_MAX} messages", hint="name the sessions you show"
             )
         return Snapshot(
-            cursor=f"{self.store.epoch}.{seq}",
+            cursor=str(Cursor(self.store.epoch, seq)),
             sessions=found,
             messages=messages,
             presence=list(self.presence()),

@@ -5,15 +5,13 @@ from aiohttp import web
 from culm import __version__
 from culm.errors import InvalidRequest
 from culm.ids import find_client_id
-from culm.server.problems import answer, done, parse_request, query_client_id
+from culm.server.problems import answer, done, parse_request, query_client_id, query_names
 from culm.server.routes.base import REGISTRY, workspace_of
 from culm.server.sse import stream_events
 from culm.wire import workspaces as wire
 from culm.wire.codec import clean
 from culm.wire.requests import CreateWorkspace, CurrentSession
 from culm.workspace.workspace import Workspace
-
-SNAPSHOT_SESSIONS_MAX = 256
 
 
 async def list_workspaces(request: web.Request) -> web.Response:
@@ -53,11 +51,8 @@ async def select_session(request: web.Request) -> web.Response:
 async def snapshot(request: web.Request) -> web.Response:
     """`?sessions=a,b` adds their messages, `?sessions=*` those of all."""
     workspace = workspace_of(request)
-    text = request.query.get("sessions", "")
-    sessions = None if text == "*" else frozenset(name for name in text.split(",") if name)
-    if sessions is not None and len(sessions) > SNAPSHOT_SESSIONS_MAX:
-        raise InvalidRequest(f"at most {SNAPSHOT_SESSIONS_MAX} sessions, or *")
-    return answer(await workspace.snapshot(sessions))
+    sessions = query_names(request, "sessions")
+    return answer(await workspace.snapshot(None if "*" in sessions else sessions))
 
 
 def _shown(workspace: Workspace) -> wire.Workspace:
