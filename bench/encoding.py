@@ -14,6 +14,7 @@ from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
+from culm.workspace.config import DocumentFile
 from culm.workspace.workspace import About, open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
@@ -38,7 +39,9 @@ async def event_us(streams: int, turns: int) -> float:
     about = About(WorkspaceId("bench"), Path("/"), "/", Path("/"))
     async with (
         open_memory_store(file, clock, ids) as store,
-        open_workspace(about, store, clock, ids, Settings()) as workspace,
+        open_workspace(
+            about, store, (DocumentFile(Path("/")), DocumentFile(Path("/"))), clock, ids, Settings()
+        ) as workspace,
     ):
         hub = workspace.hub
         for _ in range(streams):

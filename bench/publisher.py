@@ -23,8 +23,8 @@ from culm.config import ServeOptions, Settings
 from culm.ids import Ids
 from culm.server.listen import TcpAddress
 from culm.wire.messages import Finish, Text, TextPart
-from culm.wire.requests import CreateWorkspace
 from culm.wire.sessions import Session
+from culm.wire.workspaces import CreateWorkspace
 from culm.workspace.messages import Draft
 from culm.workspace.workspace import Workspace
 

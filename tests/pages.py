@@ -1,6 +1,8 @@
 """Pages that are made from the code: `python -m tests.pages` writes them, a test compares."""
 
 import inspect
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -10,6 +12,8 @@ from msgspec.structs import fields
 
 from culm.cli.main import HELP_OPTIONS, culm
 from culm.config import Settings
+from culm.server.openapi import document
+from culm.server.routes import BY_NOUN
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -50,7 +54,45 @@ def _describe(kind: Any) -> str:  # noqa: ANN401 - a type as msgspec hands it ou
     return inspect.cleandoc(texts[-1])
 
 
-PAGES = {"settings.md": settings_page, "cli.md": cli_page}
+def routes_page() -> str:
+    pieces = [
+        "# Routes",
+        "",
+        "Made from the routes themselves; types are in [openapi.json](openapi.json).",
+    ]
+    for noun, routes in BY_NOUN.items():
+        pieces += [
+            "",
+            f"## {noun.capitalize()}",
+            "",
+            "| route | body → answer | |",
+            "| --- | --- | --- |",
+        ]
+        for route in routes:
+            hints = route.hints()
+            body, answer = _type_words(hints.get("body")), _type_words(hints["return"])
+            words = " ".join((route.handler.__doc__ or "").split())
+            pieces.append(f"| `{route.method} {route.path}` | {body} → {answer} | {words} |")
+    return "\n".join([*pieces, ""])
+
+
+def _type_words(kind: Any) -> str:  # noqa: ANN401 - a type as `get_type_hints` hands it out
+    if kind is None or kind is type(None):
+        return "–"
+    words = re.sub(r"[\w.]+\.", "", str(kind)) if get_args(kind) else kind.__name__
+    return f"`{words.replace(' | None', '?').replace('Raw', '')}`".replace("|", "\\|")
+
+
+def openapi_page() -> str:
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "routes.md": routes_page,
+    "openapi.json": openapi_page,
+}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.config import ServeOptions, Settings
+from culm.workspace.config import DocumentFile
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
 
@@ -57,6 +58,11 @@ class FakeClock:
 
     def armed(self) -> int:
         return sum(not timer.cancelled for timer in self._timers)
+
+
+def no_documents() -> tuple[DocumentFile, DocumentFile]:
+    """Configuration that nobody has set and nobody changes."""
+    return DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
 
 
 def serve_options(folder: Path, *hosts: str, settings: Settings | None = None) -> ServeOptions:

@@ -14,12 +14,13 @@ from culm.clock import Clock
 from culm.config import ServeOptions
 from culm.errors import DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
-from culm.server.app import make_app, open_http
+from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.store.store import open_store
+from culm.workspace.config import DocumentFile, open_document
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
-from culm.workspace.roots import Roots, database_path, remember_workspace
+from culm.workspace.roots import Roots, project_folder, remember_workspace
 from culm.workspace.workspace import About, Workspace, open_workspace
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,16 @@ async def open_server(
         tcp = [(a.host, a.port) for a in addresses if isinstance(a, TcpAddress)]
         token = _token(options) if tcp and options.auth else None
         gate = Gate(token, allowed_hosts(tcp, options.allow_hosts))
-        opener = _opener(options, clock, ids)
         async with (
-            open_registry(opener, options.data_dir, options.settings, clock, on_leave) as registry,
-            open_http(make_app(registry, gate), listeners, tls),
+            open_document(options.data_dir / "config.json") as user,
+            open_registry(
+                _opener(options, user, clock, ids),
+                options.data_dir,
+                options.settings,
+                clock,
+                on_leave,
+            ) as registry,
+            open_http(make_api(registry, gate), listeners, tls),
         ):
             try:
                 yield Server(addresses, registry, token)
@@ -69,7 +76,7 @@ async def open_server(
                 await registry.close()
 
 
-def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
+def _opener(options: ServeOptions, user: DocumentFile, clock: Clock, ids: Ids) -> OpenWorkspace:
     roots = Roots(
         started_s=clock.now_s(), locking=os.environ.get("CULM_NO_LOCK") not in ("1", "true")
     )
@@ -77,10 +84,12 @@ def _opener(options: ServeOptions, clock: Clock, ids: Ids) -> OpenWorkspace:
 
     @asynccontextmanager
     async def open_one(about: About) -> AsyncGenerator[Workspace]:
+        folder = project_folder(about.root, about.path)
         async with (
             roots.hold(about.root),
-            open_store(database_path(about.root, about.path), clock, ids) as store,
-            open_workspace(about, store, clock, ids, options.settings) as workspace,
+            open_store(folder / "culm.db", clock, ids) as store,
+            open_document(folder / "config.json") as own,
+            open_workspace(about, store, (user, own), clock, ids, options.settings) as workspace,
         ):
             async with remembering:
                 await asyncio.to_thread(_remember, options.data_dir, about)

@@ -57,6 +57,13 @@ class TooLarge(Rejected):
     code, status = "too_large", 413
 
 
+class HeadTooLarge(Rejected):
+    code, status = "head_too_large", 431
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(f"the request's head may have at most {bytes_max} bytes")
+
+
 class TooSlow(Rejected):
     code, status = "too_slow", 408
 
@@ -139,14 +146,50 @@ class DataLocked(Conflict):
         )
 
 
-class SchemaTooNew(Conflict):
-    code = "schema_too_new"
+class LspNotFound(NotFound):
+    code = "lsp_not_found"
 
-    def __init__(self, path: str, found: int, known: int) -> None:
+    def __init__(self) -> None:
+        super().__init__("LSP client not found")
+
+
+class McpNotFound(NotFound):
+    code = "mcp_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"MCP server not found: {name}", hint="this version of culm has no MCP")
+
+
+class SkillNotFound(NotFound):
+    code = "skill_not_found"
+
+    def __init__(self, skill_id: str) -> None:
+        super().__init__(f"skill not found: {skill_id}", hint="this version of culm has no skills")
+
+
+class AgentNotReady(InvalidRequest):
+    code = "agent_not_ready"
+
+    def __init__(self) -> None:
         super().__init__(
-            f"{path} was written by a newer culm (schema {found}, this one knows {known})",
-            hint="upgrade culm; the file was not touched",
+            "agent coordinator not initialized", hint="this version of culm has no agent yet"
         )
+
+
+class ConfigDamaged(Conflict):
+    """Somebody's edit is in the way; it is not overwritten."""
+
+    code = "config_damaged"
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file} is not usable: {reason}", hint="mend it or remove it")
+
+
+class NotBuilt(Failed):
+    code, status = "not_built", 501
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this version of culm has no {what}")
 
 
 class ShuttingDown(Unavailable):
@@ -169,6 +212,16 @@ class StoreDamaged(StoreBusy):
     """The file is not sound; it will be moved aside when it is opened next."""
 
     code = "store_damaged"
+
+
+class SchemaTooNew(Failed):
+    code = "schema_too_new"
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{path} was written by a newer culm (schema {found}, this one knows {known})",
+            hint="upgrade culm; the file was not touched",
+        )
 
 
 class DataUnusable(Failed):

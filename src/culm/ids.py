@@ -11,6 +11,7 @@ WorkspaceId = NewType("WorkspaceId", str)
 ClientId = NewType("ClientId", str)
 SessionId = NewType("SessionId", str)
 MessageId = NewType("MessageId", str)
+FileId = NewType("FileId", str)
 Epoch = NewType("Epoch", str)
 
 # One id per path for ever: a client that reconnects after a restart finds its workspace again.
@@ -34,6 +35,9 @@ class Ids:
 
     def message(self) -> MessageId:
         return MessageId(self._uuid())
+
+    def file(self) -> FileId:
+        return FileId(self._uuid())
 
     def epoch(self) -> Epoch:
         return Epoch(f"{self._random.getrandbits(48):012x}")

@@ -16,7 +16,7 @@ from culm.client.http import Client, Refused, RemoteWorkspace
 from culm.client.stream import Lines, Mirror, Stream, Told
 from culm.ids import ClientId
 from culm.server.listen import Address, UnixAddress
-from culm.workspace.roots import database_path
+from culm.workspace.roots import project_folder
 from tests.flow.conftest import FlowServer
 from tests.support import WAIT_S
 
@@ -230,7 +230,9 @@ class Visitor:
 @contextmanager
 def held_database(root: Path, path: Path) -> Generator[None]:
     """Keep every write to a workspace's database waiting, as a slow disk would."""
-    connection = sqlite3.connect(database_path(root, path.resolve()), isolation_level=None)
+    connection = sqlite3.connect(
+        project_folder(root, path.resolve()) / "culm.db", isolation_level=None
+    )
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield

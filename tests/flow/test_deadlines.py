@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.ids import Ids
-from culm.server import deadlines, problems
+from culm.server import connection, problems
 from culm.server.listen import Address
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import connect, request_bytes
@@ -21,7 +21,7 @@ def here(flow: FlowServer) -> Address:
 async def test_a_head_that_never_ends_is_cut_off_and_others_are_served(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "HEAD_S", 0.2)
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
         slow = [await connect(here(flow)) for _ in range(50)]
         for _, writer in slow:
@@ -36,7 +36,7 @@ async def test_a_head_that_never_ends_is_cut_off_and_others_are_served(
 async def test_a_connection_that_spoke_in_time_is_kept_past_the_deadline(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "HEAD_S", 0.2)
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
         reader, writer = await connect(here(flow))
         for _ in range(3):
@@ -62,7 +62,7 @@ async def test_a_body_that_never_ends_is_answered_408_and_nothing_is_created(
 async def test_one_connection_too_many_is_closed_and_those_there_go_on(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
         first, second = await connect(here(flow)), await connect(here(flow))
         for reader, writer in (first, second):

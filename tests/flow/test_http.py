@@ -10,9 +10,11 @@ from aiohttp import web
 
 from culm.client.http import RemoteWorkspace
 from culm.ids import Ids
-from culm.server.app import make_app, open_http
+from culm.server.api import Api, Route
+from culm.server.app import open_http
 from culm.server.auth import Gate
 from culm.server.listen import Address, listen, parse_address
+from culm.server.routes import ROUTES
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, Answer, closed, send
 from tests.support import contract
@@ -27,11 +29,11 @@ async def opened(flow: FlowServer) -> RemoteWorkspace:
 # --- a handler's bug
 
 
-async def boom(request: web.Request) -> web.Response:
+async def boom() -> None:
     raise ValueError("a bug with a secret in it")
 
 
-async def boom_late(request: web.Request) -> web.StreamResponse:
+async def boom_late(request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"X-Begun": "yes"})
     await response.prepare(request)
     await response.write(b"begun")
@@ -41,11 +43,11 @@ async def boom_late(request: web.Request) -> web.StreamResponse:
 @asynccontextmanager
 async def open_buggy(flow: FlowServer) -> AsyncGenerator[Address]:
     """The real application over the same registry, with two routes that fail."""
-    app = make_app(flow.server.registry, Gate(None, frozenset({"buggy"})))
-    app.add_routes([web.get("/boom", boom), web.get("/late", boom_late)])
+    routes = [Route("GET", "/boom", boom), Route("GET", "/late", boom_late), *ROUTES]
+    api = Api(flow.server.registry, Gate(None, frozenset({"buggy"})), routes)
     listener = listen(parse_address("tcp://127.0.0.1:0"))
     try:
-        async with open_http(app, [listener], None):
+        async with open_http(api, [listener], None):
             yield listener.address
     finally:
         listener.close()

@@ -8,8 +8,7 @@ import pytest
 from culm.client.http import Client, Refused, RemoteWorkspace
 from culm.config import Settings
 from culm.ids import Ids
-from culm.wire.requests import CreateWorkspace
-from culm.wire.workspaces import Workspace
+from culm.wire.workspaces import CreateWorkspace, Workspace
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import (
     UNKNOWN,

@@ -16,7 +16,7 @@ from pathlib import Path
 from culm.client.http import Client, open_client
 from culm.client.stream import Follower, Mirror
 from culm.wire.messages import Message
-from culm.wire.requests import Snapshot
+from culm.wire.state import Snapshot
 from tests.support import WAIT_S
 
 ROOT = Path(__file__).parents[2]

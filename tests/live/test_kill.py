@@ -11,7 +11,7 @@ import pytest
 from culm.client.http import open_client
 from culm.client.stream import Follower, Mirror, open_mirror
 from culm.wire.messages import FinishPart, Message, TextPart, is_finished
-from culm.wire.requests import Snapshot
+from culm.wire.state import Snapshot
 from tests.live.harness import (
     PUBLISHER,
     RESUME_S,

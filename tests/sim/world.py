@@ -17,9 +17,10 @@ from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.events import Resync
 from culm.wire.messages import Message
-from culm.wire.requests import Snapshot
+from culm.wire.state import Snapshot
 from culm.workspace.workspace import About, Workspace
 from tests.sim.loop import SimClock, SimLoop
+from tests.support import no_documents
 
 PATH = Path("/simulated")
 # Small enough that ordinary traffic makes a sleepy client slow.
@@ -108,7 +109,7 @@ class SimServer:
         self._never_left.append(opening)
         store = await opening.__aenter__()
         about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
-        workspace = Workspace(about, store, self.clock, self.ids, SETTINGS)
+        workspace = Workspace(about, store, no_documents(), self.clock, self.ids, SETTINGS)
         await workspace.start()
         self.workspace = workspace
 

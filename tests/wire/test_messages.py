@@ -11,7 +11,7 @@ from culm.errors import InvalidRequest
 from culm.events.views import encode_frame
 from culm.wire.codec import decode, encode, parse_body
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart, append_text
-from culm.wire.requests import CreateWorkspace
+from culm.wire.workspaces import CreateWorkspace
 
 
 @given(st.text(min_size=1), st.data())
@@ -69,9 +69,9 @@ def test_absent_and_null_fields_are_zero_values_and_what_follows_the_body_is_ign
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "not valid JSON"),
+        (b"", "the body is empty"),
         (b"{", "not valid JSON"),
-        (b"\xff{}", "not valid JSON"),
+        (b"\xff{}", "not valid UTF-8 at byte 0"),
         (b'{"yolo": NaN}', "not valid JSON"),
         (b"[]", "Expected `object`"),
         (b'{"path": 7}', r"\$.path"),

@@ -13,16 +13,9 @@ import msgspec
 from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Message
-from culm.wire.requests import (
-    Control,
-    CreateWorkspace,
-    CurrentSession,
-    Problem,
-    SaveSession,
-    Snapshot,
-)
-from culm.wire.sessions import Session
-from culm.wire.workspaces import VersionInfo, Workspace
+from culm.wire.sessions import SaveSession, Session
+from culm.wire.state import Problem, Snapshot
+from culm.wire.workspaces import Control, CreateWorkspace, CurrentSession, VersionInfo, Workspace
 
 T = TypeVar("T")
 

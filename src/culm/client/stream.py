@@ -20,8 +20,8 @@ from culm.ids import MessageId, SessionId
 from culm.wire.codec import decode
 from culm.wire.events import CURSOR_HEADER, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
-from culm.wire.requests import Present, Snapshot, StoreHealth
 from culm.wire.sessions import Session
+from culm.wire.state import Present, Snapshot, StoreHealth
 
 T = TypeVar("T")
 

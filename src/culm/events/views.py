@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from culm.wire.codec import encode
-from culm.wire.events import CRUSH_TYPES, MessageDelta
+from culm.wire.events import CRUSH_PAYLOADS, MessageDelta
 
 View = Literal["crush", "delta"]
 
@@ -60,4 +60,4 @@ def encode_delta(delta: MessageDelta) -> bytes:
 
 def shows(view: View, type_: str) -> bool:
     """Whether a type exists in a view; what Crush does not know is dropped, never mapped."""
-    return view == "delta" or type_ in CRUSH_TYPES
+    return view == "delta" or type_ in CRUSH_PAYLOADS

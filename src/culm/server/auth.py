@@ -3,17 +3,12 @@
 import hmac
 import os
 import secrets
-import socket
 import stat
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from culm.errors import Denied, InvalidRequest, Unauthenticated
-from culm.server.problems import Handler
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 TOKEN_BYTES = 32
@@ -50,30 +45,6 @@ class Gate:
     def check_unix(self, peer_uid: int | None) -> None:
         if peer_uid not in (os.getuid(), 0):
             raise Denied("this socket belongs to another user")
-
-
-GATE = web.AppKey("gate", Gate)
-
-
-@web.middleware
-async def check_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    gate = request.app[GATE]
-    sock = request.get_extra_info("socket")
-    if sock is not None and sock.family == socket.AF_UNIX:
-        gate.check_unix(peer_uid(sock))
-    else:
-        gate.check_tcp(request.headers)
-    return await handler(request)
-
-
-def peer_uid(sock: socket.socket) -> int | None:
-    """The uid at the other end, or None where the platform does not tell."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        # Elsewhere the socket's mode (0600, in a directory of 0700) is what keeps others out.
-        return os.getuid()
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return uid
 
 
 def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> frozenset[str]:

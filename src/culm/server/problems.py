@@ -2,51 +2,50 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
-from culm.errors import AppError, InvalidRequest, TooLarge, TooSlow, Unauthenticated
-from culm.ids import ClientId, find_client_id
-from culm.wire.codec import encode, parse_body
-from culm.wire.requests import Problem
+from culm.errors import AppError, Denied, InvalidRequest, TooLarge, TooSlow, Unauthenticated
+from culm.wire.codec import encode
+from culm.wire.state import Problem
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 60.0  # A body is complete in this time, attachments over a slow line included.
-NAMES_MAX = 256  # In one parameter of a query.
 ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+class RouteNotFound(Exception):
+    """No route has this path; answered as text, as the reference does."""
 
 
-@web.middleware
-async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Exception as exc:  # boundary: one request's bug is a 500, never the server's end
-        if request.writer.output_size:
-            log.exception("%s %s failed in its answer", request.method, request.path)
-            raise  # A second answer would be read as part of the first; the connection closes.
-        return _answer_to(exc, request)
+class MethodNotAllowed(Exception):
+    def __init__(self, allowed: list[str]) -> None:
+        super().__init__()
+        self.allowed = allowed
 
 
-def _answer_to(exc: Exception, request: web.Request) -> web.Response:
+def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
+    """The answer to a request that failed; raises again if there is nobody to answer."""
+    if request.writer.output_size:
+        log.error("%s %s failed in its answer", request.method, request.path, exc_info=exc)
+        raise exc  # A second answer would be read as part of the first; the connection closes.
     match exc:
         case AppError():
             return problem(exc)
-        case web.HTTPNotFound():
+        case RouteNotFound():
             return web.Response(status=404, text="404 page not found\n")
-        case web.HTTPMethodNotAllowed():
-            allow = {"Allow": ", ".join(sorted(exc.allowed_methods))}
+        case MethodNotAllowed():
+            allow = {"Allow": ", ".join(exc.allowed)}
             return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
-        case web.HTTPException():
-            return answer(Problem(exc.reason), status=exc.status)
+        case web.RequestPayloadError():
+            return problem(InvalidRequest("the body is not valid HTTP/1.1"))
         case ConnectionError():
-            raise exc  # The client went away; there is nobody to answer.
+            raise exc  # The client went away.
         case _:
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
             return answer(Problem("internal server error", "internal"), status=500)
@@ -58,6 +57,8 @@ def problem(exc: AppError) -> web.Response:
     response = answer(Problem(exc.message, exc.code, exc.hint), status=exc.status)
     if isinstance(exc, Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(exc, Unauthenticated | Denied):
+        response.force_close()  # A stranger does not keep a connection.
     return response
 
 
@@ -65,14 +66,17 @@ def answer(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=encode(value) + b"\n", status=status, content_type="application/json")
 
 
-def done() -> web.Response:
+def done(*, status: int = 200) -> web.Response:
     """Success with nothing to say: 200, as 201 and 204 are errors to a Crush client."""
-    return web.Response()
+    return web.Response(status=status)
 
 
-async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     if (request.content_length or 0) > bytes_max:
         raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # Not yet the answer.
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -85,23 +89,10 @@ async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> by
     return bytes(body)
 
 
-async def parse_request(request: web.Request, kind: type[T]) -> T:
-    return parse_body(await read_body(request), kind)
-
-
-def query_names(request: web.Request, parameter: str) -> frozenset[str]:
-    """A comma-separated parameter; empty if it is not there."""
-    names = frozenset(name for name in request.query.get(parameter, "").split(",") if name)
-    if len(names) > NAMES_MAX:
-        raise InvalidRequest(f"{parameter} may name at most {NAMES_MAX}")
-    return names
-
-
-def query_client_id(request: web.Request) -> ClientId:
-    text = request.query.get("client_id", "")
-    if not text:
-        raise InvalidRequest("client_id is required")
-    client_id = find_client_id(text)
-    if client_id is None:
-        raise InvalidRequest("client_id is not a valid UUID")
-    return client_id
+def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
+    """Read the query by its type; of a name given twice the first counts, as Go reads it."""
+    query = request.query
+    try:
+        return msgspec.convert({name: query[name] for name in query}, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(f"query: {exc}") from exc

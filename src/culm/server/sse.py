@@ -4,12 +4,12 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from culm.errors import InvalidRequest
-from culm.events.cursor import Cursor, parse_cursor
+from culm.events.cursor import parse_cursor
 from culm.events.stream import feed
-from culm.events.views import Filter, View
-from culm.server.problems import query_client_id, query_names
-from culm.server.routes.base import workspace_of
-from culm.wire.events import CURSOR_HEADER, TYPES
+from culm.events.views import Filter
+from culm.wire.events import CURSOR_HEADER, PAYLOADS
+from culm.wire.queries import EventsQuery, split_names
+from culm.workspace.workspace import Workspace
 
 
 class EventResponse(web.StreamResponse):
@@ -34,38 +34,36 @@ class EventResponse(web.StreamResponse):
             await writer.drain()
 
 
-async def stream_events(request: web.Request) -> web.StreamResponse:
-    """`GET …/events`: subscribe first, count the claim second, so that nothing falls between."""
-    client_id = query_client_id(request)
-    workspace = workspace_of(request)
-    view, filter_, cursor = _parse_wishes(request)
+async def stream_events(
+    request: web.BaseRequest, workspace: Workspace, query: EventsQuery
+) -> EventResponse:
+    """Stream what happens in a workspace, from now on or from a cursor."""
+    filter_ = _filter(query)
+    text = query.cursor or request.headers.get("Last-Event-ID", "")
+    cursor = parse_cursor(text) if text else None
     response = EventResponse()
     transport = request.transport
     if request.method == "HEAD" or transport is None:
         return response
+    # Subscribe first, count the claim second, so that nothing falls between.
     hub = workspace.hub
-    subscriber = hub.join(transport, view, filter_)
+    subscriber = hub.join(transport, query.view, filter_)
     if cursor is None:  # Then it has one from the first byte, even if nothing happens.
         response.headers[CURSOR_HEADER] = str(hub.cursor)
     try:
-        birth = workspace.open_stream(client_id)
+        birth = workspace.open_stream(query.client)
         try:
             await response.prepare(request)
             await feed(hub, workspace.store, subscriber, cursor, response.drained)
         finally:
-            workspace.close_stream(client_id, birth)
+            workspace.close_stream(query.client, birth)
     finally:
         hub.leave(subscriber)
     return response
 
 
-def _parse_wishes(request: web.Request) -> tuple[View, Filter, Cursor | None]:
-    query = request.query
-    view = query.get("view", "crush")
-    if view not in ("crush", "delta"):
-        raise InvalidRequest("view must be crush or delta")
-    types, sessions = query_names(request, "types"), query_names(request, "sessions")
-    if unknown := types - TYPES:
+def _filter(query: EventsQuery) -> Filter:
+    types = split_names(query.types, "types")
+    if unknown := types - PAYLOADS.keys():
         raise InvalidRequest(f"unknown event type in types: {min(unknown)}")
-    text = query.get("cursor") or request.headers.get("Last-Event-ID", "")
-    return view, Filter(types, sessions), parse_cursor(text) if text else None
+    return Filter(types, split_names(query.sessions, "sessions"))

@@ -9,7 +9,7 @@ from culm.ids import Epoch
 from culm.store.base import find_meta, store_error
 from culm.store.sql import QUERIES, migrate
 from culm.store.writer import connect
-from culm.wire.requests import StoreHealth
+from culm.wire.state import StoreHealth
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from culm.store.base import Event, Tx, find_meta, last_seq
+from culm.store.history import file_of
 from culm.store.messages import load_message
 from culm.store.sessions import session_of
 from culm.store.sql import QUERIES
@@ -82,6 +83,7 @@ _Body = Callable[[sqlite3.Connection, sqlite3.Row], bytes]
 _BODIES: dict[str, tuple[str, _Body]] = {
     "message": ("get_message", lambda connection, row: encode(load_message(connection, row))),
     "session": ("get_session", lambda connection, row: encode(session_of(row))),
+    "file": ("get_file", lambda connection, row: encode(file_of(row))),
 }
 
 

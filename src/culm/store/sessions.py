@@ -34,7 +34,7 @@ def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]
 
 
 def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
-    """Remove it with its messages; only the session's own `deleted` is told."""
+    """Remove it with its messages and files; only the session's own `deleted` is told."""
 
     def unit(tx: Tx) -> None:
         row = tx.run("get_session", session_id).fetchone()
@@ -44,6 +44,8 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
         tx.run("delete_chunks_of_session", *places)
         tx.run("delete_parts_of_session", *places)
         tx.run("delete_messages_of_session", *places)
+        tx.run("delete_files_of_session", session_id)
+        tx.run("delete_read_files_of_session", session_id)
         tx.run("delete_session", session_id)
         gone = Session(id=session_id, parent_session_id=row["parent_id"])
         tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))

@@ -18,7 +18,7 @@ from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
 from culm.store.sql import QUERIES
 from culm.store.writer import open_file_database
-from culm.wire.requests import StoreHealth
+from culm.wire.state import StoreHealth
 
 T = TypeVar("T")
 

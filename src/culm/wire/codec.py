@@ -2,18 +2,25 @@
 
 The clients of this wire were written against Go's `encoding/json`; its rules are held here and
 nowhere else: a body is one JSON value and what follows it is ignored, absent and null fields are
-zero values, and an integer is never a float.
+zero values, names are matched whatever their case, an integer is never a float and fits 64 bits.
+One rule is ours: bytes that are no UTF-8 are refused, where Go would quietly replace them.
 """
 
 import json
+import math
 import re
-from typing import TypeVar, cast
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from culm.errors import InvalidRequest
 
 T = TypeVar("T")
+Json = Any  # Any JSON value, where the wire leaves it open.
+
+INT_MAX = (1 << 63) - 1
 
 encode = msgspec.json.Encoder().encode
 
@@ -24,16 +31,20 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def parse_body(data: bytes, kind: type[T]) -> T:
-    """Read a request body; raises `InvalidRequest` naming the field that is wrong."""
+    """Read a request body; raises `InvalidRequest` naming what is wrong and where."""
     try:
-        value, _ = _READER.raw_decode(data.decode().lstrip(" \t\r\n"))
-        return msgspec.convert(_as_go_reads(value), kind)
-    except msgspec.ValidationError as exc:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        value = _read_slowly(data)
+    return fit(value, kind)
+
+
+def fit(value: Json, kind: type[T]) -> T:
+    """Read a JSON value as Go would read it into `kind`; raises `InvalidRequest`."""
+    try:
+        return msgspec.convert(_as_go_reads(value, _type_info(kind), "$"), kind)
+    except (msgspec.ValidationError, _Misfit) as exc:
         raise InvalidRequest(f"failed to decode request: {exc}") from exc
-    except ValueError as exc:
-        raise InvalidRequest("failed to decode request: not valid JSON") from exc
-    except RecursionError as exc:
-        raise InvalidRequest("failed to decode request: nested too deeply") from exc
 
 
 def clean(text: str) -> str:
@@ -46,26 +57,125 @@ def encodable(value: T) -> T:
     try:
         encode(value)
     except UnicodeEncodeError:
-        return msgspec.convert(_as_go_reads(msgspec.to_builtins(value)), type(value))
+        return msgspec.convert(_cleaned(msgspec.to_builtins(value)), type(value))
     return value
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-_READER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _as_go_reads(value: object) -> object:
+class _Misfit(Exception):
+    """A value that its field cannot take."""
+
+
+# --- what the quick reader refuses and Go does not: trailing bytes, half a surrogate pair
+
+
+def _read_slowly(data: bytes) -> Json:
+    """Read the first value of `data`, or say in a sentence why there is none."""
+    try:
+        text = data.decode()
+        start = len(text) - len(text.lstrip(" \t\r\n"))
+        value, _ = _READER.raw_decode(text, start)
+    except UnicodeDecodeError as exc:
+        problem = f"not valid UTF-8 at byte {exc.start}"
+    except json.JSONDecodeError as exc:
+        problem = f"not valid JSON: {exc.msg} at character {exc.pos}"
+    except RecursionError:
+        problem = "not valid JSON: nested too deeply"
+    except ValueError as exc:
+        problem = f"not valid JSON: {exc}"
+    else:
+        return _cleaned(value)
+    raise InvalidRequest(f"failed to decode request: {problem if data else 'the body is empty'}")
+
+
+def _refuse_constant(name: str) -> Json:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:20]} is too large")
+    return number
+
+
+_READER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _cleaned(value: Json) -> Json:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        fields = cast("dict[str, object]", value)
-        return {clean(key): _as_go_reads(x) for key, x in fields.items() if x is not None}
+        fields = cast("dict[str, Json]", value)
+        return {clean(key): _cleaned(x) for key, x in fields.items()}
     if isinstance(value, list):
-        return [_as_go_reads(item) for item in cast("list[object]", value)]
+        return [_cleaned(item) for item in cast("list[Json]", value)]
     return value
+
+
+# --- Go's rules, led by the type that is wanted
+
+_type_info = cache(inspect.type_info)
+
+
+def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
+    """`value` as msgspec must see it: names as we spell them, null as the zero value."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _as_go_reads(value, inner, where)
+        case inspect.AnyType():
+            return value
+        case inspect.UnionType() if value is None:
+            return None
+        case inspect.UnionType(types=types):
+            given = [t for t in types if not isinstance(t, inspect.NoneType)]
+            return _as_go_reads(value, given[0], where) if len(given) == 1 else value
+        case _ if value is None:
+            return _zero(kind)
+        case inspect.StructType() if isinstance(value, dict):
+            return _fields(cast("dict[str, Json]", value), kind, where)
+        case inspect.DictType(value_type=inner) if isinstance(value, dict):
+            entries = cast("dict[str, Json]", value)
+            return {k: _as_go_reads(v, inner, f"{where}.{k}") for k, v in entries.items()}
+        case inspect.ListType(item_type=inner) if isinstance(value, list):
+            items = cast("list[Json]", value)
+            return [_as_go_reads(v, inner, f"{where}[{n}]") for n, v in enumerate(items)]
+        case inspect.IntType() if isinstance(value, int) and not -INT_MAX - 1 <= value <= INT_MAX:
+            raise _Misfit(f"the number does not fit 64 bits - at `{where}`")
+        case _:
+            return value
+
+
+def _fields(given: dict[str, Json], kind: inspect.StructType, where: str) -> dict[str, Json]:
+    exact, folded = _names(kind.cls)
+    found: dict[str, Json] = {}
+    for name, value in given.items():
+        field = exact.get(name) or folded.get(name.casefold())
+        if field is not None and value is not None:  # Null leaves a field as it was: zero.
+            at = f"{where}.{field.encode_name}"
+            found[field.encode_name] = _as_go_reads(value, field.type, at)
+    return found
+
+
+@cache
+def _names(cls: type) -> tuple[dict[str, inspect.Field], dict[str, inspect.Field]]:
+    kind = _type_info(cls)
+    assert isinstance(kind, inspect.StructType)
+    exact = {field.encode_name: field for field in kind.fields}
+    return exact, {name.casefold(): field for name, field in exact.items()}
+
+
+def _zero(kind: inspect.Type) -> Json:
+    match kind:
+        case inspect.StrType() | inspect.BytesType():
+            return ""
+        case inspect.BoolType():
+            return False
+        case inspect.IntType() | inspect.FloatType():
+            return 0
+        case inspect.ListType():
+            return []
+        case _:
+            return {}

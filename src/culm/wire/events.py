@@ -1,34 +1,26 @@
-"""Events as they travel: the envelope, the payloads that are not entities, and the type sets."""
+"""Events as they travel: the envelope, the payloads that are no entities, and what each carries."""
+
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
 
-from culm.ids import MessageId, SessionId
-from culm.wire.messages import Growing
+from culm.ids import MessageId, SessionId, WorkspaceId
+from culm.wire.agent import AgentEvent, RunComplete
+from culm.wire.asks import (
+    PermissionNotification,
+    PermissionRequest,
+    QuestionNotification,
+    QuestionRequest,
+)
+from culm.wire.files import File
+from culm.wire.lsp import LspEvent
+from culm.wire.mcp import McpEvent
+from culm.wire.messages import Growing, Message
+from culm.wire.sessions import Session
+from culm.wire.skills import SkillState
+from culm.wire.state import Present, StoreHealth
 
-# What a Crush client knows. Anything else is dropped at that view, never mapped.
-CRUSH_TYPES = frozenset(
-    {
-        "message",
-        "session",
-        "file",
-        "agent_event",
-        "run_complete",
-        "permission_request",
-        "permission_notification",
-        "question_batch_request",
-        "question_batch_notification",
-        "config_changed",
-        "skills_event",
-        "lsp_event",
-        "mcp_event",
-        "update_available",
-    }
-)
-OUR_TYPES = frozenset(
-    {"message_delta", "message_snapshot", "presence_changed", "store_health", "resync"}
-)
-TYPES = CRUSH_TYPES | OUR_TYPES
 CURSOR_HEADER = "Culm-Cursor"  # On the head of a stream: where it begins.
 
 
@@ -51,6 +43,22 @@ class Resync(Struct):
     reason: str
 
 
+class ConfigChanged(Struct):
+    """Read the workspace again."""
+
+    workspace_id: WorkspaceId
+
+
+class SkillsEvent(Struct):
+    states: list[SkillState]
+
+
+class UpdateAvailable(Struct):
+    current_version: str
+    latest_version: str
+    is_development: bool
+
+
 class Inner(Struct):
     type: str
     payload: msgspec.Raw
@@ -60,3 +68,31 @@ class Envelope(Struct):
     type: str
     payload: Inner
     cursor: str = ""
+
+
+# What a Crush client knows, and what each carries. Anything else is dropped at that view, never
+# mapped.
+CRUSH_PAYLOADS: Mapping[str, type] = {
+    "message": Message,
+    "session": Session,
+    "file": File,
+    "agent_event": AgentEvent,
+    "run_complete": RunComplete,
+    "permission_request": PermissionRequest,
+    "permission_notification": PermissionNotification,
+    "question_batch_request": QuestionRequest,
+    "question_batch_notification": QuestionNotification,
+    "config_changed": ConfigChanged,
+    "skills_event": SkillsEvent,
+    "lsp_event": LspEvent,
+    "mcp_event": McpEvent,
+    "update_available": UpdateAvailable,
+}
+OUR_PAYLOADS: Mapping[str, type] = {
+    "message_delta": MessageDelta,
+    "message_snapshot": Message,
+    "presence_changed": Present,
+    "store_health": StoreHealth,
+    "resync": Resync,
+}
+PAYLOADS: Mapping[str, type] = {**CRUSH_PAYLOADS, **OUR_PAYLOADS}

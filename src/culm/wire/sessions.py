@@ -29,3 +29,9 @@ class Session(Struct):
     # Computed in REST answers; false and 0 in events, as they are nobody's stored fact.
     is_busy: bool = False
     attached_clients: int = 0
+
+
+class SaveSession(Struct):
+    """Of a whole session, only what a client may set."""
+
+    title: str = ""

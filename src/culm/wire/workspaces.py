@@ -1,41 +1,10 @@
-"""A workspace, its configuration and its agent, as every client reads them."""
+"""A workspace and the server around it, as every client reads them."""
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct, field
 
 from culm.ids import WorkspaceId
-
-
-class TuiOptions(Struct):
-    compact_mode: bool = False
-
-
-class Options(Struct):
-    """A Crush client dereferences `tui` without looking, so it is always an object."""
-
-    data_directory: str
-    debug: bool = False
-    tui: TuiOptions = msgspec.field(default_factory=TuiOptions)
-    # The client must neither report usage elsewhere nor consult a model catalogue of its own.
-    disable_metrics: bool = True
-    disable_provider_auto_update: bool = True
-    disable_default_providers: bool = True
-    initialize_as: str = "AGENTS.md"
-
-
-class SelectedModel(Struct):
-    model: str = ""
-    provider: str = ""
-
-
-class Config(Struct):
-    """`options` and `providers` must be objects, or a Crush client panics."""
-
-    options: Options
-    models: dict[str, SelectedModel] = msgspec.field(default_factory=dict[str, SelectedModel])
-    providers: dict[str, Raw] = msgspec.field(default_factory=dict[str, Raw])
-    mcp: dict[str, Raw] = msgspec.field(default_factory=dict[str, Raw])
-    lsp: dict[str, Raw] = msgspec.field(default_factory=dict[str, Raw])
+from culm.wire.config import Config
+from culm.wire.skills import SkillState
 
 
 class Workspace(Struct):
@@ -48,27 +17,33 @@ class Workspace(Struct):
     version: str = ""
     yolo: bool = False
     debug: bool = False
-    channels: list[str] = msgspec.field(default_factory=list[str])
+    channels: list[str] = field(default_factory=list[str])
+    skills: list[SkillState] = field(default_factory=list[SkillState])
 
 
-class Model(Struct):
-    id: str = ""
-    name: str = ""
-    cost_per_1m_in: float = 0.0
-    cost_per_1m_out: float = 0.0
-    cost_per_1m_in_cached: float = 0.0
-    cost_per_1m_out_cached: float = 0.0
-    context_window: int = 0
-    default_max_tokens: int = 0
-    can_reason: bool = False
-    supports_attachments: bool = False
+class CreateWorkspace(Struct):
+    path: str = ""
+    client_id: str = ""
+    data_dir: str = ""
+    debug: bool = False
+    yolo: bool = False
+    version: str = ""
+    env: list[str] = field(default_factory=list[str])
+    channels: list[str] = field(default_factory=list[str])
 
 
-class AgentInfo(Struct):
-    is_busy: bool = False
-    is_ready: bool = False
-    model: Model = msgspec.field(default_factory=Model)
-    model_cfg: SelectedModel = msgspec.field(default_factory=SelectedModel)
+class CurrentSession(Struct):
+    """An empty id: the client looks at none."""
+
+    session_id: str = ""
+
+
+class NeedsInit(Struct):
+    needs_init: bool = False
+
+
+class InitPrompt(Struct):
+    prompt: str
 
 
 class VersionInfo(Struct):
@@ -79,3 +54,10 @@ class VersionInfo(Struct):
     build_id: str
     go_version: str
     platform: str
+
+
+class Control(Struct):
+    """`server` must be ours by name: a Crush client asks any other server to leave."""
+
+    command: str = ""
+    server: str = ""

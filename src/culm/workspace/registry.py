@@ -5,8 +5,10 @@ Owns each workspace's task from opening to the last stage of closing. Who keeps 
 """
 
 import asyncio
+import errno
 import logging
 import os
+import stat
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,11 +25,12 @@ from culm.errors import (
     LimitExceeded,
     ServerInUse,
     ShuttingDown,
+    StoreBusy,
     WorkspaceClosing,
     WorkspaceNotFound,
 )
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
-from culm.wire.requests import CreateWorkspace
+from culm.wire.workspaces import CreateWorkspace
 from culm.workspace.claims import Created, Fate, Released, Retired
 from culm.workspace.workspace import About, Workspace
 
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 RETIRED_MAX = 100_000  # Ids remembered as retired; each costs some 150 bytes.
 RESOLVE_TIMEOUT_S = 5.0
+PATH_SHOWN = 200  # Of a path that is too long, this much is enough to know it by.
 ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that brings none.
 
 
@@ -124,12 +128,13 @@ class Registry:
 
     async def _resolve(self, request: CreateWorkspace) -> tuple[Path, Path]:
         """Path and root as they are on disk; a mount that hangs must not hang the request."""
-        resolve = asyncio.get_running_loop().run_in_executor
+        run = asyncio.get_running_loop().run_in_executor
         root = request.data_dir or str(self._data_dir)
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                path = await resolve(None, canonical, request.path)
-                return path, await resolve(None, canonical, root)
+                path = await run(None, canonical, request.path)
+                await run(None, check_directory, path)
+                return path, await run(None, canonical, root)
         except TimeoutError as exc:
             raise DataUnusable(request.path, "the file system does not answer") from exc
 
@@ -210,6 +215,9 @@ class Registry:
         place.opened.exception()  # Seen: whoever still waits for it gets it too.
 
     def _as_app_error(self, exc: Exception, about: About) -> AppError:
+        if isinstance(exc, StoreBusy):
+            # Here 503 would make a Crush client replace us; it is for when we leave.
+            return DataUnusable(str(about.root), exc.message)
         if isinstance(exc, AppError):
             return exc
         if isinstance(exc, OSError) and about.root != self._data_dir:
@@ -329,6 +337,19 @@ def canonical(path: str) -> Path:
         return Path(path).resolve(strict=True)
     except (OSError, RuntimeError):  # Not there, not ours to see, or a ring of links.
         return Path(os.path.abspath(path))  # noqa: PTH100 - cleans `..` and touches no disk
+
+
+def check_directory(path: Path) -> None:
+    """Refuse what no session could work in. One that is not there yet may be made later."""
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise InvalidRequest(f"{path} is not a directory")
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise InvalidRequest(f"cannot use {str(path)[:PATH_SHOWN]}: {exc.strerror}") from exc
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise InvalidRequest(f"cannot read {path}: {os.strerror(errno.EACCES)}")
 
 
 @asynccontextmanager

@@ -31,8 +31,9 @@ def project_key(path: Path) -> str:
     return f"{readable[-200:]}-{digest & 0xFFFFFFFF:08x}"
 
 
-def database_path(root: Path, path: Path) -> Path:
-    return root / "projects" / project_key(path) / "culm.db"
+def project_folder(root: Path, path: Path) -> Path:
+    """Where everything about a workspace is kept."""
+    return root / "projects" / project_key(path)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from culm.clock import Clock, Timer
@@ -28,6 +29,7 @@ from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
 from culm.store import log as event_log
 from culm.store.base import Connection, Event
+from culm.store.history import files_of_session, last_read, mark_read, read_files
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
 from culm.store.sessions import (
     add_session,
@@ -39,9 +41,12 @@ from culm.store.sessions import (
 )
 from culm.store.store import Store
 from culm.wire.codec import encode
+from culm.wire.config import Config
+from culm.wire.events import ConfigChanged
+from culm.wire.files import File
 from culm.wire.messages import RawMessage
-from culm.wire.requests import Present, Snapshot, StoreHealth
 from culm.wire.sessions import Session
+from culm.wire.state import Present, Snapshot, StoreHealth
 from culm.workspace.claims import (
     Arm,
     Claims,
@@ -54,6 +59,7 @@ from culm.workspace.claims import (
     StreamOpened,
     on_claim,
 )
+from culm.workspace.config import SCOPES, Document, DocumentFile, Edit, shown_config
 from culm.workspace.messages import Messages
 
 log = logging.getLogger(__name__)
@@ -62,6 +68,8 @@ FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
 TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
 TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
 SNAPSHOT_MESSAGES_MAX = 50_000
+PATH_CHARS_MAX = 4096  # What the system allows.
+NEVER = datetime(1, 1, 1, tzinfo=UTC)  # Go's zero time, which clients take for "never".
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
 
@@ -81,9 +89,19 @@ class About:
 class Workspace:
     """Made by `open_workspace`."""
 
-    def __init__(self, about: About, store: Store, clock: Clock, ids: Ids, cfg: Settings) -> None:
+    def __init__(
+        self,
+        about: About,
+        store: Store,
+        documents: tuple[DocumentFile, DocumentFile],
+        clock: Clock,
+        ids: Ids,
+        cfg: Settings,
+    ) -> None:
         self.about = about
         self.store = store
+        self._documents = documents  # By scope: the user's, this workspace's.
+        self._config: Config | None = None  # What is shown, until a document changes.
         self.messages = Messages(store, clock, ids)
         self.hub = Hub(
             store.epoch,
@@ -111,6 +129,8 @@ class Workspace:
         self.hub.show_on_attach(self._unlogged_state)
         store.tell = self._tell
         store.on_health = self._tell_health
+        for document in documents:
+            document.listen(self.tell_config_changed)
 
     # --- who is attached
 
@@ -197,6 +217,57 @@ class Workspace:
             delete_session(session_id), lambda _: self.messages.forget_session(session_id)
         )
         await asyncio.shield(write)
+
+    # --- files
+
+    async def history(self, session_id: SessionId) -> list[File]:
+        return await self.store.read(files_of_session(session_id))
+
+    async def mark_read(self, session_id: str, path: str) -> None:
+        """Note that a session has read a file now."""
+        self._check_open()
+        _check_file_path(path)
+        await asyncio.shield(self.store.write(mark_read(session_id, path)))
+
+    async def last_read(self, session_id: str, path: str) -> datetime:
+        """When a session last read a file; the year 1 if it never did."""
+        at = await self.store.read(last_read(session_id, path))
+        return NEVER if at is None else datetime.fromtimestamp(at, UTC)
+
+    async def read_files(self, session_id: SessionId) -> list[str]:
+        return await self.store.read(read_files(session_id))
+
+    # --- configuration
+
+    @property
+    def config(self) -> Config:
+        if self._config is None:
+            self._config = self._shown_config([d.value for d in self._documents])
+        return self._config
+
+    def _shown_config(self, documents: list[Document]) -> Config:
+        about = self.about
+        return shown_config(documents, data_directory=str(about.root), debug=about.debug)
+
+    async def change_config(self, scope: int, edit: Edit) -> None:
+        """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
+        self._check_open()
+        if scope not in SCOPES:
+            raise InvalidRequest("scope must be 0 (the user's) or 1 (the workspace's)")
+
+        def check(new: Document) -> None:
+            shown = [document.value for document in self._documents]
+            shown[scope] = new
+            self._shown_config(shown)
+
+        await asyncio.shield(self._documents[scope].change(edit, check))
+
+    def tell_config_changed(self) -> None:
+        self._config = None
+        payload = encode(ConfigChanged(self.about.id))
+        self.store.append("config_changed", "updated", payload=payload)
+
+    # --- the state at once
 
     async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
         """The stored state at one cursor; messages of `sessions`, or of all if None."""
@@ -288,6 +359,8 @@ class Workspace:
     async def stop(self) -> None:
         """Close what is open truthfully, then end every stream. Bounded."""
         self.closing = True
+        for document in self._documents:
+            document.unlisten(self.tell_config_changed)
         for timer in (*self._timers.values(), self._trim_timer):
             if timer is not None:
                 timer.cancel()
@@ -304,11 +377,21 @@ def _keep(fate: Fate) -> None:
     pass
 
 
+def _check_file_path(path: str) -> None:
+    if not path.startswith("/") or len(path) > PATH_CHARS_MAX:
+        raise InvalidRequest(f"path must be absolute, of at most {PATH_CHARS_MAX} characters")
+
+
 @asynccontextmanager
 async def open_workspace(
-    about: About, store: Store, clock: Clock, ids: Ids, settings: Settings
+    about: About,
+    store: Store,
+    documents: tuple[DocumentFile, DocumentFile],
+    clock: Clock,
+    ids: Ids,
+    settings: Settings,
 ) -> AsyncGenerator[Workspace]:
-    workspace = Workspace(about, store, clock, ids, settings)
+    workspace = Workspace(about, store, documents, clock, ids, settings)
     await workspace.start()
     try:
         yield workspace

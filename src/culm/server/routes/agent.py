@@ -1,95 +1,86 @@
-"""The agent's routes while there is no agent: each answers its correct empty form."""
+"""The agent's routes. While there is no agent each answers its correct empty form."""
 
-from aiohttp import web
-
-from culm.errors import InvalidRequest
-from culm.server.problems import (
-    ATTACHMENT_BYTES_MAX,
-    answer,
-    done,
-    parse_request,
-    read_body,
-)
-from culm.server.routes.base import workspace_of
-from culm.wire.codec import parse_body
-from culm.wire.requests import NeedsInit, PermissionGrant, Resolved, Skip
-from culm.wire.workspaces import AgentInfo
-
-_ACTIONS = ("allow", "allow_session", "deny")
+from culm.errors import AgentNotReady, NotBuilt
+from culm.ids import SessionId
+from culm.server.api import Route
+from culm.server.problems import ATTACHMENT_BYTES_MAX
+from culm.wire.agent import AgentInfo, InitAgent, Prompt, ShellCommand, ShellOutput
+from culm.wire.config import SelectedModel
+from culm.wire.queries import ProviderQuery
+from culm.wire.sessions import Session
+from culm.workspace.workspace import Workspace
 
 
-async def agent_info(request: web.Request) -> web.Response:
-    workspace_of(request)
-    return answer(AgentInfo())
+async def agent_info(workspace: Workspace) -> AgentInfo:
+    """Say whether the agent is ready and busy, and which model it uses."""
+    return AgentInfo(model_cfg=workspace.config.models.get("large", SelectedModel()))
 
 
-async def prompt(request: web.Request) -> web.Response:
-    workspace_of(request)
-    raise InvalidRequest(
-        "agent coordinator not initialized", hint="this version of culm has no agent yet"
-    )
+async def prompt(workspace: Workspace, body: Prompt) -> None:
+    """Give the agent something to do; accepted at once, done in its own time."""
+    raise AgentNotReady
 
 
-async def nothing_to_do(request: web.Request) -> web.Response:
-    """Initialise, update, cancel, clear, start and stop: with nothing there, they succeed."""
-    workspace_of(request)
-    return done()
+async def init_agent(workspace: Workspace, body: InitAgent | None) -> None:
+    """Make the agent ready; to do it again changes nothing."""
 
 
-async def empty_list(request: web.Request) -> web.Response:
-    workspace_of(request)
-    return answer([])
+async def update_agent(workspace: Workspace) -> None:
+    """Let the agent take up changed models and tools."""
 
 
-async def empty_map(request: web.Request) -> web.Response:
-    workspace_of(request)
-    return answer({})
+async def get_agent_session(workspace: Workspace, session_id: SessionId) -> Session:
+    """Show a session, and whether the agent is busy with it."""
+    return await workspace.get_session(session_id)
 
 
-async def grant(request: web.Request) -> web.Response:
-    """Nothing is ever asked yet, so every answer comes too late."""
-    body = parse_body(await read_body(request, ATTACHMENT_BYTES_MAX), PermissionGrant)
-    workspace_of(request)
-    if body.action not in _ACTIONS:
-        raise InvalidRequest("invalid permission action")
-    return answer(Resolved(resolved=False))
+async def cancel(workspace: Workspace, session_id: SessionId) -> None:
+    """Stop what the agent does for a session, and forget what waits there."""
 
 
-async def get_skip(request: web.Request) -> web.Response:
-    return answer(Skip(workspace_of(request).skip))
+async def count_queued(workspace: Workspace, session_id: SessionId) -> int:
+    """Say how many prompts of a session wait."""
+    return 0
 
 
-async def set_skip(request: web.Request) -> web.Response:
-    body = await parse_request(request, Skip)
-    workspace_of(request).skip = body.skip
-    return done()
+async def list_queued(workspace: Workspace, session_id: SessionId) -> list[str]:
+    """List the prompts of a session that wait, in their order."""
+    return []
 
 
-async def needs_init(request: web.Request) -> web.Response:
-    workspace_of(request)
-    return answer(NeedsInit())
+async def clear_queued(workspace: Workspace, session_id: SessionId) -> None:
+    """Forget the prompts of a session that wait."""
 
 
-_W = "/v1/workspaces/{id}"
-_S = f"{_W}/agent/sessions/{{sid}}"
+async def summarize(workspace: Workspace, session_id: SessionId) -> None:
+    """Replace what the model reads of a session by a summary."""
+    raise AgentNotReady
+
+
+async def run_shell(workspace: Workspace, session_id: SessionId, body: ShellCommand) -> ShellOutput:
+    """Run a user's own command in the workspace."""
+    raise NotBuilt("shell")
+
+
+async def default_small_model(workspace: Workspace, query: ProviderQuery) -> SelectedModel:
+    """Propose a small model of a provider; while there is no catalogue, the large one in use."""
+    return workspace.config.models.get("large", SelectedModel())
+
+
+_W = "/v1/workspaces/{workspace_id}"
+_S = f"{_W}/agent/sessions/{{session_id}}"
 
 ROUTES = [
-    web.get(f"{_W}/agent", agent_info),
-    web.post(f"{_W}/agent", prompt),
-    web.post(f"{_W}/agent/init", nothing_to_do),
-    web.post(f"{_W}/agent/update", nothing_to_do),
-    web.post(f"{_S}/cancel", nothing_to_do),
-    web.get(f"{_S}/prompts/list", empty_list),
-    web.post(f"{_S}/prompts/clear", nothing_to_do),
-    web.post(f"{_W}/permissions/grant", grant),
-    web.get(f"{_W}/permissions/skip", get_skip),
-    web.post(f"{_W}/permissions/skip", set_skip),
-    web.get(f"{_W}/lsps", empty_map),
-    web.post(f"{_W}/lsps/start", nothing_to_do),
-    web.post(f"{_W}/lsps/stop", nothing_to_do),
-    web.get(f"{_W}/project/needs-init", needs_init),
-    web.get(f"{_W}/skills", empty_list),
-    web.get(f"{_W}/mcp/prompts", empty_list),
-    web.get(f"{_W}/mcp/states", empty_map),
-    web.get(f"{_W}/mcp/pending-auth", empty_list),
+    Route("GET", f"{_W}/agent", agent_info),
+    Route("POST", f"{_W}/agent", prompt, status=202, body_bytes_max=ATTACHMENT_BYTES_MAX),
+    Route("POST", f"{_W}/agent/init", init_agent),
+    Route("POST", f"{_W}/agent/update", update_agent),
+    Route("GET", f"{_W}/agent/default-small-model", default_small_model),
+    Route("GET", _S, get_agent_session),
+    Route("POST", f"{_S}/cancel", cancel),
+    Route("GET", f"{_S}/prompts/queued", count_queued),
+    Route("GET", f"{_S}/prompts/list", list_queued),
+    Route("POST", f"{_S}/prompts/clear", clear_queued),
+    Route("POST", f"{_S}/summarize", summarize),
+    Route("POST", f"{_S}/shell", run_shell),
 ]

@@ -117,3 +117,36 @@ DELETE FROM chunks WHERE message_id = ?
 
 -- name: delete_chunks_of_session
 DELETE FROM chunks WHERE message_id IN (SELECT id FROM messages WHERE place BETWEEN ? AND ?)
+
+-- name: add_file
+INSERT INTO files (id, session_id, path, version, content, created_at, updated_at)
+VALUES (?1, ?2, ?3, (SELECT COALESCE(MAX(version) + 1, 0) FROM files WHERE path = ?3), ?4, ?5, ?5)
+RETURNING *
+
+-- name: get_file
+SELECT * FROM files WHERE id = ?
+
+-- name: files_of_session
+SELECT * FROM files WHERE session_id = ? ORDER BY version, no
+
+-- name: delete_files_of_session
+DELETE FROM files WHERE session_id = ?
+
+-- name: mark_read
+INSERT INTO read_files (session_id, path, read_no, read_at)
+VALUES (
+  ?1, ?2, (SELECT COALESCE(MAX(read_no), 0) + 1 FROM read_files WHERE session_id = ?1), ?3
+)
+ON CONFLICT (session_id, path) DO UPDATE SET read_no = excluded.read_no, read_at = excluded.read_at
+
+-- name: count_read_files
+SELECT COUNT(*) FROM read_files WHERE session_id = ?
+
+-- name: last_read
+SELECT read_at FROM read_files WHERE session_id = ? AND path = ?
+
+-- name: read_files
+SELECT path FROM read_files WHERE session_id = ? ORDER BY read_no DESC
+
+-- name: delete_read_files_of_session
+DELETE FROM read_files WHERE session_id = ?

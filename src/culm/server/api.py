@@ -1,0 +1,165 @@
+"""From a request to an answer: the gate, the table of routes, and what a handler is given.
+
+A handler is a function of what it names: `request`, `registry`, `workspace`, `query`, `body`, and
+the names in its path. Its annotations are the contract: query and body are parsed into their
+types before it runs, what it returns is encoded (None is an empty answer), and the OpenAPI
+document is made from all of them.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from culm.errors import HeadTooLarge
+from culm.server.auth import Gate
+from culm.server.connection import HEAD_BYTES_MAX, Connection
+from culm.server.problems import (
+    BODY_BYTES_MAX,
+    MethodNotAllowed,
+    RouteNotFound,
+    answer,
+    answer_to,
+    done,
+    parse_query,
+    read_body,
+)
+from culm.wire.codec import parse_body
+from culm.workspace.registry import Registry
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str
+    handler: Handler
+    status: int = 200
+    body_bytes_max: int = BODY_BYTES_MAX
+
+    def hints(self) -> dict[str, Any]:
+        """Its types by `query`, `body` and `return`, where it has them."""
+        return get_type_hints(self.handler)
+
+
+Endpoint = Callable[[web.BaseRequest, Registry, dict[str, str]], Awaitable[web.StreamResponse]]
+
+
+def bind(route: Route) -> Endpoint:
+    """Put parsing before a handler and encoding after it."""
+    hints = route.hints()
+    query, body = hints.get("query"), hints.get("body")
+    # A body that may be None may be left out.
+    optional = body is not None and type(None) in getattr(body, "__args__", ())
+    by_path = hints.keys() & set(re.findall(r"{(\w+)}", route.path))
+
+    async def endpoint(
+        request: web.BaseRequest, registry: Registry, path: dict[str, str]
+    ) -> web.StreamResponse:
+        # The order is a promise: query, body, workspace, and then the operation itself.
+        given: dict[str, object] = {name: path[name] for name in by_path}
+        if query is not None:
+            given["query"] = parse_query(request, query)
+        if body is not None:
+            data = await read_body(request, route.body_bytes_max)
+            given["body"] = None if optional and not data else parse_body(data, body)
+        if "workspace" in hints:
+            given["workspace"] = registry.get(path["workspace_id"])
+        if "registry" in hints:
+            given["registry"] = registry
+        if "request" in hints:
+            given["request"] = request
+        value = await route.handler(**given)
+        if value is None:
+            return done(status=route.status)
+        if isinstance(value, web.StreamResponse):
+            return value
+        return answer(value, status=route.status)
+
+    return endpoint
+
+
+@dataclass(slots=True)
+class _Node:
+    """One step of a path: by its word, or else by any."""
+
+    words: dict[str, "_Node"] = field(default_factory=dict[str, "_Node"])
+    any: "_Node | None" = None
+    names: tuple[str, ...] = ()
+    methods: dict[str, Endpoint] = field(default_factory=dict[str, Endpoint])
+
+
+class Table:
+    """All routes, found by walking the path: aiohttp's own table tries pattern after pattern."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        names: list[str] = []
+        for step in route.path.split("/"):
+            if step.startswith("{"):
+                names.append(step.strip("{}"))
+                node.any = node.any or _Node()
+                node = node.any
+            else:
+                node = node.words.setdefault(step, _Node())
+        assert route.method not in node.methods, f"two handlers for {route.method} {route.path}"
+        node.names = tuple(names)
+        node.methods[route.method] = bind(route)
+        if route.method == "GET":
+            node.methods["HEAD"] = node.methods["GET"]
+
+    def find(self, method: str, raw_path: str) -> tuple[Endpoint, dict[str, str]]:
+        """Raises `RouteNotFound`, `MethodNotAllowed`."""
+        node: _Node | None = self._root
+        values: list[str] = []
+        for step in raw_path.split("/"):
+            if (word := node.words.get(step)) is not None:
+                node = word
+            elif step and node.any is not None:
+                node = node.any
+                values.append(unquote(step))
+            else:
+                raise RouteNotFound
+        if not node.methods:
+            raise RouteNotFound
+        endpoint = node.methods.get(method)
+        if endpoint is None:
+            raise MethodNotAllowed(sorted(node.methods))
+        return endpoint, dict(zip(node.names, values, strict=True))
+
+
+class Api:
+    """Answers every request of a server."""
+
+    def __init__(self, registry: Registry, gate: Gate, routes: Iterable[Route]) -> None:
+        self._registry = registry
+        self._gate = gate
+        self._table = Table(routes)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            self._check(request)
+            endpoint, path = self._table.find(request.method, request.rel_url.raw_path)
+            return await endpoint(request, self._registry, path)
+        except Exception as exc:  # boundary: one request's bug is a 500, never the server's end
+            return answer_to(exc, request)
+
+    def _check(self, request: web.BaseRequest) -> None:
+        connection = request.protocol
+        assert isinstance(connection, Connection), "made by Connections"
+        connection.head_arrived()
+        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_BYTES_MAX:
+            raise HeadTooLarge(HEAD_BYTES_MAX)
+        if connection.is_unix:
+            self._gate.check_unix(connection.peer_uid)
+        else:
+            self._gate.check_tcp(request.headers)

@@ -1,0 +1,165 @@
+"""The OpenAPI document, made from the routes' own types: nothing in it is said twice."""
+
+from functools import cache
+from http import HTTPStatus
+from typing import Any, cast, get_args, get_origin
+
+import msgspec
+from aiohttp import web
+
+from culm import __version__
+from culm.server.api import Route
+from culm.server.routes import BY_NOUN
+from culm.wire.codec import Json
+from culm.wire.events import PAYLOADS
+from culm.wire.examples import EXAMPLES
+from culm.wire.messages import Message, RawMessage
+from culm.wire.state import Problem, Snapshot
+
+_REF = "#/components/schemas/{name}"
+_ABOUT = """\
+One agent server that many clients share. This is the interface of the Crush client, which may
+attach unmodified, with additions it ignores. Absent and null fields of a body are zero values;
+names are matched whatever their case; unknown ones are ignored. docs/api.md tells the rest."""
+
+_PATH_WORDS = {
+    "workspace_id": "The workspace, by the id its creation answered.",
+    "session_id": "The session.",
+    "client_id": "The client, by the UUID it made for itself.",
+    "lsp": "The language server, by its name.",
+}
+# What the server passes on as stored JSON, by the type that says what is in it.
+_SAID_AS: dict[Any, Any] = {
+    list[RawMessage]: list[Message],
+    Snapshot[RawMessage]: Snapshot[Message],
+}
+
+
+@cache
+def document() -> dict[str, Json]:
+    hints = {route: route.hints() for routes in BY_NOUN.values() for route in routes}
+    kinds = [_said(h[name]) for h in hints.values() for name in ("body", "return") if name in h]
+    kinds += [Problem, *PAYLOADS.values()]
+    schemas = _Schemas([kind for kind in kinds if not _is_response(kind)])
+    paths: dict[str, dict[str, Json]] = {}
+    for noun, routes in BY_NOUN.items():
+        for route in routes:
+            operation = _operation(route, hints[route], schemas)
+            paths.setdefault(route.path, {})[route.method.lower()] = {"tags": [noun], **operation}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "culm", "version": __version__, "description": _ABOUT},
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],  # A unix socket, or --no-auth, needs none.
+        "x-events": {name: schemas.of(kind) for name, kind in PAYLOADS.items()},
+    }
+
+
+class _Schemas:
+    """JSON schemas of the wire's types, each said once and referred to."""
+
+    def __init__(self, kinds: list[Any]) -> None:
+        self._kinds = list(dict.fromkeys(kinds))
+        made, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
+        self._made = dict(zip(self._kinds, made, strict=True))
+
+    def of(self, kind: object) -> dict[str, Json]:
+        return self._made[kind]
+
+
+def _operation(route: Route, hints: dict[str, Any], schemas: _Schemas) -> dict[str, Json]:
+    words = " ".join((route.handler.__doc__ or "").split())
+    operation: dict[str, Json] = {
+        "operationId": _operation_id(route),
+        "summary": words,
+        "parameters": [*_path_parameters(route), *_query_parameters(hints.get("query"))],
+        "responses": {
+            str(route.status): _answer(route, _said(hints["return"]), schemas),
+            "default": _content("What is wrong.", Problem, schemas),
+        },
+    }
+    if (body := _said(hints.get("body"))) is not None:
+        required = body is hints["body"]
+        operation["requestBody"] = {**_content("", body, schemas), "required": required}
+        del operation["requestBody"]["description"]
+    return operation
+
+
+def _operation_id(route: Route) -> str:
+    """By its handler; one that serves several paths is told apart by their ends."""
+    name = cast("str", getattr(route.handler, "__name__"))  # noqa: B009 - a plain function's
+    sharing = [r for routes in BY_NOUN.values() for r in routes if r.handler is route.handler]
+    return name if len(sharing) == 1 else f"{name}_{route.path.rpartition('/')[2]}"
+
+
+def _said(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands it out
+    """The type that a document names: without None, and with what is passed on as JSON spelled."""
+    given = [arg for arg in get_args(kind) if arg is not type(None)]
+    if type(None) in get_args(kind) and len(given) == 1:
+        return given[0]
+    return _SAID_AS.get(kind, kind) if kind is not type(None) else None
+
+
+def _is_response(kind: Any) -> bool:  # noqa: ANN401
+    return kind is None or (isinstance(kind, type) and issubclass(kind, web.StreamResponse))
+
+
+def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
+    if kind is None:
+        return {"description": f"{HTTPStatus(route.status).phrase}, and nothing more."}
+    if _is_response(kind):
+        media = "text/html" if kind is web.Response else "text/event-stream"
+        return {"description": "As text.", "content": {media: {"schema": {"type": "string"}}}}
+    return _content(HTTPStatus(route.status).phrase, kind, schemas)
+
+
+def _content(words: str, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
+    media: dict[str, Json] = {"schema": schemas.of(kind)}
+    example = _example(kind)
+    if example is not None:
+        media["example"] = msgspec.to_builtins(example)
+    return {"description": words, "content": {"application/json": media}}
+
+
+def _example(kind: Any) -> Json:  # noqa: ANN401
+    if kind in EXAMPLES:
+        return EXAMPLES[kind]
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is list and (item := _example(args[0])) is not None:
+        return [item]
+    if origin is dict and (value := _example(args[1])) is not None:
+        return {"name": value}
+    return None
+
+
+def _path_parameters(route: Route) -> list[dict[str, Json]]:
+    names = [step.strip("{}") for step in route.path.split("/") if step.startswith("{")]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _PATH_WORDS[name],
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name in names
+    ]
+
+
+def _query_parameters(kind: type | None) -> list[dict[str, Json]]:
+    if kind is None:
+        return []
+    _, schemas = msgspec.json.schema_components([kind], ref_template=_REF)
+    fields: dict[str, dict[str, Json]] = schemas[kind.__name__]["properties"]
+    parameters: list[dict[str, Json]] = []
+    for name, schema in fields.items():
+        words = schema.pop("description", "")
+        if required := "minLength" in schema:
+            del schema["default"]
+        parameter = {"name": name, "in": "query", "required": required, "schema": schema}
+        parameters.append({**parameter, "description": words} if words else parameter)
+    return parameters

@@ -1,0 +1,93 @@
+"""Configuration: what is shown of it, and what clients may change."""
+
+from culm.errors import InvalidRequest, NotFound
+from culm.server.api import Route
+from culm.wire.codec import fit
+from culm.wire.config import (
+    Config,
+    ImportedToken,
+    OAuthToken,
+    Provider,
+    RefreshOAuth,
+    RemoveConfig,
+    SetCompact,
+    SetConfig,
+    SetModel,
+    SetProviderKey,
+)
+from culm.workspace.config import remove_key, select_model, set_key, step_of
+from culm.workspace.workspace import Workspace
+
+
+async def get_config(workspace: Workspace) -> Config:
+    """Show the configuration, without keys, tokens or environment."""
+    return workspace.config
+
+
+async def list_providers(workspace: Workspace) -> list[Provider]:
+    """List the configured providers as a catalogue would."""
+    providers = workspace.config.providers.items()
+    return [Provider(i, p.name or i, p.type, p.base_url, models=p.models) for i, p in providers]
+
+
+async def set_config(workspace: Workspace, body: SetConfig) -> None:
+    """Set one key of the user's configuration or the workspace's."""
+    await workspace.change_config(body.scope, set_key(body.key, body.value))
+
+
+async def remove_config(workspace: Workspace, body: RemoveConfig) -> None:
+    """Remove one key; what is not there is removed already."""
+    await workspace.change_config(body.scope, remove_key(body.key))
+
+
+async def set_model(workspace: Workspace, body: SetModel) -> None:
+    """Choose the large or the small model, and remember it among the recent ones."""
+    await workspace.change_config(body.scope, select_model(body.model_type, body.model))
+
+
+async def set_compact(workspace: Workspace, body: SetCompact) -> None:
+    """Turn the compact display on or off."""
+    await workspace.change_config(body.scope, set_key("options.tui.compact_mode", body.enabled))
+
+
+async def set_provider_key(workspace: Workspace, body: SetProviderKey) -> None:
+    """Keep a provider's key or token. No route ever shows it."""
+    if not body.provider_id:
+        raise InvalidRequest("provider_id is required")
+    provider = f"providers.{step_of(body.provider_id)}"
+    match body.kind:
+        case "string":
+            if not isinstance(body.api_key, str):
+                raise InvalidRequest("decode api key string: api_key is not a string")
+            edit = set_key(f"{provider}.api_key", body.api_key)
+        case "oauth":
+            fit(body.api_key, OAuthToken)
+            edit = set_key(f"{provider}.oauth", body.api_key)
+        case _:
+            raise InvalidRequest(f'unsupported api key kind "{body.kind}"')
+    await workspace.change_config(body.scope, edit)
+
+
+async def import_copilot(workspace: Workspace) -> ImportedToken:
+    """Take over a token of another program; this server looks into no other program's files."""
+    return ImportedToken()
+
+
+async def refresh_oauth(workspace: Workspace, body: RefreshOAuth) -> None:
+    """Renew a provider's token; no provider of this version has one that can be renewed."""
+    raise NotFound(f"no token to refresh for provider {body.provider_id!r}")
+
+
+_W = "/v1/workspaces/{workspace_id}"
+
+ROUTES = [
+    Route("GET", f"{_W}/config", get_config),
+    Route("GET", f"{_W}/providers", list_providers),
+    Route("POST", f"{_W}/config/set", set_config),
+    Route("POST", f"{_W}/config/remove", remove_config),
+    Route("POST", f"{_W}/config/model", set_model),
+    Route("POST", f"{_W}/config/compact", set_compact),
+    Route("POST", f"{_W}/config/provider-key", set_provider_key),
+    Route("POST", f"{_W}/config/import-copilot", import_copilot),
+    Route("POST", f"{_W}/config/refresh-oauth", refresh_oauth),
+]

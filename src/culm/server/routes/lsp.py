@@ -1,0 +1,34 @@
+"""Language servers. This version starts none."""
+
+from culm.errors import LspNotFound
+from culm.server.api import Route
+from culm.wire.lsp import Diagnostic, LspInfo, StartLsp
+from culm.workspace.workspace import Workspace
+
+
+async def list_lsps(workspace: Workspace) -> dict[str, LspInfo]:
+    """Show the language servers by name."""
+    return {}
+
+
+async def list_diagnostics(workspace: Workspace, lsp: str) -> dict[str, list[Diagnostic]]:
+    """Show what a language server found, by the URI of the file."""
+    raise LspNotFound
+
+
+async def start_lsps(workspace: Workspace, body: StartLsp) -> None:
+    """Start the language servers that know about a file."""
+
+
+async def stop_lsps(workspace: Workspace) -> None:
+    """Stop all language servers."""
+
+
+_W = "/v1/workspaces/{workspace_id}/lsps"
+
+ROUTES = [
+    Route("GET", _W, list_lsps),
+    Route("GET", f"{_W}/{{lsp}}/diagnostics", list_diagnostics),
+    Route("POST", f"{_W}/start", start_lsps),
+    Route("POST", f"{_W}/stop", stop_lsps),
+]

@@ -1,0 +1,169 @@
+"""One example of every type on the wire, for the document that describes it and for tests."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from culm.ids import ClientId, FileId, MessageId, SessionId, WorkspaceId
+from culm.wire import agent, asks, config, files, lsp, mcp, messages, sessions, skills, state
+from culm.wire import workspaces as ws
+from culm.wire.codec import Json
+from culm.wire.events import ConfigChanged, MessageDelta, Resync, SkillsEvent, UpdateAvailable
+
+_WORKSPACE = WorkspaceId("9a4d2d0c-6b0e-5d0f-8a56-0f7c3f0f7b11")
+_SESSION = SessionId("0b0c7a2e-7c8b-4d0e-9a6e-1b9f0d3c5a11")
+_CLIENT = ClientId("5c8f5b0e-0f5d-4b1e-8c0e-6f4f2f1f9a10")
+_MESSAGE = MessageId("c0ffee00-0000-4000-8000-000000000001")
+_RUN = "3b1c1a52-1111-4222-8333-444455556666"
+_CURSOR = "8f3a5c1e9b02.118"
+_PATH = "/home/dev/proj"
+_THEN = 1787338000
+_TIME = datetime.fromtimestamp(_THEN, UTC)
+
+_SELECTED = config.SelectedModel(model="demo-1", provider="demo")
+_MODEL = config.Model(id="demo-1", name="Demo One", context_window=200_000, default_max_tokens=8192)
+_CONFIG = config.Config(
+    options=config.Options(data_directory="/home/dev/.local/share/culm"),
+    models={"large": _SELECTED, "small": _SELECTED},
+    providers={
+        "demo": config.ProviderConfig(id="demo", name="Demo", type="openai-compat", models=[_MODEL])
+    },
+)
+_SKILL = skills.SkillState(name="review", path=f"{_PATH}/.skills/review/SKILL.md")
+_SESSION_EXAMPLE = sessions.Session(
+    id=_SESSION,
+    title="Fix the flaky test",
+    message_count=4,
+    prompt_tokens=5210,
+    completion_tokens=311,
+    cost=0.0213,
+    todos=[sessions.Todo("Run the tests", "in_progress", "Running the tests")],
+    created_at=_THEN,
+    updated_at=_THEN + 42,
+    attached_clients=1,
+)
+_MESSAGE_EXAMPLE = messages.Message(
+    id=_MESSAGE,
+    role="assistant",
+    session_id=_SESSION,
+    parts=[
+        messages.ReasoningPart(
+            messages.Reasoning("I should list the files.", "", _THEN + 2, _THEN + 3)
+        ),
+        messages.TextPart(messages.Text("Let me look.")),
+        messages.ToolCallPart(messages.ToolCall("call_1", "ls", '{"path":"."}', finished=True)),
+        messages.FinishPart(messages.Finish("tool_use", _THEN + 4)),
+    ],
+    model="demo-1",
+    provider="demo",
+    created_at=_THEN + 2,
+    updated_at=_THEN + 4,
+    rev=1,
+)
+_PERMISSION = asks.PermissionRequest(
+    id="7d9f7f0e-5a49-4c0e-8d33-0a7a3f2b1c99",
+    session_id=_SESSION,
+    tool_call_id="call_1",
+    tool_name="bash",
+    description="Execute command: make test",
+    action="execute",
+    params={"description": "Test", "command": "make test", "working_dir": ""},
+    path=_PATH,
+)
+_QUESTION = asks.Question(
+    id="q1",
+    type="single_choice",
+    label="Database",
+    question="Which database?",
+    description="Pick one.",
+    choices=[asks.Choice("pg", "PostgreSQL"), asks.Choice("sqlite", "SQLite", "embedded")],
+)
+_PRESENT = state.Present(_CLIENT, _SESSION)
+
+_EXAMPLES: tuple[Json, ...] = (
+    ws.Control("shutdown", "culm"),
+    ws.VersionInfo("0.1.0", "", "culm-0.1.0", "python3.11.2", "linux/x86_64"),
+    ws.Workspace(_WORKSPACE, _PATH, _CONFIG, "/home/dev/.local/share/culm", "0.1.0"),
+    ws.CreateWorkspace(path=_PATH, client_id=_CLIENT, env=["LANG=C.UTF-8"]),
+    ws.CurrentSession(_SESSION),
+    ws.NeedsInit(),
+    ws.InitPrompt("Look through this project …"),
+    state.Problem("workspace not found", "workspace_not_found", "open it again"),
+    state.StoreHealth("ok"),
+    _PRESENT,
+    sessions.SaveSession("Fix the flaky test"),
+    _SESSION_EXAMPLE,
+    _MESSAGE_EXAMPLE,
+    files.File(
+        FileId("f1e0a3de-3f60-4bd4-9c27-0d5f6c1b7a10"),
+        _SESSION,
+        f"{_PATH}/main.go",
+        "package main\n",
+        1,
+        _THEN + 30,
+        _THEN + 30,
+    ),
+    files.ReadFile(_SESSION, f"{_PATH}/main.go"),
+    agent.AgentInfo(model=_MODEL, model_cfg=_SELECTED),
+    agent.InitAgent(interactive=True),
+    agent.Prompt(
+        _SESSION,
+        "List the files.",
+        attachments=[agent.Attachment("notes.txt", "notes.txt", "text/plain", b"hello")],
+    ),
+    agent.ShellCommand("ls", term_width=118),
+    agent.ShellOutput("main.go\n", 0),
+    agent.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
+    agent.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
+    asks.Skip(skip=True),
+    _PERMISSION,
+    asks.PermissionGrant(_PERMISSION, "allow"),
+    asks.PermissionNotification("call_1", granted=True),
+    asks.Resolved(resolved=False),
+    asks.QuestionRequest("6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01", _SESSION, "call_9", [_QUESTION]),
+    asks.QuestionNotification("6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01"),
+    asks.QuestionAnswer(
+        "", [asks.QuestionResponse("q1", ["pg"], notes={"pg": "version 16, please"})]
+    ),
+    _CONFIG,
+    config.Provider("demo", "Demo", "openai-compat", models=[_MODEL]),
+    _SELECTED,
+    config.SetConfig(0, "options.tui.transparent", value=True),
+    config.RemoveConfig(0, "options.tui.transparent"),
+    config.SetModel(0, "large", _SELECTED),
+    config.SetCompact(0, enabled=True),
+    config.SetProviderKey(0, "demo", "string", "sk-example"),
+    config.RefreshOAuth(0, "demo"),
+    config.ImportedToken(),
+    ConfigChanged(_WORKSPACE),
+    skills.ReadSkill("crush://skills/review/SKILL.md"),
+    skills.SkillContent(
+        b"# Review", skills.SkillResult("review", "Reviews.", "user", builtin=False)
+    ),
+    skills.SkillInfo(
+        "review", "review", "Reviews a change.", "user:review", "user", user_invocable=True
+    ),
+    SkillsEvent([_SKILL]),
+    lsp.StartLsp(f"{_PATH}/main.go"),
+    lsp.LspInfo("gopls", 2, _TIME, diagnostic_count=3),
+    lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x"),
+    lsp.LspEvent("diagnostics_changed", "gopls", 2, diagnostic_count=3),
+    mcp.McpName("gh"),
+    mcp.McpInfo("gh", "connected", _TIME, tool_count=12),
+    mcp.PendingAuth("gh", "https://example.com/login"),
+    mcp.AuthUrl("https://example.com/login"),
+    mcp.ReadResource("gh", "issue://1"),
+    mcp.Resource("issue://1", "text/plain", "It is flaky."),
+    mcp.McpPrompt("gh:review", "review", "gh", arguments=[mcp.McpArgument("pr", "Number")]),
+    mcp.GetPrompt("gh", "review", {"pr": "1"}),
+    mcp.PromptText("Review number 1."),
+    mcp.McpEvent("state_changed", "gh", "connected", tool_count=12),
+    MessageDelta(_MESSAGE, _SESSION, 0, 1, "text", 8, "look."),
+    Resync(_CURSOR, "trimmed"),
+    UpdateAvailable("0.1.0", "0.2.0", is_development=False),
+)
+EXAMPLES: Mapping[Json, Json] = {
+    **{type(example): example for example in _EXAMPLES},
+    state.Snapshot[messages.Message]: state.Snapshot(
+        _CURSOR, [_SESSION_EXAMPLE], [_MESSAGE_EXAMPLE], [_PRESENT], state.StoreHealth("ok")
+    ),
+}

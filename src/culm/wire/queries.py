@@ -1,0 +1,78 @@
+"""What may stand after the question mark; a query that exists is valid."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from culm.errors import InvalidRequest
+from culm.ids import ClientId, find_client_id
+
+NAMES_MAX = 256  # In one list.
+
+# `minLength` is for the OpenAPI document; what is missing is refused in the words of the wire.
+ClientIdText = Annotated[
+    str,
+    Meta(
+        description="The client, by the UUID it made for itself.",
+        extra_json_schema={"minLength": 1, "format": "uuid"},
+    ),
+]
+Names = Annotated[str, Meta(description="Comma-separated; none means all.")]
+
+
+class ClientQuery(Struct, kw_only=True):
+    client_id: ClientIdText = ""
+
+    def __post_init__(self) -> None:
+        if not self.client_id:
+            raise InvalidRequest("client_id is required")
+        if find_client_id(self.client_id) is None:
+            raise InvalidRequest("client_id is not a valid UUID")
+
+    @property
+    def client(self) -> ClientId:
+        """The id in its canonical spelling."""
+        return find_client_id(self.client_id) or ClientId(self.client_id)
+
+
+class EventsQuery(ClientQuery, kw_only=True):
+    view: Annotated[
+        Literal["crush", "delta"],
+        Meta(description="What a Crush client knows, or everything, with text as deltas."),
+    ] = "crush"
+    cursor: Annotated[
+        str, Meta(description="Begin after this event; outweighs `Last-Event-ID`.")
+    ] = ""
+    types: Names = ""
+    sessions: Names = ""
+
+
+class SnapshotQuery(Struct):
+    sessions: Annotated[
+        str, Meta(description="Whose messages to include: ids, comma-separated, or `*`.")
+    ] = ""
+
+
+class LastReadQuery(Struct):
+    session_id: str = ""
+    path: str = ""
+
+
+class ProviderQuery(Struct):
+    provider_id: str = ""
+
+
+class McpNameQuery(Struct):
+    name: Annotated[str, Meta(extra_json_schema={"minLength": 1})] = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidRequest("name is required")
+
+
+def split_names(text: str, parameter: str) -> frozenset[str]:
+    """A comma-separated parameter; raises `InvalidRequest` if it is too long."""
+    names = frozenset(name for name in text.split(",") if name)
+    if len(names) > NAMES_MAX:
+        raise InvalidRequest(f"{parameter} may name at most {NAMES_MAX}")
+    return names

@@ -1,0 +1,236 @@
+"""What clients have set by the config routes: the user's document and the workspace's.
+
+A document is a JSON object in a file of its own. How it is changed and shown are plain functions;
+`DocumentFile` owns the file. Reading configuration that people write is not here.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace
+
+from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
+from culm.wire.codec import Json, clean, encode, fit
+from culm.wire.config import Config, SelectedModel
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Json]
+Edit = Callable[[Document], Document]  # From a document to the next; the given one stays as it is.
+
+DOCUMENT_BYTES_MAX = 256 << 10
+KEY_CHARS_MAX = 512
+KEY_STEPS_MAX = 16
+RECENT_MAX = 5  # Models a client offers first.
+SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
+
+_STEP = re.compile(r"((?:[^.\\]|\\.)*)(?:\.|$)", re.DOTALL)
+
+
+# --- edits
+
+
+def set_key(key: str, value: Json) -> Edit:
+    steps = _steps(key)
+
+    def edit(document: Document) -> Document:
+        return _with(document, steps, value, key)
+
+    return edit
+
+
+def remove_key(key: str) -> Edit:
+    """What is not there is removed already."""
+    steps = _steps(key)
+
+    def edit(document: Document) -> Document:
+        return _without(document, steps)
+
+    return edit
+
+
+def select_model(model_type: str, model: SelectedModel) -> Edit:
+    """Choose a model, and remember it as the latest of those used for this."""
+    if model_type not in ("large", "small"):
+        raise InvalidRequest("model_type must be large or small")
+    chosen = cast("Document", msgspec.to_builtins(model))
+
+    def edit(document: Document) -> Document:
+        recent = fit(document, Config).recent_models.get(model_type, [])
+        others = [m for m in recent if (m.provider, m.model) != (model.provider, model.model)]
+        latest = [chosen, *msgspec.to_builtins(others)][:RECENT_MAX]
+        document = _with(document, ["models", model_type], chosen, "models")
+        return _with(document, ["recent_models", model_type], latest, "recent_models")
+
+    return edit
+
+
+def step_of(name: str) -> str:
+    """A name as one step of a key."""
+    return re.sub(r"([.\\])", r"\\\1", name)
+
+
+def _steps(key: str) -> list[str]:
+    """The names in a dotted path; a dot that belongs to a name is written `\\.`."""
+    if len(key) > KEY_CHARS_MAX:
+        raise InvalidRequest(f"key may have at most {KEY_CHARS_MAX} characters")
+    steps = [re.sub(r"\\(.)", r"\1", step, flags=re.DOTALL) for step in _STEP.findall(key)]
+    if key and not key.endswith("."):
+        steps.pop()  # The pattern also matches the nothing at the end.
+    if not all(steps) or not 0 < len(steps) <= KEY_STEPS_MAX:
+        raise InvalidRequest(f"key is not a dotted path of 1 to {KEY_STEPS_MAX} names: {key!r}")
+    return steps
+
+
+def _with(document: Document, steps: list[str], value: Json, key: str) -> Document:
+    name, *rest = steps
+    if not rest:
+        return {**document, name: value}
+    inner = document.get(name, {})
+    if not isinstance(inner, dict):
+        raise InvalidRequest(f"key {key!r} leads through {name!r}, which is no object")
+    return {**document, name: _with(cast("Document", inner), rest, value, key)}
+
+
+def _without(document: Document, steps: list[str]) -> Document:
+    name, *rest = steps
+    if name not in document:
+        return document
+    if not rest:
+        return {key: value for key, value in document.items() if key != name}
+    inner = document[name]
+    if not isinstance(inner, dict):
+        return document
+    return {**document, name: _without(cast("Document", inner), rest)}
+
+
+# --- showing
+
+
+def shown_config(documents: list[Document], *, data_directory: str, debug: bool) -> Config:
+    """What clients are shown of `documents`, the later ones laid over the earlier.
+
+    Raises `InvalidRequest` if a client could not read it.
+    """
+    merged: Document = {}
+    for document in documents:
+        merged = _merged(merged, document)
+    config = fit(merged, Config)
+    config.options = replace(config.options, data_directory=clean(data_directory), debug=debug)
+    return config
+
+
+def _merged(under: Document, over: Document) -> Document:
+    result = dict(under)
+    for name, value in over.items():
+        known = result.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            result[name] = _merged(cast("Document", known), cast("Document", value))
+        else:
+            result[name] = value
+    return result
+
+
+# --- files
+
+
+class DocumentFile:
+    """One document and its file, written whole or not at all; it may hold keys, so 0600.
+
+    One thread reads and writes the file, so changes follow each other; none depends on whoever
+    asked for it to stay. Made by `open_document`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.value: Document = {}  # As it is on disk.
+        self._file = file
+        self._damage = ""  # Why the file that is there could not be read.
+        self._thread = ThreadPoolExecutor(1, f"culm-{file.name}")
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every change."""
+        self._listeners[listener] = None
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        self._listeners.pop(listener, None)
+
+    def change(self, edit: Edit, check: Callable[[Document], object]) -> asyncio.Future[Document]:
+        """Write what `edit` makes of the document, unless `check` of that raises; then tell.
+
+        Both run in the document's thread, so they must be plain functions of what they are given.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._thread, self._apply, edit, check)
+        future.add_done_callback(self._tell)
+        return future
+
+    def _tell(self, future: "asyncio.Future[Document]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            for listener in tuple(self._listeners):
+                listener()
+
+    def load(self) -> None:
+        """Read the file; blocks. One that cannot be read counts as empty and is left alone."""
+        try:
+            with self._file.open("rb") as source:
+                data = source.read(DOCUMENT_BYTES_MAX + 1)
+            value = json.loads(data)
+            if not isinstance(value, dict):
+                raise ValueError("it is no JSON object")
+            fit(value, Config)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError, InvalidRequest) as exc:
+            self._damage = str(exc) or type(exc).__name__
+            log.error("ignoring %s: %s", self._file, self._damage)
+        else:
+            self.value = cast("Document", value)
+
+    def _apply(self, edit: Edit, check: Callable[[Document], object]) -> Document:
+        if self._damage:
+            raise ConfigDamaged(str(self._file), self._damage)
+        value = edit(self.value)
+        check(value)
+        data = msgspec.json.format(encode(value), indent=2) + b"\n"
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise TooLarge(f"the configuration may have at most {DOCUMENT_BYTES_MAX} bytes")
+        try:
+            self._write(data)
+        except OSError as exc:
+            raise DataUnusable(str(self._file.parent), exc.strerror or str(exc)) from exc
+        self.value = value
+        return value
+
+    def _write(self, data: bytes) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self._file.with_name(f".{self._file.name}.tmp.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(descriptor)
+        temporary.replace(self._file)
+
+    def close(self) -> None:
+        """Let go; a write that has begun ends in its own time."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+@asynccontextmanager
+async def open_document(file: Path) -> AsyncGenerator[DocumentFile]:
+    document = DocumentFile(file)
+    await asyncio.to_thread(document.load)
+    try:
+        yield document
+    finally:
+        document.close()
