@@ -24,7 +24,8 @@ test: setup
 
 # Minutes, not seconds: `make bench ARGS=--quick` for a first look.
 bench: setup
-	@$(BIN)/python bench/fanout.py $(ARGS)
+	@$(BIN)/python -m bench.fanout $(ARGS)
+	@$(BIN)/python -m bench.http $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out

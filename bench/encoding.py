@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-import frames
-
+from bench import frames
 from culm.clock import LoopClock
 from culm.config import Settings
 from culm.events.hub import Hub

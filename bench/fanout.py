@@ -1,6 +1,6 @@
 """Does culm cost what it should? Every figure beside a yardstick of the same run, or a bound.
 
-Usage: python bench/fanout.py [--quick]     table on stdout, JSON in bench/out/fanout.json
+Usage: python -m bench.fanout [--quick]     table on stdout, JSON in bench/out/fanout.json
 
 Exit status 1 if an event was lost, reordered or damaged; a missed target is only reported, as
 this machine may be busy. What is measured and how: docs/benchmarks.md.
@@ -20,11 +20,12 @@ from statistics import median
 
 import msgspec
 import uvloop
-from appends import Appended, through_sqlite, through_store
-from encoding import event_us
 from msgspec import Struct
-from serving import list_messages, start_once
-from talk import Child, Command, Ready, Received, Spent, open_child
+
+from bench.appends import Appended, through_sqlite, through_store
+from bench.encoding import event_us
+from bench.serving import list_messages, start_once
+from bench.talk import Child, Command, Ready, Received, Spent, open_child
 
 OUT = Path(__file__).parent / "out"
 ROUNDS_MIN = 3
@@ -98,7 +99,7 @@ class Pair(Struct):
 
 @contextmanager
 def open_pair(streams: int, *side: str) -> Generator[Pair]:
-    with open_child("publisher.py", *side) as publisher, open_child("reader.py") as reader:
+    with open_child("publisher", *side) as publisher, open_child("reader") as reader:
         where = publisher.hear(Ready)
         reader.ask(Command("open", streams=streams, where=where), Command)
         yield Pair(publisher, reader)

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-import frames
 import uvloop
 from msgspec import Struct
-from talk import STEP_TIMEOUT_S, Command, Ready, Spent, answer, commands
-from yardstick import Yardstick
 
+from bench import frames
+from bench.talk import STEP_TIMEOUT_S, Command, Ready, Spent, answer, commands
+from bench.yardstick import Yardstick
 from culm.assemble import open_server
 from culm.clock import LoopClock
 from culm.config import ServeOptions, Settings

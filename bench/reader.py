@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import cast
 from zlib import crc32
 
-import frames
 import uvloop
-from talk import STEP_TIMEOUT_S, Command, Ready, Received, answer, commands
+
+from bench import frames
+from bench.talk import STEP_TIMEOUT_S, Command, Ready, Received, answer, commands
 
 CONNECTING_MAX = 50  # At once, to stay within a listen backlog.
 

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 from msgspec import Struct
-from publisher import Filled
-from talk import Command, Ready, Spent, end, open_child
+
+from bench.publisher import Filled
+from bench.talk import Command, Ready, Spent, end, open_child
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -67,7 +68,7 @@ def _rss_mb(pid: int) -> float:
 
 def list_messages(folder: Path, count: int, rounds: int) -> list[Listed]:
     """GET all messages of one session; the server's CPU, all threads, and the client's wait."""
-    with open_child("publisher.py", "culm", str(folder)) as server:
+    with open_child("publisher", "culm", str(folder)) as server:
         port = server.hear(Ready).port
         path = server.ask(Command("fill", bursts=count), Filled).path
         found: list[Listed] = []

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -74,11 +73,12 @@ class Child:
 
 
 @contextmanager
-def open_child(script: str, *arguments: str) -> Generator[Child]:
-    """Run a script beside this one; it ends when its stdin does, or is killed."""
-    file = Path(__file__).with_name(script)
+def open_child(module: str, *arguments: str) -> Generator[Child]:
+    """Run a module beside this one; it ends when its stdin does, or is killed."""
     process = subprocess.Popen(
-        [sys.executable, str(file), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", f"bench.{module}", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         yield Child(process)

@@ -3,9 +3,8 @@
 import asyncio
 from typing import cast
 
-import frames
-from talk import Ready
-
+from bench import frames
+from bench.talk import Ready
 from culm.events.views import encode_delta
 from culm.ids import MessageId, SessionId
 

@@ -46,6 +46,11 @@ class Route:
         return get_type_hints(self.handler)
 
 
+def is_response(kind: object) -> bool:
+    """Whether a handler of this return type makes its whole answer itself."""
+    return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
+
+
 Endpoint = Callable[[web.BaseRequest, Registry, dict[str, str]], Awaitable[web.StreamResponse]]
 
 
@@ -56,6 +61,8 @@ def bind(route: Route) -> Endpoint:
     # A body that may be None may be left out.
     optional = body is not None and type(None) in getattr(body, "__args__", ())
     by_path = hints.keys() & set(re.findall(r"{(\w+)}", route.path))
+    by_name = hints.keys() & {"workspace", "registry", "request"}
+    responds = is_response(hints["return"])
 
     async def endpoint(
         request: web.BaseRequest, registry: Registry, path: dict[str, str]
@@ -67,18 +74,16 @@ def bind(route: Route) -> Endpoint:
         if body is not None:
             data = await read_body(request, route.body_bytes_max)
             given["body"] = None if optional and not data else parse_body(data, body)
-        if "workspace" in hints:
+        if "workspace" in by_name:
             given["workspace"] = registry.get(path["workspace_id"])
-        if "registry" in hints:
+        if "registry" in by_name:
             given["registry"] = registry
-        if "request" in hints:
+        if "request" in by_name:
             given["request"] = request
         value = await route.handler(**given)
-        if value is None:
-            return done(status=route.status)
-        if isinstance(value, web.StreamResponse):
+        if responds:
             return value
-        return answer(value, status=route.status)
+        return done(status=route.status) if value is None else answer(value, status=route.status)
 
     return endpoint
 
@@ -126,7 +131,7 @@ class Table:
                 node = word
             elif step and node.any is not None:
                 node = node.any
-                values.append(unquote(step))
+                values.append(unquote(step) if "%" in step else step)
             else:
                 raise RouteNotFound
         if not node.methods:

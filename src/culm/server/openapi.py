@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from culm import __version__
-from culm.server.api import Route
+from culm.server.api import Route, is_response
 from culm.server.routes import BY_NOUN
 from culm.wire.codec import Json
 from culm.wire.events import PAYLOADS
@@ -40,7 +40,7 @@ def document() -> dict[str, Json]:
     hints = {route: route.hints() for routes in BY_NOUN.values() for route in routes}
     kinds = [_said(h[name]) for h in hints.values() for name in ("body", "return") if name in h]
     kinds += [Problem, *PAYLOADS.values()]
-    schemas = _Schemas([kind for kind in kinds if not _is_response(kind)])
+    schemas = _Schemas([kind for kind in kinds if kind is not None and not is_response(kind)])
     paths: dict[str, dict[str, Json]] = {}
     for noun, routes in BY_NOUN.items():
         for route in routes:
@@ -104,14 +104,10 @@ def _said(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands 
     return _SAID_AS.get(kind, kind) if kind is not type(None) else None
 
 
-def _is_response(kind: Any) -> bool:  # noqa: ANN401
-    return kind is None or (isinstance(kind, type) and issubclass(kind, web.StreamResponse))
-
-
 def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
     if kind is None:
         return {"description": f"{HTTPStatus(route.status).phrase}, and nothing more."}
-    if _is_response(kind):
+    if is_response(kind):
         media = "text/html" if kind is web.Response else "text/event-stream"
         return {"description": "As text.", "content": {media: {"schema": {"type": "string"}}}}
     return _content(HTTPStatus(route.status).phrase, kind, schemas)
