@@ -61,7 +61,7 @@ class HeadTooLarge(Rejected):
     code, status = "head_too_large", 431
 
     def __init__(self, bytes_max: int) -> None:
-        super().__init__(f"the request's head may have at most {bytes_max} bytes")
+        super().__init__(f"the request's head may have at most {bytes_max} bytes in 128 fields")
 
 
 class TooSlow(Rejected):

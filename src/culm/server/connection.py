@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import struct
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -88,11 +89,12 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What could not be read as HTTP gets an answer in JSON, and no stack in the log."""
+        if status != HTTPStatus.BAD_REQUEST:
+            return super().handle_error(request, status, exc, message)
         log.debug("not HTTP: %s", message or exc)
-        if request.writer.output_size:
-            raise ConnectionError("the answer had begun")
         error: AppError = InvalidRequest("the request is not valid HTTP/1.1")
-        if isinstance(exc, LineTooLong):
+        # More than 128 fields are told apart by their words only.
+        if isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
             error = HeadTooLarge(HEAD_BYTES_MAX)
         response = problem(error)
         response.force_close()

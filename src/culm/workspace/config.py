@@ -33,7 +33,7 @@ KEY_STEPS_MAX = 16
 RECENT_MAX = 5  # Models a client offers first.
 SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
 
-_STEP = re.compile(r"((?:[^.\\]|\\.)*)(?:\.|$)", re.DOTALL)
+_CHARACTER = re.compile(r"\\?.", re.DOTALL)  # Of a key, with the backslash that escapes it.
 
 
 # --- edits
@@ -83,9 +83,12 @@ def _steps(key: str) -> list[str]:
     """The names in a dotted path; a dot that belongs to a name is written `\\.`."""
     if len(key) > KEY_CHARS_MAX:
         raise InvalidRequest(f"key may have at most {KEY_CHARS_MAX} characters")
-    steps = [re.sub(r"\\(.)", r"\1", step, flags=re.DOTALL) for step in _STEP.findall(key)]
-    if key and not key.endswith("."):
-        steps.pop()  # The pattern also matches the nothing at the end.
+    steps = [""]
+    for character in _CHARACTER.findall(key):
+        if character == ".":
+            steps.append("")
+        else:
+            steps[-1] += character[-1]
     if not all(steps) or not 0 < len(steps) <= KEY_STEPS_MAX:
         raise InvalidRequest(f"key is not a dotted path of 1 to {KEY_STEPS_MAX} names: {key!r}")
     return steps

@@ -1,0 +1,181 @@
+"""Documents of configuration: what an edit makes of one, what is shown, and what the file keeps."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
+from culm.wire.config import SelectedModel
+from culm.workspace.config import (
+    DOCUMENT_BYTES_MAX,
+    RECENT_MAX,
+    Document,
+    open_document,
+    remove_key,
+    select_model,
+    set_key,
+    shown_config,
+    step_of,
+)
+from tests.support import WAIT_S
+
+names = st.text(st.sampled_from("\\.ab") | st.characters(), min_size=1, max_size=8)
+
+
+def accept(document: Document) -> None:
+    pass
+
+
+# --- edits
+
+
+@given(st.lists(names, min_size=1, max_size=6), st.integers())
+def test_a_key_of_any_names_is_set_where_it_says_and_removed_again(
+    steps: list[str], value: int
+) -> None:
+    key = ".".join(step_of(step) for step in steps)
+    expected: object = value
+    for step in reversed(steps):
+        expected = {step: expected}
+    document = set_key(key, value)({})
+    assert document == expected
+    left = remove_key(key)(document)
+    assert set_key(key, value)(left) == expected
+    assert remove_key(key)(left) == left
+
+
+def test_an_edit_leaves_the_given_document_and_its_neighbours_as_they_are() -> None:
+    before: Document = {"options": {"debug": True, "tui": {"diff_mode": "split"}}}
+    copy = json.loads(json.dumps(before))
+    after = set_key("options.tui.compact_mode", value=True)(before)
+    assert before == copy
+    tui = {"diff_mode": "split", "compact_mode": True}
+    assert after == {"options": {"debug": True, "tui": tui}}
+    assert remove_key("options.tui.compact_mode")(after) == before
+    assert remove_key("nothing.like.this")(before) == before
+    assert remove_key("options.debug.deeper")(before) == before
+
+
+@pytest.mark.parametrize("key", ["", ".", "a.", ".a", "a..b", "a" * 513, ".".join("a" * 17)])
+def test_a_key_that_is_no_dotted_path_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="key"):
+        set_key(key, 1)
+    with pytest.raises(InvalidRequest, match="key"):
+        remove_key(key)
+
+
+def test_a_key_through_something_that_is_no_object_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="'debug', which is no object"):
+        set_key("options.debug.deeper", 1)({"options": {"debug": True}})
+
+
+def test_a_chosen_model_is_the_first_of_the_recent_ones_and_only_once() -> None:
+    document: Document = {}
+    for number in (1, 2, 3, 4, 5, 6, 2):
+        document = select_model("large", SelectedModel(f"m{number}", "p"))(document)
+    assert document["models"] == {"large": {"model": "m2", "provider": "p"}}
+    recent = [entry["model"] for entry in document["recent_models"]["large"]]
+    assert recent == ["m2", "m6", "m5", "m4", "m3"]
+    assert len(recent) == RECENT_MAX
+
+
+def test_a_model_for_anything_but_large_or_small_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="model_type"):
+        select_model("huge", SelectedModel())
+
+
+# --- showing
+
+
+def test_the_workspaces_document_is_laid_over_the_users() -> None:
+    user: Document = {"options": {"notifications": "bell", "tui": {"compact_mode": True}}}
+    own: Document = {"options": {"tui": {"compact_mode": False, "diff_mode": "split"}}}
+    config = shown_config([user, own], data_directory="/d", debug=True)
+    assert config.options.notifications == "bell"
+    assert (config.options.tui.compact_mode, config.options.tui.diff_mode) == (False, "split")
+    assert (config.options.data_directory, config.options.debug) == ("/d", True)
+
+
+def test_what_no_client_could_read_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"\$\.options\.tui\.transparent"):
+        shown_config([{"options": {"tui": {"transparent": "yes"}}}], data_directory="", debug=False)
+
+
+# --- the file
+
+
+async def test_a_change_is_on_disk_private_and_told_when_it_is_done(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "config.json"
+    told: list[Document] = []
+    async with asyncio.timeout(WAIT_S), open_document(file) as document:
+        document.listen(lambda: told.append(document.value))
+        await document.change(set_key("a.b", 1), accept)
+    assert json.loads(file.read_text()) == {"a": {"b": 1}}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert told == [{"a": {"b": 1}}]
+    async with asyncio.timeout(WAIT_S), open_document(file) as again:
+        assert again.value == {"a": {"b": 1}}
+
+
+async def test_changes_at_once_follow_each_other_and_none_is_lost(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        changes = [document.change(set_key(f"n{n}", n), accept) for n in range(50)]
+        for change in changes:
+            await change
+        assert document.value == {f"n{n}": n for n in range(50)}
+
+
+async def test_whoever_asked_may_leave_and_the_change_is_made(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        done = asyncio.Event()
+        document.listen(done.set)
+        waiting = asyncio.shield(document.change(set_key("a", 1), accept))
+        waiting.cancel()
+        await done.wait()
+        assert document.value == {"a": 1}
+
+
+async def test_a_change_that_is_refused_changes_nothing_and_is_not_told(tmp_path: Path) -> None:
+    def refuse(document: Document) -> None:
+        raise InvalidRequest("no")
+
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        document.listen(lambda: pytest.fail("nothing changed"))
+        with pytest.raises(InvalidRequest):
+            await document.change(set_key("a", 1), refuse)
+        with pytest.raises(TooLarge):
+            await document.change(set_key("a", "x" * DOCUMENT_BYTES_MAX), accept)
+        assert document.value == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_disk_that_refuses_is_said_and_the_document_stays_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    async with asyncio.timeout(WAIT_S), open_document(folder / "c.json") as document:
+        folder.write_text("a file where the folder should be")
+        with pytest.raises(DataUnusable):
+            await document.change(set_key("a", 1), accept)
+        assert document.value == {}
+        folder.unlink()
+        await document.change(set_key("a", 1), accept)
+        assert document.value == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "\x00", '{"options": 7}', '{"models": {"large": {"max_tokens": 1.5}}}']
+)
+async def test_a_file_that_somebody_broke_counts_as_empty_and_is_left_alone(
+    tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    async with asyncio.timeout(WAIT_S), open_document(file) as document:
+        assert document.value == {}
+        with pytest.raises(ConfigDamaged, match=r"c\.json"):
+            await document.change(set_key("a", 1), accept)
+    assert file.read_text() == text
