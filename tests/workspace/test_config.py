@@ -14,6 +14,7 @@ from culm.wire.config import SelectedModel
 from culm.workspace.config import (
     DOCUMENT_BYTES_MAX,
     RECENT_MAX,
+    VALUE_DEPTH_MAX,
     Document,
     open_document,
     remove_key,
@@ -67,6 +68,15 @@ def test_a_key_that_is_no_dotted_path_is_refused(key: str) -> None:
         set_key(key, 1)
     with pytest.raises(InvalidRequest, match="key"):
         remove_key(key)
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
+    value: object = 1
+    for _ in range(VALUE_DEPTH_MAX - 1):
+        value = [value]
+    assert set_key("a", value)({}) == {"a": value}
+    with pytest.raises(InvalidRequest, match="nested"):
+        set_key("a", {"b": value})
 
 
 def test_a_key_through_something_that_is_no_object_is_refused_by_name() -> None:

@@ -9,6 +9,8 @@ One rule is ours: bytes that are no UTF-8 are refused, where Go would quietly re
 import json
 import math
 import re
+import string
+import sys
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -21,6 +23,7 @@ T = TypeVar("T")
 Json = Any  # Any JSON value, where the wire leaves it open.
 
 INT_MAX = (1 << 63) - 1
+DIGITS_MAX = 310  # A float64 has no more before its point.
 
 encode = msgspec.json.Encoder().encode
 
@@ -33,10 +36,13 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 def parse_body(data: bytes, kind: type[T]) -> T:
     """Read a request body; raises `InvalidRequest` naming what is wrong and where."""
     try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        value = _read_slowly(data)
-    return fit(value, kind)
+        try:
+            value = msgspec.json.decode(data)
+        except (msgspec.DecodeError, ValueError):
+            value = _read_slowly(data)
+        return fit(value, kind)
+    except RecursionError as exc:
+        raise InvalidRequest("failed to decode request: nested too deeply") from exc
 
 
 def fit(value: Json, kind: type[T]) -> T:
@@ -76,17 +82,13 @@ def _read_slowly(data: bytes) -> Json:
     try:
         text = data.decode()
         start = len(text) - len(text.lstrip(" \t\r\n"))
-        value, _ = _READER.raw_decode(text, start)
+        return _cleaned(_READER.raw_decode(text, start)[0])
     except UnicodeDecodeError as exc:
         problem = f"not valid UTF-8 at byte {exc.start}"
     except json.JSONDecodeError as exc:
         problem = f"not valid JSON: {exc.msg} at character {exc.pos}"
-    except RecursionError:
-        problem = "not valid JSON: nested too deeply"
     except ValueError as exc:
         problem = f"not valid JSON: {exc}"
-    else:
-        return _cleaned(value)
     raise InvalidRequest(f"failed to decode request: {problem if data else 'the body is empty'}")
 
 
@@ -94,14 +96,12 @@ def _refuse_constant(name: str) -> Json:
     raise ValueError(f"{name} is no number")
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits[:20]} is too large")
-    return number
+def _whole(digits: str) -> float:
+    """What is too long to be any field's number may still stand in one that nobody reads."""
+    return int(digits) if len(digits) <= DIGITS_MAX else math.inf
 
 
-_READER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_READER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole)
 
 
 def _cleaned(value: Json) -> Json:
@@ -118,6 +118,9 @@ def _cleaned(value: Json) -> Json:
 # --- Go's rules, led by the type that is wanted
 
 _type_info = cache(inspect.type_info)
+# Go folds ASCII, and the two letters beyond it that fold onto it.
+_FOLD = str.maketrans(string.ascii_uppercase + "\u017f\u212a", string.ascii_lowercase + "sk")
+_NO_LINE_ENDS = str.maketrans("", "", "\r\n")
 
 
 def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
@@ -126,6 +129,7 @@ def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
         case inspect.Metadata(type=inner):
             return _as_go_reads(value, inner, where)
         case inspect.AnyType():
+            _check_numbers(value, where)
             return value
         case inspect.UnionType() if value is None:
             return None
@@ -144,15 +148,37 @@ def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
             return [_as_go_reads(v, inner, f"{where}[{n}]") for n, v in enumerate(items)]
         case inspect.IntType() if isinstance(value, int) and not -INT_MAX - 1 <= value <= INT_MAX:
             raise _Misfit(f"the number does not fit 64 bits - at `{where}`")
+        case inspect.FloatType():
+            _check_numbers(value, where)
+            return value
+        case inspect.BytesType() if isinstance(value, str) and ("\n" in value or "\r" in value):
+            return value.translate(_NO_LINE_ENDS)  # Go passes over them in base64.
         case _:
             return value
+
+
+def _check_numbers(value: Json, where: str) -> None:
+    """Refuse what a float64 cannot hold, as Go does wherever a field takes any number."""
+    match value:
+        case dict():
+            for key, inner in cast("dict[str, Json]", value).items():
+                _check_numbers(inner, f"{where}.{key}")
+        case list():
+            for n, inner in enumerate(cast("list[Json]", value)):
+                _check_numbers(inner, f"{where}[{n}]")
+        case float() if math.isinf(value):
+            raise _Misfit(f"the number is too large - at `{where}`")
+        case int() if abs(value) > sys.float_info.max:
+            raise _Misfit(f"the number is too large - at `{where}`")
+        case _:
+            pass
 
 
 def _fields(given: dict[str, Json], kind: inspect.StructType, where: str) -> dict[str, Json]:
     exact, folded = _names(kind.cls)
     found: dict[str, Json] = {}
     for name, value in given.items():
-        field = exact.get(name) or folded.get(name.casefold())
+        field = exact.get(name) or folded.get(name.translate(_FOLD))
         if field is not None and value is not None:  # Null leaves a field as it was: zero.
             at = f"{where}.{field.encode_name}"
             found[field.encode_name] = _as_go_reads(value, field.type, at)
@@ -164,7 +190,7 @@ def _names(cls: type) -> tuple[dict[str, inspect.Field], dict[str, inspect.Field
     kind = _type_info(cls)
     assert isinstance(kind, inspect.StructType)
     exact = {field.encode_name: field for field in kind.fields}
-    return exact, {name.casefold(): field for name, field in exact.items()}
+    return exact, {name.translate(_FOLD): field for name, field in exact.items()}
 
 
 def _zero(kind: inspect.Type) -> Json:

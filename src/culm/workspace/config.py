@@ -7,7 +7,6 @@ A document is a JSON object in a file of its own. How it is changed and shown ar
 import asyncio
 import json
 import logging
-import os
 import re
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
 from culm.wire.codec import Json, clean, encode, fit
 from culm.wire.config import Config, SelectedModel
+from culm.workspace.roots import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ Edit = Callable[[Document], Document]  # From a document to the next; the given 
 DOCUMENT_BYTES_MAX = 256 << 10
 KEY_CHARS_MAX = 512
 KEY_STEPS_MAX = 16
+VALUE_DEPTH_MAX = 64
 RECENT_MAX = 5  # Models a client offers first.
 SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
 
@@ -41,6 +42,7 @@ _CHARACTER = re.compile(r"\\?.", re.DOTALL)  # Of a key, with the backslash that
 
 def set_key(key: str, value: Json) -> Edit:
     steps = _steps(key)
+    _check_depth(value, VALUE_DEPTH_MAX)
 
     def edit(document: Document) -> Document:
         return _with(document, steps, value, key)
@@ -72,6 +74,17 @@ def select_model(model_type: str, model: SelectedModel) -> Edit:
         return _with(document, ["recent_models", model_type], latest, "recent_models")
 
     return edit
+
+
+def _check_depth(value: Json, depth: int) -> None:
+    """Refuse what could be written and not read again."""
+    if not depth:
+        raise InvalidRequest(f"value may be nested at most {VALUE_DEPTH_MAX} deep")
+    if isinstance(value, dict):
+        value = list(cast("Document", value).values())
+    if isinstance(value, list):
+        for item in cast("list[Json]", value):
+            _check_depth(item, depth - 1)
 
 
 def step_of(name: str) -> str:
@@ -204,25 +217,15 @@ class DocumentFile:
             raise ConfigDamaged(str(self._file), self._damage)
         value = edit(self.value)
         check(value)
-        data = msgspec.json.format(encode(value), indent=2) + b"\n"
+        data = encode(value) + b"\n"
         if len(data) > DOCUMENT_BYTES_MAX:
             raise TooLarge(f"the configuration may have at most {DOCUMENT_BYTES_MAX} bytes")
         try:
-            self._write(data)
+            replace_file(self._file, data)
         except OSError as exc:
             raise DataUnusable(str(self._file.parent), exc.strerror or str(exc)) from exc
         self.value = value
         return value
-
-    def _write(self, data: bytes) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self._file.with_name(f".{self._file.name}.tmp.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(descriptor)
-        temporary.replace(self._file)
 
     def close(self) -> None:
         """Let go; a write that has begun ends in its own time."""

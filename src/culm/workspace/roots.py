@@ -133,12 +133,18 @@ def remember_workspace(data_dir: Path, *, path: Path, root: Path, workspace_id: 
     if entry in known:
         return
     known = [other for other in known if other.path != entry.path] + [entry]
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_file(file, encode(known))
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Write a private file whole or not at all; one writer at a time."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
-    with temporary.open("wb") as out:
-        out.write(encode(known))
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(data)
         out.flush()
-        os.fsync(out.fileno())
+        os.fsync(descriptor)
     temporary.replace(file)
 
 
