@@ -14,9 +14,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from culm.errors import HeadTooLarge
 from culm.server.auth import Gate
-from culm.server.connection import HEAD_BYTES_MAX, Connection
+from culm.server.connection import Connection
 from culm.server.problems import (
     BODY_BYTES_MAX,
     MethodNotAllowed,
@@ -162,8 +161,6 @@ class Api:
         connection = request.protocol
         assert isinstance(connection, Connection), "made by Connections"
         connection.head_arrived()
-        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_BYTES_MAX:
-            raise HeadTooLarge(HEAD_BYTES_MAX)
         if connection.is_unix:
             self._gate.check_unix(connection.peer_uid)
         else:

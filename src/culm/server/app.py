@@ -14,6 +14,7 @@ from culm.workspace.registry import Registry
 
 KEEPALIVE_S = 120.0  # A Crush client keeps connections for 90 s and does not retry a lost POST.
 SHUTDOWN_TIMEOUT_S = 5.0
+LINGER_S = 3.0  # A client still sending what was refused has this long to read the answer.
 
 
 def make_api(registry: Registry, gate: Gate) -> Api:
@@ -34,6 +35,7 @@ async def open_http(
         access_log=None,
         max_line_size=HEAD_BYTES_MAX,
         max_field_size=HEAD_BYTES_MAX,
+        lingering_time=LINGER_S,
     )
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []

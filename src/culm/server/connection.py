@@ -1,8 +1,8 @@
-"""One connection: who is at its other end, how long and how large its first head may be.
+"""One connection: who is at its other end, how long and how large a head may be.
 
-aiohttp bounds neither, and until the first head is whole nobody is authenticated: this is all
-that stands between a stranger and our descriptors and memory. Later heads are bounded in time by
-the keep-alive, in size by `api.py`; bodies by `problems.read_body`.
+aiohttp bounds neither as a whole, and until the first head is there nobody is authenticated: this
+is all that stands between a stranger and our descriptors and memory. Later heads are bounded in
+time by the keep-alive; bodies by `problems.read_body`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Connection(web.RequestHandler):
-    """Made by `Connections.accept`."""
+    """Made by `Connections`."""
 
     __slots__ = ("_head_bytes", "_head_tail", "_head_timer", "is_unix", "peer_uid")
 
@@ -37,7 +37,7 @@ class Connection(web.RequestHandler):
         sock: socket.socket = transport.get_extra_info("socket")
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_uid = peer_uid(sock) if self.is_unix else None
-        self._head_bytes, self._head_tail = 0, b""
+        self._begin_head()
         loop = asyncio.get_running_loop()
         self._head_timer: asyncio.TimerHandle | None = loop.call_later(HEAD_S, self.force_close)
         super().connection_made(transport)
@@ -47,27 +47,42 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is not None and self._is_too_much(data):
+        if self._head_bytes is not None and self._is_too_much(data, self._head_bytes):
             self._turn_away()
         else:
             super().data_received(data)
 
-    def _is_too_much(self, data: bytes) -> bool:
-        """Whether the first head, of which `data` is the next piece, is beyond its bound."""
-        found = (self._head_tail + data).find(_HEAD_END)
-        if found >= 0:
-            self._head_bytes += found - len(self._head_tail)
-            self.head_arrived()
-        else:
-            self._head_bytes += len(data)
-            self._head_tail = (self._head_tail + data)[-3:]  # It may be cut anywhere.
-        return self._head_bytes > HEAD_BYTES_MAX
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        # What comes next is a head, unless a body was left unread or the next is here already.
+        if request.content.is_eof() and not self._messages:
+            self._begin_head()
+        return finished
 
     def head_arrived(self) -> None:
-        """Stop the clock: the first head is whole, or it no longer matters."""
+        """Stop counting: the head is whole, or it no longer matters."""
+        self._head_bytes = None
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _begin_head(self) -> None:
+        self._head_bytes: int | None = 0  # None: not in a head.
+        self._head_tail = b""
+
+    def _is_too_much(self, data: bytes, before: int) -> bool:
+        """Whether the head, of which `data` is the next piece, is beyond its bound."""
+        known = len(self._head_tail)
+        joined = self._head_tail + data  # Its end may be cut anywhere.
+        found = joined.find(_HEAD_END)
+        size = before + (found if found >= 0 else len(joined)) - known
+        if found >= 0:
+            self.head_arrived()
+        else:
+            self._head_bytes, self._head_tail = size, joined[-3:]
+        return size > HEAD_BYTES_MAX
 
     def _turn_away(self) -> None:
         self.head_arrived()

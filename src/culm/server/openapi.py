@@ -28,6 +28,7 @@ _PATH_WORDS = {
     "client_id": "The client, by the UUID it made for itself.",
     "lsp": "The language server, by its name.",
 }
+_PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "format": "uuid"}}
 # What the server passes on as stored JSON, by the type that says what is in it.
 _SAID_AS: dict[Any, Any] = {
     list[RawMessage]: list[Message],
@@ -140,7 +141,7 @@ def _path_parameters(route: Route) -> list[dict[str, Json]]:
             "in": "path",
             "required": True,
             "description": _PATH_WORDS[name],
-            "schema": {"type": "string", "minLength": 1},
+            "schema": _PATH_SCHEMAS.get(name, {"type": "string", "minLength": 1}),
         }
         for name in names
     ]

@@ -52,7 +52,7 @@ def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
 
 
 def problem(exc: AppError) -> web.Response:
-    if exc.status >= 500:
+    if exc.status in (500, 503):  # Not what is merely not built.
         log.error("%s: %s", exc.code, exc.message)
     response = answer(Problem(exc.message, exc.code, exc.hint), status=exc.status)
     if isinstance(exc, Unauthenticated):

@@ -4,7 +4,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from culm.errors import InvalidRequest
-from culm.events.cursor import parse_cursor
+from culm.events.cursor import Cursor, parse_cursor
 from culm.events.stream import feed
 from culm.events.views import Filter
 from culm.wire.events import CURSOR_HEADER, PAYLOADS
@@ -22,8 +22,10 @@ class EventResponse(web.StreamResponse):
 
     _length_check = False
 
-    def __init__(self) -> None:
+    def __init__(self, begins: Cursor | None = None) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
+        if begins is not None:  # A client has a cursor from the first byte, even if none follows.
+            self.headers[CURSOR_HEADER] = str(begins)
         self.content_type = "text/event-stream"
         self.force_close()
 
@@ -41,15 +43,12 @@ async def stream_events(
     filter_ = _filter(query)
     text = query.cursor or request.headers.get("Last-Event-ID", "")
     cursor = parse_cursor(text) if text else None
-    response = EventResponse()
-    transport = request.transport
+    hub, transport = workspace.hub, request.transport
     if request.method == "HEAD" or transport is None:
-        return response
+        return EventResponse(hub.cursor if cursor is None else None)
     # Subscribe first, count the claim second, so that nothing falls between.
-    hub = workspace.hub
     subscriber = hub.join(transport, query.view, filter_)
-    if cursor is None:  # Then it has one from the first byte, even if nothing happens.
-        response.headers[CURSOR_HEADER] = str(hub.cursor)
+    response = EventResponse(hub.cursor if cursor is None else None)
     try:
         birth = workspace.open_stream(query.client)
         try:

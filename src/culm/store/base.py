@@ -90,6 +90,7 @@ class Job:
     result: object = None
     error: Exception | None = None
     events: tuple[Event, ...] = ()
+    wrote: bool = False  # Whether it changed anything: only then has it shown that one can.
 
     def fail(self, error: Exception) -> None:
         """Whatever it had done so far, nothing of it is kept."""
@@ -189,6 +190,7 @@ def _run_job(job: Job, tx: Tx) -> None:
             raise _Spoilt from exc
     else:
         job.events = tuple(tx.events)
+        job.wrote = bool(job.events) or tx.connection.total_changes != changes
 
 
 def settle_group(jobs: list[Job]) -> None:

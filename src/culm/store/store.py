@@ -23,6 +23,7 @@ from culm.wire.state import StoreHealth
 T = TypeVar("T")
 
 MARK_TIMEOUT_S = 5.0
+TRIAL_BYTES = 64 << 10  # More than a page: a full file has to grow for it.
 
 Tell = Callable[[tuple[Event, ...]], None]
 
@@ -69,7 +70,7 @@ class Store:
                 self._mind_health(job.error)
                 fail(job.error)
                 return
-            if self.health.state == "failing" and not self.damaged:
+            if self.health.state == "failing" and job.wrote and not self.damaged:
                 self._set_health(self._sound)
             result = cast("T", job.result)  # `unit` returned it; Job does not carry the type.
             if job.events:
@@ -86,6 +87,15 @@ class Store:
             # Overloaded or closed, which says nothing about the health of the file.
             fail(exc)
         return future
+
+    def try_again(self) -> None:
+        """Write something that takes room and leaves none: if it can be, the health is mended."""
+
+        def unit(tx: Tx) -> None:
+            tx.run("set_meta", "trial", "x" * TRIAL_BYTES)
+            tx.run("delete_meta", "trial")
+
+        self.write(unit)
 
     def append(
         self, type_: str, op: Op, *, session_id: str = "", entity_id: str = "", payload: bytes

@@ -78,6 +78,7 @@ _QUESTION = asks.Question(
     choices=[asks.Choice("pg", "PostgreSQL"), asks.Choice("sqlite", "SQLite", "embedded")],
 )
 _PRESENT = state.Present(_CLIENT, _SESSION)
+_DIAGNOSTIC = lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x")
 
 _EXAMPLES: tuple[Json, ...] = (
     ws.Control("shutdown", "culm"),
@@ -145,7 +146,7 @@ _EXAMPLES: tuple[Json, ...] = (
     SkillsEvent([_SKILL]),
     lsp.StartLsp(f"{_PATH}/main.go"),
     lsp.LspInfo("gopls", 2, _TIME, diagnostic_count=3),
-    lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x"),
+    _DIAGNOSTIC,
     lsp.LspEvent("diagnostics_changed", "gopls", 2, diagnostic_count=3),
     mcp.McpName("gh"),
     mcp.McpInfo("gh", "connected", _TIME, tool_count=12),
@@ -163,6 +164,7 @@ _EXAMPLES: tuple[Json, ...] = (
 )
 EXAMPLES: Mapping[Json, Json] = {
     **{type(example): example for example in _EXAMPLES},
+    dict[str, list[lsp.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
     state.Snapshot[messages.Message]: state.Snapshot(
         _CURSOR, [_SESSION_EXAMPLE], [_MESSAGE_EXAMPLE], [_PRESENT], state.StoreHealth("ok")
     ),

@@ -42,6 +42,9 @@ PATH_SHOWN = 200  # Of a path that is too long, this much is enough to know it b
 ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that brings none.
 
 
+# What no other `data_dir` of the client's would mend.
+_OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+
 # How a workspace is opened and closed again: lock, store, recovery.
 OpenWorkspace = Callable[[About], AbstractAsyncContextManager[Workspace]]
 
@@ -220,7 +223,9 @@ class Registry:
             return DataUnusable(str(about.root), exc.message)
         if isinstance(exc, AppError):
             return exc
-        if isinstance(exc, OSError) and about.root != self._data_dir:
+        if isinstance(exc, TimeoutError):
+            return DataUnusable(str(about.root), "it does not answer in time")
+        if isinstance(exc, OSError) and about.root != self._data_dir and exc.errno not in _OUR_DISK:
             return InvalidRequest(f"cannot use data_dir {about.root}: {exc.strerror}")
         log.error("cannot open workspace %s", about.path, exc_info=exc)
         return DataUnusable(str(about.root), str(exc))

@@ -65,6 +65,7 @@ from culm.workspace.messages import Messages
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
+HEAL_EVERY_S = 5.0  # A store that failed is tried again this often.
 TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
 TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
 SNAPSHOT_MESSAGES_MAX = 50_000
@@ -124,6 +125,7 @@ class Workspace:
         self._retention = (cfg.retention_s, cfg.retention_events)
         self._timers: dict[ClientId | None, Timer] = {}
         self._trim_timer: Timer | None = None
+        self._heal_timer: Timer | None = None
         self._trimmed_at = store.seq
         self.messages.tell_through(self.hub)
         self.hub.show_on_attach(self._unlogged_state)
@@ -333,6 +335,15 @@ class Workspace:
 
     def _tell_health(self, health: StoreHealth) -> None:
         self.hub.tell_live(Live("store_health", "", encode(health)))
+        if health.state == "failing" and not self.store.damaged and self._heal_timer is None:
+            self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
+
+    def _heal(self) -> None:
+        """Find out that the cause is gone, even if nobody writes."""
+        self._heal_timer = None
+        if self.store.health.state == "failing" and not self.closing:
+            self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
+            self.store.try_again()
 
     # --- life
 
@@ -361,7 +372,7 @@ class Workspace:
         self.closing = True
         for document in self._documents:
             document.unlisten(self.tell_config_changed)
-        for timer in (*self._timers.values(), self._trim_timer):
+        for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
             if timer is not None:
                 timer.cancel()
         try:

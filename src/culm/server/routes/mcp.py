@@ -46,12 +46,12 @@ async def read_resource(workspace: Workspace, body: ReadResource) -> list[Resour
     raise McpNotFound(body.name)
 
 
-async def list_prompts(workspace: Workspace) -> list[McpPrompt]:
+async def list_mcp_prompts(workspace: Workspace) -> list[McpPrompt]:
     """List the prompts all servers offer."""
     return []
 
 
-async def get_prompt(workspace: Workspace, body: GetPrompt) -> PromptText:
+async def get_mcp_prompt(workspace: Workspace, body: GetPrompt) -> PromptText:
     """Fill in a prompt of a server."""
     raise McpNotFound(body.client_id)
 
@@ -72,8 +72,8 @@ ROUTES = [
     Route("POST", f"{_W}/refresh-prompts", refresh),
     Route("POST", f"{_W}/refresh-resources", refresh),
     Route("POST", f"{_W}/read-resource", read_resource),
-    Route("GET", f"{_W}/prompts", list_prompts),
-    Route("POST", f"{_W}/get-prompt", get_prompt),
+    Route("GET", f"{_W}/prompts", list_mcp_prompts),
+    Route("POST", f"{_W}/get-prompt", get_mcp_prompt),
     Route("POST", f"{_W}/docker/enable", switch_docker),
     Route("POST", f"{_W}/docker/disable", switch_docker),
 ]

@@ -4,6 +4,9 @@ SELECT value FROM meta WHERE key = ?
 -- name: set_meta
 INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value
 
+-- name: delete_meta
+DELETE FROM meta WHERE key = ?
+
 -- name: add_event
 INSERT INTO events (seq, type, op, session_id, entity_id, fields, at) VALUES (?, ?, ?, ?, ?, ?, ?)
 
