@@ -10,6 +10,7 @@ import pytest
 
 from culm.errors import InvalidRequest, ListenFailed
 from culm.server.listen import TcpAddress, UnixAddress, listen, parse_address
+from tests.support import contract
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def test_a_socket_is_private_and_gone_after_closing(folder: Path) -> None:
     assert not path.exists()
 
 
+@contract("WIRE-3")
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
     path = folder / "s"
     with socket.socket(socket.AF_UNIX) as left_over:

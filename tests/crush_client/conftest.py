@@ -1,0 +1,28 @@
+"""Every flow of the simulated client holds over both kinds of socket."""
+
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+
+from tests.crush_client.servers import open_flow
+from tests.flow.conftest import FlowServer
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def flow(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
+    async with open_flow(tmp_path, kind) as server:
+        yield server
+
+
+@pytest.fixture
+def folder() -> Generator[Path]:
+    """For everything a server process writes, with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="culm-") as name:
+        yield Path(name).resolve()

@@ -1,0 +1,207 @@
+"""A TUI that loses its server comes back to its sessions, and never hangs."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.crush_client.client import Tui, open_tui
+from tests.crush_client.events import State
+from tests.crush_client.servers import (
+    Launcher,
+    Pauses,
+    open_flow,
+    open_launcher,
+    project,
+    startup_for,
+)
+from tests.crush_client.startup import Project
+from tests.flow.conftest import FlowServer
+from tests.flow.drive import until
+from tests.live.harness import RESUME_S, START_S, make_directory
+from tests.support import WAIT_S
+
+DETACH_GRACE_S = 10
+
+
+@asynccontextmanager
+async def attached(flow: FlowServer, pauses: Pauses) -> AsyncGenerator[Tui]:
+    """A TUI with a stream and an open session."""
+    startup = startup_for(flow.url, flow.folder)
+    async with open_tui(project(flow), startup, sleep=pauses) as tui:
+        await tui.events.until(lambda: tui.events.connections == 1)
+        await tui.sessions.create("kept")
+        assert await tui.sessions.load(tui.screen.session_id)
+        yield tui
+
+
+async def cut(flow: FlowServer, tui: Tui) -> None:
+    """Close every connection of a client, and wait until the server knows."""
+    await tui.api.transport.aclose()
+    claims = flow.workspace(tui.api.workspace_id).claims
+    assert any(client_id == tui.api.client_id for client_id in claims.by_client)
+    await until(lambda: not streams(flow, tui))
+
+
+def streams(flow: FlowServer, tui: Tui) -> int:
+    claims = flow.workspace(tui.api.workspace_id).claims.by_client
+    return sum(c.streams for client_id, c in claims.items() if client_id == tui.api.client_id)
+
+
+def since(tui: Tui, before: int, session_id: str) -> list[str]:
+    return [line.replace(session_id, "S") for line in tui.sent[before:]]
+
+
+# --- in this process
+
+
+async def test_a_cut_connection_is_opened_again_and_what_was_missed_is_loaded(
+    flow: FlowServer,
+) -> None:
+    pauses = Pauses()
+    async with (
+        asyncio.timeout(WAIT_S),
+        attached(flow, Pauses()) as other,
+        attached(flow, pauses) as tui,
+    ):
+        session_id = tui.screen.session_id
+        pauses.hold()
+        await cut(flow, tui)
+        assert tui.events.degraded
+        (session,) = [s for s in await other.sessions.pick() if s.text("id") == session_id]
+        assert await other.sessions.rename(session, "while you were away")
+        before = len(tui.sent)
+        pauses.release()
+        await tui.events.until(lambda: tui.events.connections == 2)
+        calls = since(tui, before, session_id)
+        assert calls[:2] == ["GET W/events?client_id=C", "POST W/current-session?client_id=C"]
+        assert {"GET W/sessions/S", "GET W/sessions/S/messages"} <= set(calls)
+        assert (tui.screen.title, tui.events.recreated) == ("while you were away", 0)
+        assert pauses.asked == [0.25]
+        assert (tui.calls.log, tui.screen.toasts) == ([], [])
+
+
+async def test_a_workspace_that_closed_meanwhile_is_made_again_with_the_same_ids(
+    flow: FlowServer,
+) -> None:
+    pauses = Pauses()
+    async with asyncio.timeout(WAIT_S), attached(flow, pauses) as tui:
+        session_id, workspace_id = tui.screen.session_id, tui.api.workspace_id
+        pauses.hold()
+        await cut(flow, tui)
+        flow.clock.advance(DETACH_GRACE_S)
+        assert flow.server.registry.list() == []
+        before = len(tui.sent)
+        pauses.release()
+        await tui.events.until(lambda: tui.events.connections == 2)
+        calls = since(tui, before, session_id)
+        assert calls[:3] == [
+            "GET W/events?client_id=C",
+            "POST /v1/workspaces",
+            "GET W/events?client_id=C",
+        ]
+        assert (tui.events.recreated, tui.api.workspace_id) == (1, workspace_id)
+        assert streams(flow, tui) == 1  # Of a claim under the same client id.
+        assert (tui.screen.session_id, tui.screen.title) == (session_id, "kept")
+        assert (tui.calls.log, tui.screen.toasts) == ([], [])
+
+
+async def test_a_client_that_comes_back_within_its_grace_finds_its_workspace_untouched(
+    flow: FlowServer,
+) -> None:
+    pauses = Pauses()
+    async with asyncio.timeout(WAIT_S), attached(flow, pauses) as tui:
+        workspace = flow.workspace(tui.api.workspace_id)
+        pauses.hold()
+        await cut(flow, tui)
+        flow.clock.advance(DETACH_GRACE_S - 1)
+        pauses.release()
+        await tui.events.until(lambda: tui.events.connections == 2)
+        flow.clock.advance(DETACH_GRACE_S)
+        assert flow.workspace(tui.api.workspace_id) is workspace
+        assert tui.events.recreated == 0
+
+
+async def test_a_server_that_goes_and_comes_back_is_found_by_pauses_that_double(
+    tmp_path: Path, kind: str
+) -> None:
+    pauses = Pauses()
+    async with asyncio.timeout(WAIT_S), AsyncExitStack() as clients:
+        async with AsyncExitStack() as first:
+            flow = await first.enter_async_context(open_flow(tmp_path, kind))
+            url = flow.url
+            tui = await clients.enter_async_context(attached(flow, pauses))
+        await pauses.until(9)
+        assert pauses.asked[:9] == [0.25, 0.25, 0.5, 1, 2, 4, 8, 10, 10]
+        pauses.hold()
+        async with open_flow(tmp_path, kind, host=url):
+            pauses.release()
+            await tui.events.until(lambda: tui.events.connections == 2)
+            assert (tui.events.state, tui.events.recreated) == (State.STREAMING, 1)
+            assert (tui.screen.title, tui.screen.toasts) == ("kept", [])
+            (session,) = await tui.sessions.pick()
+            assert session.text("title") == "kept"
+            await tui.quit()
+
+
+async def test_a_tui_that_was_retired_by_another_cannot_come_back_and_says_so_at_last(
+    flow: FlowServer,
+) -> None:
+    pauses = Pauses()
+    async with asyncio.timeout(WAIT_S), attached(flow, pauses) as tui:
+        await tui.api.call(5)  # Somebody used its id: the workspace closes, the id is burnt.
+        await tui.until(lambda: tui.screen.toasts != [])
+        assert tui.screen.toasts == ["can't restore the workspace"]
+        assert tui.events.state is not State.HUNG
+
+
+# --- real processes
+
+
+@asynccontextmanager
+async def attached_to(launcher: Launcher, pauses: Pauses) -> AsyncGenerator[Tui]:
+    """A TUI with an open session at the first server of a launcher."""
+    await launcher.spawn()
+    await until(lambda: bool(launcher.started))
+    (server,) = launcher.started
+    await server.until(lambda: bool(server.urls), START_S)
+    launcher.url = server.url  # With the real port.
+    directory = Project(str(make_directory(launcher.folder)))
+    async with open_tui(directory, launcher.startup(), sleep=pauses) as tui:
+        await tui.events.until(lambda: tui.events.connections == 1)
+        await tui.sessions.create("kept")
+        assert await tui.sessions.load(tui.screen.session_id)
+        yield tui
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_tui_outlives_the_end_of_its_server_and_sees_its_sessions_again(
+    folder: Path, kind: str, number: signal.Signals
+) -> None:
+    url = f"unix://{folder}/s" if kind == "unix" else "tcp://127.0.0.1:0"
+    pauses = Pauses()
+    async with (
+        asyncio.timeout(RESUME_S),
+        open_launcher(folder, url) as launcher,
+        attached_to(launcher, pauses) as tui,
+    ):
+        session_id, workspace_id = tui.screen.session_id, tui.api.workspace_id
+        await launcher.started[0].end(number)
+        await pauses.until(5)
+        assert (tui.events.degraded, tui.events.state) == (True, State.DEGRADED)
+        pauses.hold()
+        await launcher.spawn()
+        await until(lambda: len(launcher.started) == 2)
+        server = launcher.started[1]
+        await server.until(lambda: bool(server.urls), START_S)
+        pauses.release()
+        await tui.events.until(lambda: tui.events.connections == 2)
+        assert (tui.events.state, tui.events.recreated) == (State.STREAMING, 1)
+        assert tui.api.workspace_id == workspace_id
+        assert (tui.screen.session_id, tui.screen.title) == (session_id, "kept")
+        assert [s.text("id") for s in await tui.sessions.pick()] == [session_id]
+        assert tui.screen.toasts == []

@@ -1,0 +1,35 @@
+"""Writes the transcripts anew. Read what changed before you keep it."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from tests.flow.conftest import open_flow
+from tests.golden.scenario import Story, play
+from tests.golden.transcript import HERE, kept, render
+
+COMMAND = "python -m tests.golden.record"
+PLAY_S = 30.0  # For the whole story; each step of it has a bound of its own.
+
+
+async def perform(folder: Path, kind: str) -> Story:
+    async with asyncio.timeout(PLAY_S), open_flow(folder.resolve(), kind) as flow:
+        return await play(flow)
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="culm-") as folder:
+        story = await perform(Path(folder), "unix")
+    for stale in kept():
+        (HERE / stale).unlink()
+    for name, text in render(story.names, story.exchanges, story.streams).items():
+        path = HERE / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

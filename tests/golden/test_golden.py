@@ -1,0 +1,150 @@
+"""The wire is as it was written down, and an unmodified Crush client can read all of it.
+
+A change of the wire on purpose is a change of the transcripts: `python -m tests.golden.record`.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from culm.server.openapi import document
+from culm.server.routes import ROUTES
+from culm.wire.codec import encode
+from culm.wire.events import CRUSH_PAYLOADS, OUR_PAYLOADS
+from culm.wire.examples import EXAMPLES
+from tests.crush_client import types as crush
+from tests.crush_client.events import parse_line
+from tests.crush_client.golang import decode
+from tests.golden.record import COMMAND, perform
+from tests.golden.scenario import Story
+from tests.golden.transcript import events_in, kept, parts_in, render, routes_in
+
+OURS = {
+    "GET /v1/workspaces/{workspace_id}/snapshot",
+    "GET /v1/openapi.json",
+    "GET /v1/docs",
+}
+_W = "/v1/workspaces/{workspace_id}"
+# What this version refuses whatever it is asked; a route that is built leaves this list.
+UNBUILT = {
+    f"POST {_W}/agent",
+    f"POST {_W}/agent/sessions/{{session_id}}/summarize",
+    f"POST {_W}/agent/sessions/{{session_id}}/shell",
+    f"POST {_W}/config/refresh-oauth",
+    f"POST {_W}/skills/read",
+    f"GET {_W}/lsps/{{lsp}}/diagnostics",
+    f"POST {_W}/mcp/auth",
+    f"POST {_W}/mcp/read-resource",
+    f"POST {_W}/mcp/get-prompt",
+    f"POST {_W}/mcp/docker/enable",
+    f"POST {_W}/mcp/docker/disable",
+}
+
+
+def nameless(method: str, path: str) -> str:
+    """A route by its shape: we and Crush name what is in a path differently."""
+    return f"{method} {re.sub(r'{[a-z_]+}', '{}', path)}"
+
+
+CRUSH_ROUTES = {nameless(route.method, route.path): route for route in crush.ROUTE_ANSWERS.values()}
+
+
+@pytest.fixture(params=["unix", "tcp"])
+async def story(tmp_path: Path, request: pytest.FixtureRequest) -> Story:
+    return await perform(tmp_path, str(request.param))
+
+
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    lines: list[str] = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name, "").splitlines(), new.get(name, "").splitlines()
+        lines += difflib.unified_diff(before, after, f"kept/{name}", f"now/{name}", lineterm="")
+    return "\n".join(lines)
+
+
+def test_a_run_says_on_the_wire_exactly_what_was_written_down(story: Story) -> None:
+    changed = differences(kept(), render(story.names, story.exchanges, story.streams))
+    if changed:
+        pytest.fail(f"{changed}\n\nif this is meant: {COMMAND}", pytrace=False)
+
+
+def test_every_answer_of_a_crush_route_decodes_as_go_reads_it(story: Story) -> None:
+    for exchange in story.exchanges:
+        route = CRUSH_ROUTES.get(nameless(exchange.method, exchange.path))
+        if route is None:
+            assert f"{exchange.method} {exchange.path}" in OURS
+            continue
+        status, body = exchange.answer.status, exchange.answer.body
+        if status >= 300:
+            decode(body, crush.ERROR).must()
+            continue
+        assert status == (202 if route.path.endswith("/agent") and body == b"" else 200)
+        if route.answer is None:
+            assert body == b"", exchange.target
+        else:
+            decode(body, route.answer).must()
+
+
+def test_every_event_of_the_crush_view_is_one_that_crush_decodes(story: Story) -> None:
+    (stream,) = [stream for stream in story.streams if stream.view == "crush"]
+    lines = [line for line in stream.raw.seen.splitlines() if line]
+    assert len(lines) > len(CRUSH_PAYLOADS)
+    for line in lines:
+        event = parse_line(line)
+        assert event is not None, f"a client skips {line!r}"
+        assert event.error is None, f"{event.error} in {line!r}"
+
+
+def test_every_route_is_in_the_transcripts_and_all_that_are_built_succeed_there() -> None:
+    found: dict[str, list[int]] = {}
+    for name, text in kept().items():
+        if name.startswith("routes/"):
+            found |= routes_in(text)
+    assert found.keys() == {f"{route.method} {route.path}" for route in ROUTES}
+    assert [route for route, statuses in found.items() if not statuses] == []
+    refused = {route for route, statuses in found.items() if min(statuses) >= 300}
+    assert refused == UNBUILT
+
+
+def test_our_routes_are_those_of_crush_and_three_of_our_own() -> None:
+    ours = {nameless(*route.split(" ")) for route in OURS}
+    assert {nameless(route.method, route.path) for route in ROUTES} == CRUSH_ROUTES.keys() | ours
+
+
+def test_every_type_of_event_is_in_the_transcripts() -> None:
+    assert CRUSH_PAYLOADS.keys() == crush.EVENT_PAYLOADS.keys()
+    assert events_in(kept()["events/crush.txt"]) == CRUSH_PAYLOADS.keys()
+    assert events_in(kept()["events/delta.txt"]) == CRUSH_PAYLOADS.keys() | OUR_PAYLOADS.keys()
+
+
+@pytest.mark.parametrize("name", ["routes/sessions.txt", "events/crush.txt", "events/delta.txt"])
+def test_every_type_of_part_is_in_the_transcripts(name: str) -> None:
+    assert parts_in(kept()[name]) == crush.PARTS.keys()
+
+
+def answer_examples() -> dict[str, bytes]:
+    """By their route: what the document shows of an answer that is not empty."""
+    found: dict[str, bytes] = {}
+    for path, methods in document()["paths"].items():
+        for method, operation in methods.items():
+            answers = [a for status, a in operation["responses"].items() if status != "default"]
+            for content in answers[0].get("content", {}).values():
+                if "example" in content:
+                    found[f"{method.upper()} {path}"] = json.dumps(content["example"]).encode()
+    return {route: found[route] for route in sorted(found.keys() - OURS)}
+
+
+@pytest.mark.parametrize("route", answer_examples())
+def test_every_example_of_an_answer_decodes_as_go_reads_it(route: str) -> None:
+    kind = CRUSH_ROUTES[nameless(*route.split(" "))].answer
+    assert kind is not None
+    decode(answer_examples()[route], kind).must()
+
+
+@pytest.mark.parametrize("kind", CRUSH_PAYLOADS)
+def test_every_example_of_an_event_decodes_as_go_reads_it(kind: str) -> None:
+    decode(encode(EXAMPLES[CRUSH_PAYLOADS[kind]]), crush.EVENT_PAYLOADS[kind]).must()

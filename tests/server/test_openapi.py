@@ -1,0 +1,396 @@
+"""The document and its page are true: valid, complete, and kept to whatever a server is sent."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Protocol, cast
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from culm.assemble import Server, open_server
+from culm.ids import Ids
+from culm.server.api import Route
+from culm.server.openapi import document
+from culm.server.routes import ROUTES
+from culm.wire.codec import Json
+from tests.support import WAIT_S, FakeClock, serve_options
+
+EXAMPLES_MAX = 15  # For each operation, of what fits its schema and again of what does not.
+_W = "/v1/workspaces/{workspace_id}"
+STREAM = f"GET {_W}/events"
+NOT_BUILT = {
+    f"POST {_W}/agent/sessions/{{session_id}}/shell",
+    f"POST {_W}/mcp/docker/enable",
+    f"POST {_W}/mcp/docker/disable",
+}
+BY_LABEL = {f"{route.method} {route.path}": route for route in ROUTES}
+
+
+# --- what we use of schemathesis, whose own types leave much unknown
+
+
+class Response(Protocol):
+    status_code: int
+    content: bytes
+    text: str
+
+    def json(self) -> Json: ...
+
+
+class Drawn(Protocol):
+    """One request, as it was made up."""
+
+    body: Json
+    query: dict[str, object]
+    path_parameters: dict[str, object]
+
+    def call(self, *, base_url: str, session: requests.Session, timeout: float) -> Response: ...
+    def as_transport_kwargs(self, *, base_url: str) -> dict[str, Json]: ...
+    def validate_response(self, response: Response, *, checks: list[object]) -> None: ...
+
+
+class Operation(Protocol):
+    label: str
+
+    def as_strategy(self, *, generation_mode: GenerationMode) -> st.SearchStrategy[Drawn]: ...
+
+
+class Found(Protocol):
+    def ok(self) -> Operation: ...
+
+
+class Schema(Protocol):
+    def validate(self) -> None: ...
+    def get_all_operations(self) -> Iterable[Found]: ...
+
+
+def load(described: dict[str, Json]) -> Schema:
+    # A copy, as what is drawn may be an example itself, and `tame` changes what is drawn.
+    # The protocols above name what the library documents and no more.
+    return cast("Schema", schemathesis.openapi.from_dict(deepcopy(described)))
+
+
+# By name: the signatures of the functions are among what is unknown.
+CHECKS: list[object] = [
+    vars(checks)[f"{what}_conformance"]
+    for what in ("status_code", "content_type", "response_schema", "response_headers")
+]
+OPERATIONS = {o.label: o for o in (found.ok() for found in load(document()).get_all_operations())}
+
+
+def operation_of(label: str) -> dict[str, Json]:
+    route = BY_LABEL[label]
+    return document()["paths"][route.path][route.method.lower()]
+
+
+# --- a server in a thread of its own, on a real socket
+
+
+@dataclass
+class Running:
+    """A server that keeps one workspace open, and a way to ask it."""
+
+    url: str
+    http: requests.Session
+    folder: Path
+    workspace_id: str = ""
+    session_id: str = ""
+    visitor: str = ""  # A client that may come and go; another one keeps the workspace.
+
+    def ask(self, method: str, path: str, body: object = None) -> requests.Response:
+        data = None if body is None else json.dumps(body)
+        return self.http.request(method, f"{self.url}{path}", data=data, timeout=WAIT_S)
+
+    def new_session(self) -> str:
+        made = self.ask("POST", f"/v1/workspaces/{self.workspace_id}/sessions", {"title": "x"})
+        return str(made.json()["id"])
+
+    def path_of(self, route: Route) -> str:
+        """Its path, with what there is in it."""
+        ids = {"workspace_id": self.workspace_id, "session_id": self.session_id}
+        return route.path.format(**ids, client_id=self.visitor, lsp="gopls")
+
+
+@contextmanager
+def open_threaded_server(folder: Path) -> Generator[Server]:
+    """A server on an event loop of its own; time stands still there, so no claim runs out."""
+    started, servers = threading.Event(), list[Server]()
+    ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        ends.append((asyncio.get_running_loop(), end))
+        options = serve_options(folder, "tcp://127.0.0.1:0")
+        async with open_server(options, FakeClock(), Ids(), lambda: None) as server:
+            servers.append(server)
+            started.set()
+            await end.wait()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+
+    with ThreadPoolExecutor(1, "server") as pool:
+        served = pool.submit(run)
+        assert started.wait(WAIT_S), "the server did not start"
+        try:
+            yield servers[0]
+        finally:
+            for loop, end in ends:
+                loop.call_soon_threadsafe(end.set)
+            served.result(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("openapi").resolve()
+    (folder / "project").mkdir()
+    ids = Ids(seed=1)
+    with open_threaded_server(folder) as server, requests.Session() as http:
+        http.headers["Authorization"] = f"Bearer {server.token}"
+        found = Running(str(server.addresses[0]).replace("tcp:", "http:"), http, folder)
+        for client in (ids.client(), ids.client()):
+            body = {"path": str(folder / "project"), "client_id": client}
+            found.workspace_id = found.ask("POST", "/v1/workspaces", body).json()["id"]
+            found.visitor = client
+        found.session_id = found.new_session()
+        yield found
+        assert found.ask("GET", f"/v1/workspaces/{found.workspace_id}").status_code == 200
+
+
+# --- the document
+
+
+def test_the_document_is_valid_openapi_and_the_check_can_tell() -> None:
+    assert document()["openapi"] == "3.1.0"
+    load(document()).validate()
+    with pytest.raises(jsonschema_rs.ValidationError):
+        load({**document(), "info": {}}).validate()
+
+
+def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
+    assert OPERATIONS.keys() == BY_LABEL.keys()
+
+
+def test_every_operation_has_an_id_of_its_own() -> None:
+    ids = [operation_of(label)["operationId"] for label in BY_LABEL]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("label", BY_LABEL)
+def test_an_operation_has_the_types_of_its_handler(label: str) -> None:
+    operation, hints = operation_of(label), BY_LABEL[label].hints()
+    names = {(p["name"], p["in"]) for p in operation["parameters"]}
+    in_path = {(name, "path") for name in re.findall(r"{(\w+)}", BY_LABEL[label].path)}
+    query = getattr(hints.get("query"), "__struct_fields__", ())
+    assert names == in_path | {(name, "query") for name in query}
+    assert ("requestBody" in operation) == ("body" in hints)
+    if "body" in hints:
+        (content,) = operation["requestBody"]["content"].values()
+        assert content["schema"]["$ref"].rpartition("/")[2] in str(hints["body"])
+        assert "example" in content
+    answer = operation["responses"][str(BY_LABEL[label].status)]
+    assert ("content" in answer) == (hints["return"] is not type(None))
+    assert operation["summary"]
+
+
+def examples(value: Json, where: str = "") -> Iterator[tuple[str, Json, Json]]:
+    """Each example in the document, with its schema and where it stands."""
+    if isinstance(value, dict):
+        if "example" in value and "schema" in value:
+            yield where, value["schema"], value["example"]
+        for key, item in cast("dict[str, Json]", value).items():  # Read from JSON.
+            yield from examples(item, f"{where} {key}")
+
+
+def test_every_example_fits_its_schema() -> None:
+    found = list(examples(document()["paths"]))
+    assert len(found) > len(BY_LABEL)
+    for where, schema, example in found:
+        whole = {**schema, "components": document()["components"]}
+        validator = jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
+        errors = [str(error) for error in validator.iter_errors(example)]
+        assert errors == [], where
+
+
+def requests_with_examples() -> list[str]:
+    return [label for label in BY_LABEL if "requestBody" in operation_of(label)]
+
+
+@pytest.mark.parametrize("label", requests_with_examples())
+def test_every_example_of_a_request_is_accepted_as_it_stands(running: Running, label: str) -> None:
+    (content,) = operation_of(label)["requestBody"]["content"].values()
+    path = running.path_of(BY_LABEL[label])
+    needs_client = any(p["name"] == "client_id" for p in operation_of(label)["parameters"])
+    query = f"?client_id={running.visitor}" if needs_client else ""
+    answer = running.ask(BY_LABEL[label].method, path + query, content["example"])
+    if answer.status_code >= 300:
+        # It was understood; there may still be no agent, no such session, or a workspace open.
+        assert answer.json()["code"] != "invalid_request", answer.text
+        assert answer.status_code != 500
+
+
+# --- whatever it is sent
+
+
+def tame(label: str, case: Drawn, running: Running, *, real: bool) -> None:
+    """Keep what it writes inside the test's folder; and give it what exists, if `real`."""
+    body = cast("dict[str, object]", case.body) if isinstance(case.body, dict) else {}
+    if label == "POST /v1/workspaces":
+        for name, text in body.items():  # Names count whatever their case.
+            if name.casefold() in ("path", "data_dir") and isinstance(text, str) and text:
+                body[name] = f"{running.folder}/{name}{text.replace('/', '_')[:100]}"
+    if not real:
+        return
+    ids = {"workspace_id": running.workspace_id, "session_id": running.session_id}
+    if label == f"DELETE {_W}/sessions/{{session_id}}":
+        ids["session_id"] = running.new_session()
+    _replace(case.path_parameters, ids)
+    ids["client_id"] = running.visitor
+    _replace(case.query, ids)
+    _replace(body, ids)
+
+
+def _replace(given: dict[str, object], ids: Mapping[str, str]) -> None:
+    given.update({name: value for name, value in ids.items() if name in given})
+
+
+def check(label: str, case: Drawn, response: Response, *, real: bool) -> None:
+    status = response.status_code
+    assert status < 500 or (status == 501 and label in NOT_BUILT), response.text
+    case.validate_response(response, checks=CHECKS)
+    if status < 300:
+        documented = operation_of(label)["responses"]
+        assert str(status) in documented, "a success is documented by its number"
+        assert "content" in documented[str(status)] or response.content == b""
+    elif real and "workspace_id" in case.path_parameters:
+        assert response.json()["code"] != "workspace_not_found"
+
+
+bounded = settings(
+    max_examples=EXAMPLES_MAX,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+
+
+def fuzz(label: str, mode: GenerationMode, running: Running) -> None:
+    @bounded
+    @given(OPERATIONS[label].as_strategy(generation_mode=mode), st.booleans())
+    def call(case: Drawn, real: bool) -> None:  # noqa: FBT001 - drawn by position
+        tame(label, case, running, real=real)
+        response = case.call(base_url=running.url, session=running.http, timeout=WAIT_S)
+        check(label, case, response, real=real)
+
+    call()
+
+
+@pytest.mark.parametrize("label", sorted(OPERATIONS.keys() - {STREAM}))
+def test_what_fits_the_schema_is_answered_as_documented(running: Running, label: str) -> None:
+    fuzz(label, GenerationMode.POSITIVE, running)
+
+
+def can_misfit(label: str) -> bool:
+    """Whatever stands in a path is text, and fits."""
+    operation = operation_of(label)
+    return "requestBody" in operation or any(p["in"] == "query" for p in operation["parameters"])
+
+
+@pytest.mark.parametrize("label", [*filter(can_misfit, sorted(OPERATIONS.keys() - {STREAM}))])
+def test_what_does_not_fit_the_schema_is_answered_as_documented(
+    running: Running, label: str
+) -> None:
+    fuzz(label, GenerationMode.NEGATIVE, running)
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_a_stream_begins_or_is_refused_as_documented(
+    running: Running, mode: GenerationMode
+) -> None:
+    seen: set[int] = set()
+
+    @bounded
+    @given(OPERATIONS[STREAM].as_strategy(generation_mode=mode), st.booleans())
+    def call(case: Drawn, real: bool) -> None:  # noqa: FBT001 - drawn by position
+        tame(STREAM, case, running, real=real)
+        wanted = case.as_transport_kwargs(base_url=running.url)
+        with running.http.request(**wanted, timeout=WAIT_S, stream=True) as response:
+            seen.add(response.status_code)
+            if response.status_code == 200:  # It would never end.
+                assert response.headers["Content-Type"] == "text/event-stream"
+            else:
+                assert response.status_code in (400, 404)
+                assert response.json().keys() == {"message", "code", "hint"}
+
+    call()
+    assert 200 in seen or mode is GenerationMode.NEGATIVE
+
+
+# --- the page
+
+
+class Page(HTMLParser):
+    """Reads a page and notes what is not closed, what it links to, and what it would load."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
+    LOADING = frozenset({"script", "link", "img", "iframe", "object", "embed", "video", "audio"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in self.LOADING or "src" in found or "srcset" in found:
+            self.loads.append(tag)
+        self.links += [found["href"]] if "href" in found else []
+        self.ids += [found["id"]] if "id" in found else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> closes something else at {self.getpos()}"
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_shows_every_route_is_well_formed_and_loads_nothing(running: Running) -> None:
+    answer = running.ask("GET", "/v1/docs")
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    page = Page()
+    page.feed(answer.text)
+    page.close()
+    assert page.open == []
+    assert page.loads == []
+    assert re.findall(r"@import|url\(", answer.text) == []
+    assert [link for link in page.links if link != "openapi.json" and link[0] != "#"] == []
+    assert {link[1:] for link in page.links if link[0] == "#"} <= set(page.ids)
+    assert len(set(page.ids)) == len(page.ids)
+    shown = "".join(page.text)
+    for route in ROUTES:
+        assert f"{route.method}{route.path}" in shown
