@@ -1,0 +1,481 @@
+"""Requests that are odd, wrong, too large, too slow or no requests at all: each has its answer."""
+
+import asyncio
+import gzip
+import logging
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from culm.client.http import RemoteWorkspace
+from culm.config import Settings
+from culm.ids import Ids, SessionId
+from culm.server import app, problems
+from culm.server.connection import HEAD_BYTES_MAX
+from culm.server.routes import ROUTES
+from culm.store.sessions import add_session
+from tests.flow.conftest import FlowServer, open_flow
+from tests.flow.drive import UNKNOWN, Answer, open_events, request_bytes, send
+from tests.flow.test_bad_bodies import Line, message, open_line, opened
+from tests.flow.test_resume import read_on, three_sessions, titles
+from tests.support import WAIT_S, contract
+
+HEALTH = "/v1/health"
+
+
+def assert_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing in the log that would alarm whoever reads it."""
+    loud = [r for r in caplog.records if r.exc_info or r.levelno >= logging.ERROR]
+    assert loud == [], [r.getMessage() for r in loud]
+
+
+async def assert_serves(line: Line) -> None:
+    answer = await line.ask("GET", HEALTH)
+    assert (answer.status, answer.body) == (200, b"")
+
+
+# --- heads that are too large
+
+OVER = HEAD_BYTES_MAX + 4096
+LARGE_HEADS: dict[str, tuple[str, dict[str, str]]] = {
+    "one field": (HEALTH, {"X": "x" * OVER}),
+    "a hundred fields": (HEALTH, {f"X-{n}": "x" * (OVER // 100) for n in range(100)}),
+    "very many fields": (HEALTH, {f"X-{n}": "x" for n in range(OVER // 8)}),
+    "a long line": (f"{HEALTH}?x={'x' * OVER}", {}),
+    "line and field together": (f"{HEALTH}?x={'x' * (OVER // 2)}", {"X": "x" * (OVER // 2)}),
+}
+
+
+@contract("EXC-24")
+@pytest.mark.parametrize("finished", [True, False], ids=["whole", "never finished"])
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("case", LARGE_HEADS)
+async def test_a_head_beyond_32_kib_is_431_in_json(
+    flow: FlowServer, case: str, *, later: bool, finished: bool
+) -> None:
+    target, fields = LARGE_HEADS[case]
+    data = request_bytes(flow, "GET", target, fields)
+    async with open_line(flow) as line:
+        if later:
+            await assert_serves(line)
+        line.writer.write(data if finished else data[:-4])
+        answer = await line.answer()
+        assert (answer.status, str(HEAD_BYTES_MAX) in message(answer)) == (431, True)
+        if not finished:
+            assert await line.end() == b""
+    assert (await send(flow, "GET", HEALTH)).status == 200
+
+
+async def test_a_head_just_within_its_bound_is_served_first_and_later(flow: FlowServer) -> None:
+    room = HEAD_BYTES_MAX - len(request_bytes(flow, "GET", HEALTH, {})) - 100
+    async with open_line(flow) as line:
+        for fields in ({"X": "x" * room}, {f"X-{n}": "x" * (room // 120 - 8) for n in range(100)}):
+            assert (await line.ask("GET", HEALTH, headers=fields)).status == 200
+
+
+# --- slow and never whole
+
+
+async def test_a_later_head_that_never_ends_is_cut_off_by_our_own_deadline(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "KEEPALIVE_S", 0.2)
+    async with open_flow(tmp_path, kind) as flow, open_line(flow) as line:
+        await assert_serves(line)
+        line.writer.write(request_bytes(flow, "GET", HEALTH, {})[:-2])
+        assert await line.end() == b""
+
+
+async def test_many_bodies_that_never_end_are_408_and_closed_while_others_are_served(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "BODY_S", 0.3)
+    async with open_flow(tmp_path, kind) as flow:
+        remote = await opened(flow)
+        target = remote.path("/sessions")
+
+        async def crawl() -> None:
+            async with open_line(flow) as line:
+                head = request_bytes(flow, "POST", target, {"Content-Length": "1000"})
+                line.writer.write(head + b'{"title": "')
+                assert (await line.answer()).status == 408
+                assert await line.end() == b""
+
+        async with asyncio.timeout(2 * WAIT_S), asyncio.TaskGroup() as tasks:
+            for number in range(100):
+                tasks.create_task(crawl(), name=f"slow {number}")
+            await remote.create_session("quick")
+        assert [s.title for s in await remote.sessions()] == ["quick"]
+
+
+@contract("EXC-24")
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_unpacks_beyond_its_bound_is_413(flow: FlowServer, encoding: str) -> None:
+    remote = await opened(flow)
+    packed = gzip.compress(b'{"title": "' + b"x" * (64 << 20), compresslevel=1)
+    body = packed if encoding == "gzip" else b"\x78\x01" + packed[10:-8] + b"\0\0\0\0"
+    async with open_line(flow) as line:
+        headers = {"Content-Encoding": encoding}
+        answer = await line.ask("POST", remote.path("/sessions"), body, headers)
+        assert answer.status == 413
+    assert await remote.sessions() == []
+
+
+async def test_expect_100_continue_is_answered_100_first_and_never_for_a_refusal(
+    flow: FlowServer,
+) -> None:
+    remote = await opened(flow)
+    body = b'{"title": "expected"}'
+    asking = {"Expect": "100-continue", "Content-Length": str(len(body))}
+    target = remote.path("/sessions")
+    async with open_line(flow) as line:
+        for _ in range(2):
+            line.writer.write(request_bytes(flow, "POST", target, asking))
+            async with asyncio.timeout(WAIT_S):
+                interim = await line.reader.readuntil(b"\r\n\r\n")
+            assert interim == b"HTTP/1.1 100 Continue\r\n\r\n"
+            line.writer.write(body)
+            assert (await line.answer()).status == 200
+    chunked = {"Expect": "100-Continue", "Transfer-Encoding": "chunked", "Content-Length": None}
+    async with open_line(flow) as line:
+        line.writer.write(request_bytes(flow, "POST", target, chunked))
+        assert (await line.answer()).status == 100
+        line.writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert (await line.answer()).status == 200
+    refusals: list[tuple[str, Mapping[str, str | None], int]] = [
+        (target, {"Content-Length": str(2 << 20)}, 413),
+        ("/v1/nothing", {}, 404),
+        (f"{remote.path('/current-session')}?client_id=me", {}, 400),
+    ]
+    if flow.server.token:
+        refusals += [(target, {"Authorization": None}, 401), (target, {"Host": "evil"}, 403)]
+    for where, fields, status in refusals:
+        async with open_line(flow) as line:
+            line.writer.write(request_bytes(flow, "POST", where, {**asking, **fields}))
+            assert (await line.answer()).status == status, where
+    assert len(await remote.sessions()) == 3
+
+
+# --- strangers
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [({"Authorization": None}, 401), ({"Authorization": "Bearer no"}, 401),
+     ({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403),
+     ({"Sec-Fetch-Site": "cross-site"}, 403)],
+)  # fmt: skip
+async def test_a_stranger_over_tcp_is_refused_before_any_handler_and_loses_its_connection(
+    tmp_path: Path, field: Mapping[str, str | None], status: int
+) -> None:
+    async with open_flow(tmp_path, "tcp") as flow:
+        client_id = Ids().client()
+        create = f'{{"path": "{flow.directory()}", "client_id": "{client_id}"}}'.encode()
+        for method, target, body in [
+            ("POST", "/v1/workspaces", create),
+            ("POST", "/v1/control", b'{"command": "shutdown", "server": "culm"}'),
+            ("DELETE", f"/v1/clients/{client_id}", b""),
+            ("GET", "/v1/nothing", b""),
+            ("PATCH", HEALTH, b""),
+            ("POST", "/v1/workspaces", b"{"),
+        ]:
+            async with open_line(flow) as line:
+                answer = await line.ask(method, target, body, field)
+                assert (answer.status, answer.headers["connection"]) == (status, "close"), target
+                assert message(answer)
+                assert await line.end() == b""
+        assert (flow.server.registry.list(), flow.left.is_set()) == ([], False)
+        await (await flow.client(client_id)).open_workspace(flow.directory())  # It did not retire.
+
+
+@pytest.mark.parametrize(("field", "status"), [("Authorization", 401), ("Host", 403)])
+async def test_a_stranger_whose_body_never_comes_is_refused_and_closed_without_reading_it(
+    tmp_path: Path, field: str, status: int
+) -> None:
+    async with open_flow(tmp_path, "tcp") as flow, open_line(flow) as line:
+        fields = {field: "x", "Content-Length": "1000000"}
+        line.writer.write(request_bytes(flow, "POST", "/v1/workspaces", fields) + b"{")
+        assert (await line.answer()).status == status
+        assert await line.end() == b""
+
+
+# --- directories that cannot be worked in
+
+
+def bad_paths(folder: Path) -> dict[str, tuple[str, str]]:
+    """Paths that cannot be, each with the reason for it."""
+    (folder / "file").write_text("precious")
+    (folder / "ring").symlink_to(folder / "back")
+    (folder / "back").symlink_to(folder / "ring")
+    return {
+        "a file": (f"{folder}/file", "ot a directory"),
+        "a device": ("/dev/null", "ot a directory"),
+        "under a file": ("/etc/passwd/x", "Not a directory"),
+        "a long name": (f"{folder}/{'a' * 256}", "File name too long"),
+        "a long path": ("/x" * 2100, "File name too long"),
+        "a ring of links": (f"{folder}/ring", "symbolic links"),
+        "in a ring of links": (f"{folder}/ring/x", "symbolic links"),
+        "a NUL byte": (f"{folder}/x\0y", "NUL"),
+    }
+
+
+@contract("EXC-24")
+async def test_a_path_no_session_could_work_in_is_400_with_the_reason_and_opens_nothing(
+    flow: FlowServer,
+) -> None:
+    for case, (path, reason) in bad_paths(flow.folder).items():
+        body = {"path": path, "client_id": Ids().client()}
+        answer = await send(flow, "POST", "/v1/workspaces", body)
+        assert (answer.status, reason in message(answer)) == (400, True), (case, message(answer))
+        assert len(answer.body) < 1000, case
+    assert flow.server.registry.list() == []
+    assert (flow.folder / "file").read_text() == "precious"
+
+
+@contract("EXC-24")
+async def test_a_data_dir_that_cannot_be_made_is_400_with_the_reason_and_opens_nothing(
+    flow: FlowServer,
+) -> None:
+    for case, (path, _) in bad_paths(flow.folder).items():
+        body = {
+            "path": str(flow.directory()), "client_id": Ids().client(), "data_dir": path,
+        }  # fmt: skip
+        answer = await send(flow, "POST", "/v1/workspaces", body)
+        assert (answer.status, bool(message(answer))) == (400, True), (case, message(answer))
+    assert flow.server.registry.list() == []
+
+
+# --- what is not there
+
+
+def get_target(path: str, remote: RemoteWorkspace, session_id: str, client_id: str) -> str:
+    """A GET route's path with everything it wants."""
+    path = path.replace("{workspace_id}", remote.id).replace("{session_id}", session_id)
+    wants = {"/events": f"?client_id={client_id}", "/auth-url": "?name=x"}
+    ends = [query for end, query in wants.items() if path.endswith(end)]
+    return path.replace("{lsp}", "x") + "".join(ends)
+
+
+async def test_an_unknown_workspace_is_404_on_every_route_but_its_release(flow: FlowServer) -> None:
+    async with open_line(flow) as line:
+        for route in ROUTES:
+            if "{workspace_id}" not in route.path:
+                continue
+            path = route.path.replace("{workspace_id}", UNKNOWN).replace("{session_id}", "s")
+            target = path.replace("{lsp}", "x") + f"?client_id={UNKNOWN}&name=x"
+            answer = await line.ask(route.method, target, b"{}")
+            if (route.method, route.path[-1]) == ("DELETE", "}") and "sessions" not in route.path:
+                assert (answer.status, answer.body) == (200, b"")
+            else:
+                assert (answer.status, message(answer)) == (404, "workspace not found"), path
+
+
+ODD_IDS = ["unknown", "a%2Fb", "m$$call", "a%20b", "a+b", "%00", "%zz", "%", "%ff", "%ED%A0%80",
+           "%C3%A4", "x" * 10_000, ";", "a%3Fb"]  # fmt: skip
+OF_SESSION: list[tuple[str, str, int, object]] = [
+    ("GET", "/sessions/{}", 404, None),
+    ("PUT", "/sessions/{}", 404, None),
+    ("DELETE", "/sessions/{}", 404, None),
+    ("GET", "/agent/sessions/{}", 404, None),
+    ("GET", "/sessions/{}/history", 200, []),
+    ("GET", "/sessions/{}/messages", 200, []),
+    ("GET", "/sessions/{}/messages/user", 200, []),
+    ("GET", "/sessions/{}/filetracker/files", 200, []),
+    ("GET", "/agent/sessions/{}/prompts/list", 200, []),
+    ("GET", "/agent/sessions/{}/prompts/queued", 200, 0),
+    ("POST", "/agent/sessions/{}/cancel", 200, None),
+    ("POST", "/agent/sessions/{}/prompts/clear", 200, None),
+]
+
+
+@pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])
+async def test_an_unknown_session_is_404_its_lists_are_empty_and_its_cancel_is_200(
+    flow: FlowServer, odd: str
+) -> None:
+    remote = await opened(flow)
+    async with open_line(flow) as line:
+        for method, path, status, value in OF_SESSION:
+            answer = await line.ask(method, remote.path(path.format(odd)), b"{}")
+            assert answer.status == status, path
+            if status == 404:
+                assert message(answer).startswith("session not found: ")
+            elif method == "GET":
+                assert answer.json() == value
+        body = {"session_id": "unknown", "path": "/x"}
+        answer = await send(flow, "POST", remote.path("/filetracker/read"), body)
+        assert (answer.status, message(answer)) == (404, "session not found: unknown")
+        prompt = b'{"session_id": "unknown", "prompt": "p"}'
+        answer = await line.ask("POST", remote.path("/agent"), prompt)
+        assert (answer.status, message(answer)) == (400, "agent coordinator not initialized")
+
+
+@pytest.mark.parametrize("odd", ["m-1$$call/1", "a b", "ä%20%", "x" * 500, "a;b=c&d?e#f"])
+async def test_a_session_with_an_odd_id_is_found_by_its_percent_encoding(
+    flow: FlowServer, odd: str
+) -> None:
+    remote = await opened(flow)
+    await flow.workspace(remote.id).store.write(add_session(SessionId(odd), "s", sessions_max=9))
+    assert (await remote.session(SessionId(odd))).id == odd
+    path = remote.path(f"/agent/sessions/{quote(odd, safe='')}")
+    assert (await send(flow, "GET", path)).status == 200
+    await remote.delete_session(SessionId(odd))
+    assert await remote.sessions() == []
+
+
+async def test_of_a_parameter_given_twice_the_first_counts(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    mine, other = f"client_id={remote.client.id}", f"client_id={Ids().client()}"
+    gone = await send(flow, "DELETE", remote.path("?client_id=me&" + mine))
+    assert (gone.status, message(gone)) == (400, "client_id is not a valid UUID")
+    for query, status in [("name=x&name=", 200), ("name=&name=x", 400)]:
+        assert (await send(flow, "GET", remote.path(f"/mcp/auth-url?{query}"))).status == status
+    answer = await send(flow, "HEAD", remote.path(f"/events?{mine}&cursor=a.1&cursor=x"))
+    assert answer.status == 200
+    assert (await send(flow, "DELETE", remote.path(f"?{other}&{mine}"))).status == 200
+    assert len(flow.server.registry.list()) == 1
+    assert (await send(flow, "DELETE", remote.path(f"?{mine}&{other}"))).status == 200
+    assert flow.server.registry.list() == []
+
+
+async def test_a_cursor_older_than_what_is_kept_breaks_nothing_in_the_crush_view(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_flow(tmp_path, kind, settings=Settings(retention_events=2)) as flow:
+        remote, epoch = await three_sessions(flow)
+        async with open_events(flow, remote):
+            flow.clock.advance(600)
+            await flow.workspace(remote.id).store.write(lambda _: None)
+            crush = await read_on(flow, remote, view="crush", cursor=f"{epoch}.0")
+            assert (crush.status, crush.told(), titles(crush)) == (200, ["session"], ["now"])
+
+
+# --- methods
+
+
+async def test_every_get_route_answers_head_with_the_same_head_and_no_body(
+    flow: FlowServer,
+) -> None:
+    remote = await opened(flow)
+    session = await remote.create_session("s")
+
+    def kept(answer: Answer) -> tuple[int, dict[str, str]]:
+        # A head alone may leave out that its body would have been empty.
+        fields = {"content-length": "0", **answer.headers}
+        return answer.status, {k: v for k, v in fields.items() if k != "date"}
+
+    for route in ROUTES:
+        if route.method != "GET":
+            continue
+        target = get_target(route.path, remote, session.id, remote.client.id)
+        head = await send(flow, "HEAD", target)
+        if route.path.endswith("/events"):
+            async with open_events(flow, remote, view="crush") as stream:
+                got = Answer(stream.status, stream.headers, b"")
+        else:
+            got = await send(flow, "GET", target)
+        assert kept(head) == kept(got), route.path
+        assert head.body == b""
+
+
+METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"}
+
+
+async def test_every_path_answers_405_with_what_it_allows_to_every_other_method(
+    flow: FlowServer,
+) -> None:
+    allowed: dict[str, set[str]] = {}
+    for route in ROUTES:
+        allowed.setdefault(route.path, set()).add(route.method)
+    async with open_line(flow) as line:
+        for path, given in allowed.items():
+            methods = given | {"HEAD"} if "GET" in given else given
+            target = path.replace("{", "").replace("}", "")
+            for method in METHODS - methods:
+                line.writer.write(request_bytes(flow, method, target, {}))
+                answer = await line.answer(method)
+                allow = ", ".join(sorted(methods))
+                assert (answer.status, answer.headers.get("allow")) == (405, allow), (method, path)
+
+
+# --- HTTP that is seldom seen, and what is no HTTP
+
+
+async def test_an_http_1_0_request_is_answered_and_its_connection_closed(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    body = b'{"title": "of old"}'
+    data = request_bytes(flow, "POST", remote.path("/sessions"), {}, body)
+    async with open_line(flow) as line:
+        line.writer.write(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        assert (await line.answer()).status == 200
+        assert await line.end() == b""
+    assert [s.title for s in await remote.sessions()] == ["of old"]
+
+
+async def test_pipelined_requests_are_answered_in_their_order(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    data = b""
+    for number in range(50):
+        body = b'{"title": "%d"}' % number
+        data += request_bytes(flow, "POST", remote.path("/sessions"), {}, body)
+        data += request_bytes(flow, "GET", "http://elsewhere.example/v1/nothing", {})
+    async with open_line(flow) as line:
+        line.writer.write(data + request_bytes(flow, "GET", HEALTH, {"Connection": "close"}))
+        for number in range(50):
+            assert b'"title":"%d"' % number in (await line.answer()).body
+            assert (await line.answer()).status == 404
+        assert (await line.answer()).status == 200
+        assert await line.end() == b""
+    assert len(await remote.sessions()) == 50
+
+
+NO_HTTP = {
+    "a TLS hello": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + random.Random(1).randbytes(506),
+    "random bytes": random.Random(2).randbytes(2000),
+    "zeros": b"\0" * 100,
+    "words": b"hello\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a strange version": b"GET /v1/health HTTP/9.9\r\nHost: x\r\n\r\n",
+    "a strange method": b"GRT /v1/health HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a field without a colon": b"GET /v1/health HTTP/1.1\r\nHost\r\n\r\n",
+    "a length that is none": b"POST /v1/control HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+    "a negative length": b"POST /v1/control HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "a length and chunks": b"POST / HTTP/1.1\r\nContent-Length: 1\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a chunk without size": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("case", NO_HTTP)
+async def test_what_is_no_http_is_400_in_json_or_closed_and_leaves_no_stack_in_the_log(
+    flow: FlowServer, case: str, caplog: pytest.LogCaptureFixture, *, later: bool
+) -> None:
+    async with open_line(flow) as line:
+        if later:
+            await assert_serves(line)
+        line.writer.write(NO_HTTP[case])
+        said = await line.end()
+        head, _, body = said.partition(b"\r\n\r\n")
+        assert not said or (b" 400 " in head and b"application/json" in head), said
+        assert not said or body.startswith(b'{"message":'), said
+    assert (await send(flow, "GET", HEALTH)).status == 200
+    assert_quiet(caplog)
+
+
+async def test_a_connection_without_a_request_is_no_error_in_the_log(
+    flow: FlowServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for said in (b"", b"G", b"GET /v1/health HTTP/1.1\r\nHost:", b"\r\n"):
+        for abort in (True, False):
+            async with open_line(flow) as line:
+                line.writer.write(said)
+                if not abort:
+                    line.writer.write_eof()
+                    await flow.settle()
+    await flow.settle()
+    assert (await send(flow, "GET", HEALTH)).status == 200
+    assert_quiet(caplog)

@@ -1,0 +1,356 @@
+"""A real server under clients that misbehave by the thousand.
+
+After every storm its memory, descriptors and threads are back where they were, within the slack
+that is stated here; while it lasts, everybody else is served.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from culm.client.http import Client, RemoteWorkspace
+from culm.client.stream import open_mirror
+from culm.ids import Ids
+from tests.live.harness import (
+    RESUME_S,
+    ProcessServer,
+    make_directory,
+    open_client_of,
+    open_process_server,
+)
+from tests.support import WAIT_S
+
+STORM = 1000
+AT_ONCE = 100
+STORM_S = 15.0
+RSS_SLACK = 8 << 20  # What an allocator keeps of the freed; 8 KiB of each of a thousand are more.
+PAGES_BYTES = 8 << 20  # What four database connections keep of the pages they have seen.
+FDS_SLACK = 4  # Idle database readers and connections of the test's own client.
+THREADS_SLACK = 6  # A pool's threads appear when first needed, and stay.
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, not a goodbye.
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a process holds."""
+
+    rss: int
+    fds: int
+    threads: int
+
+
+def load_of(server: ProcessServer) -> Load:
+    pid = server.process.pid
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = {line.partition(":")[0]: line.partition(":")[2].split() for line in status}
+    fds = list(Path(f"/proc/{pid}/fd").iterdir())
+    return Load(int(fields["VmRSS"][0]) << 10, len(fds), int(fields["Threads"][0]))
+
+
+async def settled(server: ProcessServer, start: Load) -> Load:
+    """What it holds once its descriptors are back at the start, or after a while all the same."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(WAIT_S):
+            while load_of(server).fds > start.fds + FDS_SLACK:
+                await asyncio.sleep(0.02)
+    return load_of(server)
+
+
+async def assert_back_at(server: ProcessServer, start: Load) -> None:
+    """It holds no more than at the start; whatever lingers ends by itself."""
+    now = await settled(server, start)
+    assert now.fds <= start.fds + FDS_SLACK, f"descriptors: {start} -> {now}"
+    assert now.threads <= start.threads + THREADS_SLACK, f"threads: {start} -> {now}"
+    assert now.rss <= start.rss + RSS_SLACK, f"memory: {start} -> {now}"
+
+
+@asynccontextmanager
+async def open_served(folder: Path) -> AsyncGenerator[tuple[ProcessServer, Client]]:
+    """A server by both kinds of socket."""
+    hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
+    async with open_process_server(folder, *hosts) as server, open_client_of(server) as client:
+        yield server, client
+
+
+@asynccontextmanager
+async def others_are_served(server: ProcessServer) -> AsyncGenerator[None]:
+    """Ask for health all the time while in the block, on fresh connections and a kept one."""
+    served = 0
+
+    async def ask(stop: asyncio.Event) -> None:
+        nonlocal served
+        async with open_client_of(server) as kept:
+            while not stop.is_set():
+                async with asyncio.timeout(WAIT_S), open_client_of(server, host=1) as fresh:
+                    await kept.health()
+                    await fresh.health()
+                served += 1
+
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask(stop), name="health")
+        try:
+            yield
+        finally:
+            stop.set()
+    assert served > 0
+
+
+async def connect(server: ProcessServer, number: int) -> socket.socket:
+    """A plain socket to the server, by turns of either kind."""
+    loop = asyncio.get_running_loop()
+    unix, tcp = server.urls
+    if number % 2:
+        host, _, port = tcp.removeprefix("tcp://").rpartition(":")
+        sock = socket.socket(socket.AF_INET)
+        where: str | tuple[str, int] = (host, int(port))
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        where = unix.removeprefix("unix://")
+    sock.settimeout(0)
+    try:
+        while True:
+            try:
+                await loop.sock_connect(sock, where)
+                return sock
+            except BlockingIOError:  # A unix socket's backlog is full: try again.
+                await asyncio.sleep(0.001)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def head(server: ProcessServer, method: str, target: str, *fields: str) -> bytes:
+    host = server.urls[1].removeprefix("tcp://")
+    lines = [
+        f"{method} {target} HTTP/1.1",
+        f"Host: {host}",
+        f"Authorization: Bearer {server.token}",
+    ]
+    return "\r\n".join([*lines, *fields, "", ""]).encode()
+
+
+def reset(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock.close()
+
+
+Visit = Callable[[int], Awaitable[None]]
+
+
+async def storm(visit: Visit, times: int = STORM) -> None:
+    """Many visits, some at once."""
+    numbers = iter(range(times))
+
+    async def visits() -> None:
+        for number in numbers:
+            await visit(number)
+
+    async with asyncio.timeout(STORM_S), asyncio.TaskGroup() as tasks:
+        for number in range(AT_ONCE):
+            tasks.create_task(visits(), name=f"visitor {number}")
+
+
+# What each says, and how it leaves.
+VISITS = [
+    ("nothing", "close"), ("nothing", "reset"), ("half a head", "close"), ("half a head", "reset"),
+    ("half a head", "half-close"), ("half a body", "reset"), ("a request", "reset"),
+    ("garbage", "close"), ("an attach", "close"), ("an attach", "reset"),
+    ("an attach", "half-close"),
+]  # fmt: skip
+
+
+def words(server: ProcessServer, remote: RemoteWorkspace, says: str, client_id: str) -> bytes:
+    match says:
+        case "nothing":
+            return b""
+        case "half a head":
+            return head(server, "GET", "/v1/health")[:-20]
+        case "half a body":
+            return head(server, "POST", remote.path("/sessions"), "Content-Length: 100") + b"{"
+        case "garbage":
+            return b"\x16\x03\x01\x02\x00" + bytes(range(256))
+        case "an attach":
+            return head(server, "GET", remote.path(f"/events?view=crush&client_id={client_id}"))
+        case _:
+            return head(server, "GET", "/v1/health")
+
+
+@pytest.mark.parametrize(("says", "leave"), VISITS)
+async def test_a_thousand_who_come_and_leave_are_forgotten_and_nobody_else_notices(
+    folder: Path, says: str, leave: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    ids = [Ids(number).client() for number in range(AT_ONCE)]  # The same ones, again and again.
+    async with open_served(folder) as (server, client):
+        remote = await client.open_workspace(make_directory(folder))
+
+        async def visit(number: int) -> None:
+            sock = await connect(server, number)
+            try:
+                await loop.sock_sendall(sock, words(server, remote, says, ids[number % AT_ONCE]))
+                if says == "an attach":
+                    assert (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200")
+                if leave == "half-close":
+                    sock.shutdown(socket.SHUT_WR)
+                    while await loop.sock_recv(sock, 4096):
+                        pass  # Until the server has closed, too.
+            except ConnectionError:
+                pass  # It was turned away while it spoke.
+            finally:
+                (reset if leave == "reset" else socket.socket.close)(sock)
+
+        async with open_mirror(remote) as follower:
+            await follower.connected()
+            cold = load_of(server)
+            await storm(visit, 2 * AT_ONCE)  # What is made once and kept is there from here on.
+            start = await settled(server, cold)
+            async with others_are_served(server):
+                await storm(visit)
+            mark = await remote.create_session("after the storm")
+            async with asyncio.timeout(WAIT_S):
+                await follower.until(lambda mirror: mark.id in mirror.sessions)
+            await assert_back_at(server, start)
+        assert not any("Traceback" in line for line in server.errors), server.said()
+
+
+@asynccontextmanager
+async def held(
+    count: int, server: ProcessServer, data: Callable[[int], bytes], *, attached: bool = True
+) -> AsyncGenerator[list[socket.socket]]:
+    """So many connections, each of which has said its piece and stays."""
+    socks: list[socket.socket] = []
+
+    async def come(number: int) -> None:
+        sock = await connect(server, number)
+        socks.append(sock)
+        await asyncio.get_running_loop().sock_sendall(sock, data(number))
+        if attached:
+            assert b" 200 OK" in await read_until(sock, b"\r\n\r\n")
+
+    try:
+        await storm(come, count)
+        yield socks
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+async def read_until(sock: socket.socket, marker: bytes) -> bytes:
+    """Read until `marker` has come; returns what came last."""
+    loop, seen = asyncio.get_running_loop(), b""
+    while marker not in seen:
+        data = await loop.sock_recv(sock, 1 << 16)
+        assert data, f"the stream ended: {seen[-200:]!r}"
+        seen = seen[-200:] + data
+    return seen
+
+
+async def test_a_thousand_streams_all_hear_and_cost_a_bounded_memory_which_comes_back(
+    folder: Path,
+) -> None:
+    async with open_served(folder) as (server, client):
+        remote = await client.open_workspace(make_directory(folder))
+        ids = [Ids(number).client() for number in range(STORM // 2)]  # With two streams each.
+
+        def attach(number: int) -> bytes:
+            return words(server, remote, "an attach", ids[number % len(ids)])
+
+        cold = load_of(server)
+        async with held(STORM, server, attach):
+            pass  # What is made once and kept is there from here on.
+        start = await settled(server, cold)
+        async with held(STORM, server, attach) as socks:
+            async with others_are_served(server), asyncio.timeout(STORM_S):
+                mark = await remote.create_session("for all")
+                async with asyncio.TaskGroup() as tasks:
+                    for sock in socks:
+                        tasks.create_task(read_until(sock, mark.id.encode()), name="reader")
+            peak = load_of(server)
+            assert peak.fds - start.fds >= STORM - FDS_SLACK
+            assert peak.rss - start.rss < STORM * (64 << 10) + RSS_SLACK
+        await assert_back_at(server, start)
+
+
+async def test_connections_that_stay_silent_are_closed_by_the_servers_own_deadline(
+    folder: Path,
+) -> None:
+    async with open_served(folder) as (server, client):
+        await client.health()
+
+        def half(number: int) -> bytes:
+            some = b"GET /v1/health HTTP/1.1\r\nHost:"
+            return (b"", some, some + b"x" * 30_000)[number % 3]
+
+        cold = load_of(server)
+        async with held(STORM, server, half, attached=False):
+            pass
+        start = await settled(server, cold)
+        async with held(STORM, server, half, attached=False) as socks, others_are_served(server):
+            peak = load_of(server)
+            assert peak.fds - start.fds >= STORM - FDS_SLACK
+            assert peak.rss - start.rss < STORM * (64 << 10) + RSS_SLACK
+            async with asyncio.timeout(STORM_S):  # The deadline is 10 s.
+                for sock in socks:
+                    with contextlib.suppress(ConnectionError):
+                        assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+        await assert_back_at(server, start)
+
+
+async def test_readers_that_never_read_cost_a_bounded_memory_and_hold_nobody_up(
+    folder: Path,
+) -> None:
+    async with open_served(folder) as (server, client):
+        remote = await client.open_workspace(make_directory(folder))
+        sleepers = 20
+
+        def attach(number: int) -> bytes:
+            return words(server, remote, "an attach", Ids(number).client())
+
+        for number in range(50):
+            await remote.create_session(f"{number} " + "x" * 50_000)
+        start = load_of(server)
+        async with held(sleepers, server, attach), open_mirror(remote) as follower:
+            await follower.connected()
+            for number in range(400):
+                await remote.create_session(f"{number} " + "x" * 50_000)
+            mark = await remote.create_session("the last one")
+            async with asyncio.timeout(RESUME_S):
+                await follower.until(lambda mirror: mark.id in mirror.sessions)
+            # A buffer of 1 MiB, a page and an event beyond it for each, not the 20 MB told.
+            assert load_of(server).rss - start.rss < sleepers * (4 << 20)
+            await client.health()
+        await assert_back_at(server, replace(start, rss=start.rss + PAGES_BYTES))
+
+
+async def test_a_body_that_unpacks_to_256_mib_is_413_in_bounded_memory_while_others_are_served(
+    folder: Path,
+) -> None:
+    loop = asyncio.get_running_loop()
+    bomb = await asyncio.to_thread(gzip.compress, b" " * (256 << 20), 1)
+    async with open_served(folder) as (server, client):
+        remote = await client.open_workspace(make_directory(folder))
+        start = load_of(server)
+        fields = (f"Content-Length: {len(bomb)}", "Content-Encoding: gzip")
+        async with others_are_served(server), asyncio.timeout(STORM_S):
+            for number, rest in enumerate(("/sessions", "/agent")):
+                sock = await connect(server, number)
+                with sock, contextlib.suppress(ConnectionError):
+                    await loop.sock_sendall(
+                        sock, head(server, "POST", remote.path(rest), *fields) + bomb
+                    )
+                    answer = await loop.sock_recv(sock, 4096)
+                    assert answer.startswith(b"HTTP/1.1 413"), answer
+                # The longest body that is taken, twice while it is put together, is 64 MiB.
+                assert load_of(server).rss - start.rss < (192 << 20)
+            await client.health()
+        await assert_back_at(server, start)
