@@ -5,6 +5,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
+from hypothesis import settings
+
+# A busy machine is no failure: what takes too long is bounded by pytest's own time-out.
+settings.register_profile("culm", deadline=None)
+settings.load_profile("culm")
 
 
 def pytest_asyncio_loop_factories(
