@@ -208,6 +208,16 @@ class StoreBusy(Unavailable):
         super().__init__(f"the store cannot write: {reason}")
 
 
+class StoreClosed(StoreBusy):
+    """Its workspace has closed under the request; to a client that is as if it were gone."""
+
+    code, status, retryable = WorkspaceNotFound.code, WorkspaceNotFound.status, False
+
+    def __init__(self) -> None:
+        gone = WorkspaceNotFound()
+        AppError.__init__(self, gone.message, hint=gone.hint)
+
+
 class StoreDamaged(StoreBusy):
     """The file is not sound; it will be moved aside when it is opened next."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import uuid
 from pathlib import Path
 from typing import NewType
@@ -16,6 +17,10 @@ Epoch = NewType("Epoch", str)
 
 # One id per path for ever: a client that reconnects after a restart finds its workspace again.
 _WORKSPACE_NAMESPACE = uuid.UUID("6f1c2b0e-5d0a-5c39-9a55-0c6d2f7b4e11")
+
+
+_DASHED = "-".join(f"[0-9a-fA-F]{{{n}}}" for n in (8, 4, 4, 4, 12))
+_UUID = re.compile(rf"(?:urn:uuid:)?{_DASHED}|{{{_DASHED}}}|[0-9a-fA-F]{{32}}")
 
 
 class Ids:
@@ -50,8 +55,5 @@ def workspace_id_of(path: Path) -> WorkspaceId:
 
 
 def find_client_id(text: str) -> ClientId | None:
-    """The id in its canonical spelling, or None if the text is not a UUID."""
-    try:
-        return ClientId(str(uuid.UUID(text)))
-    except ValueError:
-        return None
+    """The id in its canonical spelling, or None if the text is in none of the four forms."""
+    return ClientId(str(uuid.UUID(text))) if _UUID.fullmatch(text) else None

@@ -14,6 +14,8 @@ _SECRETS = re.compile(
     r"(?i)(bearer\s+|\bsk-|(?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
 )
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 def redact(text: str) -> str:
     return _SECRETS.sub(r"\1[redacted]", text)
@@ -22,6 +24,11 @@ def redact(text: str) -> str:
 class _Text(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        # A path may hold a newline; it must not begin a line of its own here.
+        record.message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.message)
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))

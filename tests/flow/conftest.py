@@ -59,7 +59,8 @@ async def open_flow(
 ) -> AsyncGenerator[FlowServer]:
     clock = clock or FakeClock()
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
-        host = f"unix://{short}/s" if kind == "unix" else "tcp://127.0.0.1:0"
+        unix, tcp = f"unix://{short}/s", "tcp://127.0.0.1:0"
+        hosts = {"unix": (unix,), "tcp": (tcp,), "both": (unix, tcp)}[kind]
         flows: list[FlowServer] = []
 
         def on_leave() -> None:
@@ -67,7 +68,7 @@ async def open_flow(
                 flow.leave_calls += 1
                 flow.left.set()
 
-        options = serve_options(folder, host, settings=settings)
+        options = serve_options(folder, *hosts, settings=settings)
         async with open_server(options, clock, Ids(), on_leave) as server:
             flow = FlowServer(server, clock, folder)
             flows.append(flow)

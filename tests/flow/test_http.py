@@ -105,7 +105,7 @@ async def test_a_handler_that_fails_after_its_head_ends_the_connection_and_says_
 async def test_no_body_is_an_internal_error(flow: FlowServer, body: bytes) -> None:
     remote = await opened(flow)
     answer = await send(flow, "POST", remote.path("/sessions"), body)
-    assert answer.status in (200, 400)
+    assert answer.status in (200, 400, 413)
     if answer.status == 400:
         assert b"failed to decode request" in answer.body
         assert await remote.sessions() == []

@@ -81,7 +81,7 @@ def test_what_go_would_take_is_taken(body: bytes, expected: object) -> None:
         (b'{"args": {"x": 1}}', GetPrompt, r"\$\.args"),
         (b"true", InitAgent, "Expected `object`, got `bool`"),
         (b'{"title": "\\ud800", "x": ' + DEEP + b"}", SaveSession, "nested too deeply"),
-        (b'{"x": ' + b"[" * 100_000, SaveSession, "nested too deeply"),
+        (b'{"x": ' + b"[" * 90_000, SaveSession, "nested too deeply"),
     ],
 )
 def test_what_go_would_refuse_is_refused_and_named(body: bytes, kind: type, words: str) -> None:

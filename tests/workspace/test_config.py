@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def test_a_key_through_something_that_is_no_object_is_refused_by_name() -> None:
         set_key("options.debug.deeper", 1)({"options": {"debug": True}})
 
 
+def test_the_name_of_a_field_counts_whatever_its_case_and_that_in_a_map_as_it_is() -> None:
+    document = set_key("OPTIONS.Tui.Compact_Mode", value=True)({})
+    document = set_key("Providers.Demo.API_KEY", "k")(document)
+    demo = {"API_KEY": "k"}  # No field of what is shown.
+    assert document == {"options": {"tui": {"compact_mode": True}}, "providers": {"Demo": demo}}
+    assert remove_key("options.tui.COMPACT_MODE")(document)["options"] == {"tui": {}}
+
+
 def test_a_chosen_model_is_the_first_of_the_recent_ones_and_only_once() -> None:
     document: Document = {}
     for number in (1, 2, 3, 4, 5, 6, 2):
@@ -114,6 +123,22 @@ def test_the_workspaces_document_is_laid_over_the_users() -> None:
 def test_what_no_client_could_read_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"\$\.options\.tui\.transparent"):
         shown_config([{"options": {"tui": {"transparent": "yes"}}}], data_directory="", debug=False)
+
+
+def test_what_is_shown_has_a_bound_and_no_credentials_in_a_url() -> None:
+    providers: dict[str, Document] = {
+        "p": {"base_url": "https://user:secret@host/v1", "models": [{}] * 10}
+    }
+    config = shown_config([{"providers": providers}], data_directory="", debug=False)
+    assert config.providers["p"].base_url == "https://host/v1"
+    providers["p"]["models"] = [{}] * 5000
+    with pytest.raises(TooLarge):
+        shown_config([{"providers": providers}], data_directory="", debug=False)
+
+
+def test_nobody_can_make_a_client_report_elsewhere() -> None:
+    document: Document = {"options": {"disable_metrics": False}}
+    assert shown_config([document], data_directory="", debug=False).options.disable_metrics
 
 
 # --- the file
@@ -161,7 +186,7 @@ async def test_a_change_that_is_refused_changes_nothing_and_is_not_told(tmp_path
         with pytest.raises(TooLarge):
             await document.change(set_key("a", "x" * DOCUMENT_BYTES_MAX), accept)
         assert document.value == {}
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["c.json.lock"]
 
 
 async def test_a_disk_that_refuses_is_said_and_the_document_stays_as_it_was(tmp_path: Path) -> None:
@@ -176,9 +201,57 @@ async def test_a_disk_that_refuses_is_said_and_the_document_stays_as_it_was(tmp_
         assert document.value == {"a": 1}
 
 
+async def test_what_a_person_or_another_server_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    async with (
+        asyncio.timeout(WAIT_S),
+        open_document(file) as one,
+        open_document(file) as other,
+    ):
+        await one.change(set_key("one", 1), accept)
+        await other.change(set_key("other", 2), accept)
+        file.write_text(json.dumps({**json.loads(file.read_text()), "by hand": 3}))
+        both = [d.change(set_key(f"n{n}", n), accept) for n in range(20) for d in (one, other)]
+        for change in both:
+            await change
+        kept = json.loads(file.read_text())
+        assert kept == {"one": 1, "other": 2, "by hand": 3, **{f"n{n}": n for n in range(20)}}
+        file.write_text("{ // broken by hand")
+        with pytest.raises(ConfigDamaged):
+            await one.change(set_key("a", 1), accept)
+        assert file.read_text() == "{ // broken by hand"
+
+
+async def test_what_was_asked_for_before_the_close_is_done_before_it_ends(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        changes = [document.change(set_key(f"n{n}", n), accept) for n in range(20)]
+    for change in changes:
+        await change
+    assert len(json.loads((tmp_path / "c.json").read_text())) == 20
+
+
+async def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "c.json").symlink_to(tmp_path / "dotfiles" / "culm.json")
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        await document.change(set_key("a", 1), accept)
+    assert (tmp_path / "c.json").is_symlink()
+    assert json.loads((tmp_path / "dotfiles" / "culm.json").read_text()) == {"a": 1}
+
+
+async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.json")
+    async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
+        with pytest.raises(ConfigDamaged, match="no file"):
+            await document.change(set_key("a", 1), accept)
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "\x00", '{"options": 7}', '{"models": {"large": {"max_tokens": 1.5}}}']
-)
+    "text",
+    ["{", "[]", "\x00", '{"options": 7}', '{"models": {"large": {"max_tokens": 1.5}}}',
+     '{"a": NaN}', '{"a": "' + "x" * DOCUMENT_BYTES_MAX + '"}'],
+    ids=lambda text: text[:30],
+)  # fmt: skip
 async def test_a_file_that_somebody_broke_counts_as_empty_and_is_left_alone(
     tmp_path: Path, text: str
 ) -> None:

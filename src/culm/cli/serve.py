@@ -18,15 +18,28 @@ log = logging.getLogger(__name__)
 
 # One request may come as two signals: `timeout` sends one to us and one to our process group.
 ECHO_S = 0.2
+FILES = 16_384  # Connections by both kinds of socket, and the databases.
 
 
 def run_server(options: ServeOptions) -> None:
     """Serve until nobody needs the server or a signal comes; raises `ListenFailed`."""
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options))
         # All that must be done is done. A thread that hangs in a file system is not waited for.
         logging.shutdown()
         os._exit(0)
+
+
+def _raise_file_limit() -> None:
+    """Take the descriptors we may have: a shell's default of 1,024 is too few for our bounds."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

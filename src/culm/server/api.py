@@ -160,7 +160,7 @@ class Api:
     def _check(self, request: web.BaseRequest) -> None:
         connection = request.protocol
         assert isinstance(connection, Connection), "made by Connections"
-        connection.head_arrived()
+        connection.check_head(request)
         if connection.is_unix:
             self._gate.check_unix(connection.peer_uid)
         else:

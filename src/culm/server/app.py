@@ -13,7 +13,7 @@ from culm.server.routes import ROUTES
 from culm.workspace.registry import Registry
 
 KEEPALIVE_S = 120.0  # A Crush client keeps connections for 90 s and does not retry a lost POST.
-SHUTDOWN_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 2.5  # aiohttp waits so long for a handler, and once more after its cancel.
 LINGER_S = 3.0  # A client still sending what was refused has this long to read the answer.
 
 
@@ -36,6 +36,7 @@ async def open_http(
         max_line_size=HEAD_BYTES_MAX,
         max_field_size=HEAD_BYTES_MAX,
         lingering_time=LINGER_S,
+        auto_decompress=False,  # As in Go; and a little that becomes much would stop the loop.
     )
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []

@@ -4,9 +4,11 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from multidict import CIMultiDictProxy
 
 from culm.errors import Denied, InvalidRequest, Unauthenticated
 
@@ -22,15 +24,16 @@ class Gate:
     token: str | None  # None: no authentication was asked for.
     hosts: frozenset[str]  # Lower-case, as they may stand in a Host header.
 
-    def check_tcp(self, headers: Mapping[str, str]) -> None:
+    def check_tcp(self, headers: CIMultiDictProxy[str]) -> None:
         # A page of another site can reach a loopback port: by its own name (rebinding), or by
         # ours with its own Origin. Both are refused before the token is looked at.
         host = headers.get("Host", "")
         if host.lower() not in self.hosts:
             raise Denied(f"Host {host!r} is not one of ours", hint="see --allow-host")
-        origin = headers.get("Origin")
-        if origin is not None and origin.partition("://")[2].lower() not in self.hosts:
-            raise Denied("requests from other origins are refused")
+        for origin in headers.getall("Origin", ()):
+            scheme, _, name = origin.lower().partition("://")
+            if scheme not in ("http", "https") or name not in self.hosts:
+                raise Denied("requests from other origins are refused")
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise Denied("requests from other sites are refused")  # An image has no Origin.
         if self.token is not None:

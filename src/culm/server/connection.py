@@ -1,12 +1,13 @@
-"""One connection: who is at its other end, how long and how large a head may be.
+"""One connection: who is at its other end, and how much of our time and memory it may take.
 
-aiohttp bounds neither as a whole, and until the first head is there nobody is authenticated: this
-is all that stands between a stranger and our descriptors and memory. Later heads are bounded in
-time by the keep-alive; bodies by `problems.read_body`.
+aiohttp bounds no head as a whole, and until the first one is there nobody is authenticated: this
+is all that stands between a stranger and our descriptors and memory. Bodies are bounded by
+`problems.read_body`.
 """
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import struct
@@ -24,68 +25,57 @@ HEAD_S = 10.0
 HEAD_BYTES_MAX = 32 << 10
 CONNECTIONS_MAX = 4096
 TURN_AWAY_S = 0.1  # Accepted now, its transport is there some loop turns later.
-_HEAD_END = b"\r\n\r\n"
+STALL_S = 60.0  # A client that takes nothing of its answer for this long is let go.
+ANSWER_BYTES_WATCHED = 64 << 10  # What a transport takes without waiting for its reader.
 
 
 class Connection(web.RequestHandler):
     """Made by `Connections`."""
 
-    __slots__ = ("_head_bytes", "_head_tail", "_head_timer", "is_unix", "peer_uid")
+    __slots__ = ("_head_timer", "_idle_bytes", "_seen_bytes", "is_unix", "peer_uid")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # First what is ours: the base class may begin to serve at once.
         sock: socket.socket = transport.get_extra_info("socket")
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_uid = peer_uid(sock) if self.is_unix else None
-        self._begin_head()
+        self._idle_bytes = 0  # Came while no request was served: a head that is not whole.
+        self._seen_bytes = 0  # Came since a request was last handed out: no head is larger.
         loop = asyncio.get_running_loop()
         self._head_timer: asyncio.TimerHandle | None = loop.call_later(HEAD_S, self.force_close)
         super().connection_made(transport)
+        if isinstance(self._manager, Connections) and self._manager.is_full(self):
+            loop.call_later(TURN_AWAY_S, self.force_close)  # Whatever it says meanwhile.
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.head_arrived()
+        self._stop_clock()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_bytes is not None and self._is_too_much(data, self._head_bytes):
-            self._turn_away()
+        super().data_received(data)
+        self._seen_bytes += len(data)
+        if self._waiter is None or self._waiter.done():
+            self._idle_bytes = 0
         else:
-            super().data_received(data)
+            self._idle_bytes += len(data)
+            if self._idle_bytes > HEAD_BYTES_MAX:
+                self._turn_away()
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        finished = await super().finish_response(request, resp, start_time)
-        # What comes next is a head, unless a body was left unread or the next is here already.
-        if request.content.is_eof() and not self._messages:
-            self._begin_head()
-        return finished
+    def check_head(self, request: web.BaseRequest) -> None:
+        """Called with each request as it is handed out; raises `HeadTooLarge`."""
+        self._stop_clock()
+        seen = self._seen_bytes
+        if not self._messages:  # Otherwise some of it was the next one's.
+            self._seen_bytes = 0
+        if seen > HEAD_BYTES_MAX and _head_size(request) > HEAD_BYTES_MAX:
+            raise HeadTooLarge(HEAD_BYTES_MAX)
 
-    def head_arrived(self) -> None:
-        """Stop counting: the head is whole, or it no longer matters."""
-        self._head_bytes = None
+    def _stop_clock(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _begin_head(self) -> None:
-        self._head_bytes: int | None = 0  # None: not in a head.
-        self._head_tail = b""
-
-    def _is_too_much(self, data: bytes, before: int) -> bool:
-        """Whether the head, of which `data` is the next piece, is beyond its bound."""
-        known = len(self._head_tail)
-        joined = self._head_tail + data  # Its end may be cut anywhere.
-        found = joined.find(_HEAD_END)
-        size = before + (found if found >= 0 else len(joined)) - known
-        if found >= 0:
-            self.head_arrived()
-        else:
-            self._head_bytes, self._head_tail = size, joined[-3:]
-        return size > HEAD_BYTES_MAX
-
     def _turn_away(self) -> None:
-        self.head_arrived()
         if self.transport is not None:
             answer = problem(HeadTooLarge(HEAD_BYTES_MAX))
             assert isinstance(answer.body, bytes), "a problem is encoded when it is made"
@@ -95,6 +85,13 @@ class Connection(web.RequestHandler):
             )
             self.transport.write(head.encode() + answer.body)
         self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if self.transport is not None and (resp.content_length or 0) > ANSWER_BYTES_WATCHED:
+            asyncio.get_running_loop().call_later(STALL_S, _let_go, self.transport, math.inf)
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
@@ -117,14 +114,31 @@ class Connection(web.RequestHandler):
 
 
 class Connections(web.Server):
-    """Makes a `Connection` for everybody who connects; one too many is turned away."""
+    """Makes a `Connection` for everybody who connects."""
 
     def __call__(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        connection = Connection(self, loop=loop, **self._kwargs)
-        if len(self._connections) >= CONNECTIONS_MAX:
-            loop.call_later(TURN_AWAY_S, connection.force_close)  # Whatever it says meanwhile.
-        return connection
+        return Connection(self, loop=asyncio.get_running_loop(), **self._kwargs)
+
+    def is_full(self, newcomer: Connection) -> bool:
+        """Whether it is one too many. Strangers on TCP take no room from our own user's socket."""
+        if len(self._connections) <= CONNECTIONS_MAX:
+            return False
+        alike = [c for c in self.connections if getattr(c, "is_unix", None) == newcomer.is_unix]
+        return len(alike) > CONNECTIONS_MAX
+
+
+def _head_size(request: web.BaseRequest) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    return fields + len(request.method) + len(request.raw_path) + len(" HTTP/1.1\r\n\r\n")
+
+
+def _let_go(transport: asyncio.Transport, unread_before: float) -> None:
+    """Let go of a client that has taken nothing of a large answer for a while."""
+    unread = 0 if transport.is_closing() else transport.get_write_buffer_size()
+    if unread >= unread_before:
+        transport.abort()
+    elif unread:
+        asyncio.get_running_loop().call_later(STALL_S, _let_go, transport, unread)
 
 
 def peer_uid(sock: socket.socket) -> int | None:

@@ -5,7 +5,10 @@ from html import escape
 
 from culm.wire.codec import Json
 
-CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+CONTENT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 _STYLE = """
 :root { color-scheme: light dark; --soft: #8884; }

@@ -5,7 +5,7 @@ import logging
 from typing import TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from culm.errors import AppError, Denied, InvalidRequest, TooLarge, TooSlow, Unauthenticated
 from culm.wire.codec import encode
@@ -31,6 +31,8 @@ class MethodNotAllowed(Exception):
 
 def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
     """The answer to a request that failed; raises again if there is nobody to answer."""
+    if isinstance(exc, ConnectionError):
+        raise exc  # The client went away.
     if request.writer.output_size:
         log.error("%s %s failed in its answer", request.method, request.path, exc_info=exc)
         raise exc  # A second answer would be read as part of the first; the connection closes.
@@ -44,8 +46,6 @@ def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
             return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
         case web.RequestPayloadError():
             return problem(InvalidRequest("the body is not valid HTTP/1.1"))
-        case ConnectionError():
-            raise exc  # The client went away.
         case _:
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
             return answer(Problem("internal server error", "internal"), status=500)
@@ -74,7 +74,8 @@ def done(*, status: int = 200) -> web.Response:
 async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     if (request.content_length or 0) > bytes_max:
         raise TooLarge(f"the body may have at most {bytes_max} bytes")
-    if request.headers.get("Expect", "").lower() == "100-continue":
+    expects = request.headers.get("Expect", "").lower() == "100-continue"
+    if expects and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # Not yet the answer.
     body = bytearray()

@@ -46,6 +46,7 @@ async def stream_events(
     hub, transport = workspace.hub, request.transport
     if request.method == "HEAD" or transport is None:
         return EventResponse(hub.cursor if cursor is None else None)
+    request.protocol.close()  # Nothing can follow a stream, so no more is read from this client.
     # Subscribe first, count the claim second, so that nothing falls between.
     subscriber = hub.join(transport, query.view, filter_)
     response = EventResponse(hub.cursor if cursor is None else None)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from culm.clock import Clock
-from culm.errors import StoreBusy
+from culm.errors import StoreBusy, StoreClosed
 from culm.store.base import Job, run_group, settle_group
 from culm.store.sql import migrate
 
@@ -58,7 +58,7 @@ class MemoryDatabase:
 
     def submit(self, job: Job) -> None:
         if self._closing or self._file.busy:
-            raise StoreBusy("it is closed" if self._closing else "too many writes are waiting")
+            raise StoreClosed if self._closing else StoreBusy("too many writes are waiting")
         self._jobs.append(job)
         self._idle.clear()
         self._commit_soon()
@@ -70,7 +70,7 @@ class MemoryDatabase:
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         if self._closing:
-            raise StoreBusy("it is closed")
+            raise StoreClosed
         await asyncio.sleep(0)  # A real read lets others run.
         return query(self._file.connection)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from culm.clock import Clock
-from culm.errors import StoreBusy, StoreDamaged
+from culm.errors import StoreBusy, StoreClosed, StoreDamaged
 from culm.ids import Epoch, Ids
 from culm.store.base import Database, Event, Job, Op, Tx, find_meta, last_seq
 from culm.store.files import prepare_file
@@ -98,7 +98,14 @@ class Store:
         self.write(unit)
 
     def append(
-        self, type_: str, op: Op, *, session_id: str = "", entity_id: str = "", payload: bytes
+        self,
+        type_: str,
+        op: Op,
+        *,
+        session_id: str = "",
+        entity_id: str = "",
+        payload: bytes,
+        on_fail: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
         """Make one event durable whose payload no table holds."""
 
@@ -107,7 +114,7 @@ class Store:
                 type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True
             )
 
-        return self.write(unit)
+        return self.write(unit, on_fail=on_fail)
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run `query` in one read transaction, off the event loop."""
@@ -130,7 +137,9 @@ class Store:
 
     def _mind_health(self, error: Exception) -> None:
         self.damaged = self.damaged or isinstance(error, StoreDamaged)
-        if isinstance(error, StoreBusy) and self.health.state != "failing":
+        if isinstance(error, StoreClosed) or self.health.state == "failing":
+            return
+        if isinstance(error, StoreBusy):
             self._set_health(StoreHealth("failing", error.message))
 
     def _set_health(self, health: StoreHealth) -> None:

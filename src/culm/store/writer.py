@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from culm.clock import Clock
-from culm.errors import StoreBusy, StoreDamaged
+from culm.errors import StoreBusy, StoreClosed, StoreDamaged
 from culm.store.base import Job, run_group, settle_group, store_error
 
 T = TypeVar("T")
@@ -80,14 +80,14 @@ class FileDatabase:
 
     def submit(self, job: Job) -> None:
         if self._closing:
-            raise StoreBusy("it is closed")
+            raise StoreClosed
         if self._jobs.qsize() >= JOBS_MAX:
             raise StoreBusy(f"{JOBS_MAX} writes are waiting")
         self._jobs.put(job)
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         if self._closing:
-            raise StoreBusy("it is closed")
+            raise StoreClosed
         try:
             return await self._loop.run_in_executor(self._readers, self._read, query)
         except sqlite3.Error as exc:
@@ -95,7 +95,7 @@ class FileDatabase:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closing and task is not None and not task.cancelling():
-                raise StoreBusy("it is closed") from None  # The pool gave the read up, not we.
+                raise StoreClosed from None  # The pool gave the read up, not we.
             raise
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class FileDatabase:
         """The writer is gone: nobody waits for it any longer."""
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:
-                job.fail(StoreBusy("it is closed"))
+                job.fail(StoreClosed())
                 settle_group([job])
         self._written.set()
 

@@ -28,10 +28,16 @@ class PermissionNotification(Struct):
     denied: bool = False
 
 
-class PermissionGrant(Struct):
-    """Only `permission.id` counts: what is allowed is in the server's own record."""
+class PermissionRef(Struct):
+    """Of a request that a client sends back whole only the id is read."""
 
-    permission: PermissionRequest = field(default_factory=PermissionRequest)
+    id: str = ""
+
+
+class PermissionGrant(Struct):
+    """What is allowed by it is in the server's own record."""
+
+    permission: PermissionRef = field(default_factory=PermissionRef)
     action: str = ""
 
 

@@ -12,18 +12,20 @@ import re
 import string
 import sys
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
 
-from culm.errors import InvalidRequest
+from culm.errors import InvalidRequest, TooLarge
 
 T = TypeVar("T")
 Json = Any  # Any JSON value, where the wire leaves it open.
 
 INT_MAX = (1 << 63) - 1
 DIGITS_MAX = 310  # A float64 has no more before its point.
+PIECES_MAX = 100_000  # In one body: lists of files, variables and models have hundreds.
 
 encode = msgspec.json.Encoder().encode
 
@@ -34,7 +36,8 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def parse_body(data: bytes, kind: type[T]) -> T:
-    """Read a request body; raises `InvalidRequest` naming what is wrong and where."""
+    """Read a request body; raises `InvalidRequest` naming what is wrong and where, `TooLarge`."""
+    _check_size(data)
     try:
         try:
             value = msgspec.json.decode(data)
@@ -48,7 +51,7 @@ def parse_body(data: bytes, kind: type[T]) -> T:
 def fit(value: Json, kind: type[T]) -> T:
     """Read a JSON value as Go would read it into `kind`; raises `InvalidRequest`."""
     try:
-        return msgspec.convert(_as_go_reads(value, _type_info(kind), "$"), kind)
+        return msgspec.convert(_as_go_reads(value, _type_info(kind)), kind)
     except (msgspec.ValidationError, _Misfit) as exc:
         raise InvalidRequest(f"failed to decode request: {exc}") from exc
 
@@ -68,10 +71,28 @@ def encodable(value: T) -> T:
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_PIECES = re.compile(rb'[,\[{]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class _Misfit(Exception):
-    """A value that its field cannot take."""
+    """A value that its field cannot take; where it stands is noted on the way out."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.steps: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{self.problem} - at `${''.join(reversed(self.steps))}`"
+
+
+def _check_size(data: bytes) -> None:
+    """Refuse a body of very many pieces: each costs a hundred times the bytes it came in."""
+    # Most bodies are far from it; text full of brackets is looked at more closely.
+    if data.count(b",") + data.count(b"[") + data.count(b"{") + data.count(b'"') > PIECES_MAX:
+        beyond = islice(_PIECES.finditer(data), PIECES_MAX, None)
+        if next(beyond, None) is not None:
+            raise TooLarge(f"a body may have at most {PIECES_MAX} strings, commas and brackets")
 
 
 # --- what the quick reader refuses and Go does not: trailing bytes, half a surrogate pair
@@ -123,33 +144,33 @@ _FOLD = str.maketrans(string.ascii_uppercase + "\u017f\u212a", string.ascii_lowe
 _NO_LINE_ENDS = str.maketrans("", "", "\r\n")
 
 
-def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
+def _as_go_reads(value: Json, kind: inspect.Type) -> Json:
     """`value` as msgspec must see it: names as we spell them, null as the zero value."""
     match kind:
         case inspect.Metadata(type=inner):
-            return _as_go_reads(value, inner, where)
-        case inspect.AnyType():
-            _check_numbers(value, where)
-            return value
+            return _as_go_reads(value, inner)
         case inspect.UnionType() if value is None:
             return None
         case inspect.UnionType(types=types):
             given = [t for t in types if not isinstance(t, inspect.NoneType)]
-            return _as_go_reads(value, given[0], where) if len(given) == 1 else value
+            return _as_go_reads(value, given[0]) if len(given) == 1 else value
+        case inspect.AnyType():
+            _check_numbers(value)
+            return value
         case _ if value is None:
             return _zero(kind)
         case inspect.StructType() if isinstance(value, dict):
-            return _fields(cast("dict[str, Json]", value), kind, where)
+            return _fields(cast("dict[str, Json]", value), kind)
         case inspect.DictType(value_type=inner) if isinstance(value, dict):
             entries = cast("dict[str, Json]", value)
-            return {k: _as_go_reads(v, inner, f"{where}.{k}") for k, v in entries.items()}
+            return {k: _inside(f".{k}", v, inner) for k, v in entries.items()}
         case inspect.ListType(item_type=inner) if isinstance(value, list):
             items = cast("list[Json]", value)
-            return [_as_go_reads(v, inner, f"{where}[{n}]") for n, v in enumerate(items)]
+            return [_inside(n, v, inner) for n, v in enumerate(items)]
         case inspect.IntType() if isinstance(value, int) and not -INT_MAX - 1 <= value <= INT_MAX:
-            raise _Misfit(f"the number does not fit 64 bits - at `{where}`")
+            raise _Misfit("the number does not fit 64 bits")
         case inspect.FloatType():
-            _check_numbers(value, where)
+            _check_numbers(value)
             return value
         case inspect.BytesType() if isinstance(value, str) and ("\n" in value or "\r" in value):
             return value.translate(_NO_LINE_ENDS)  # Go passes over them in base64.
@@ -157,32 +178,61 @@ def _as_go_reads(value: Json, kind: inspect.Type, where: str) -> Json:
             return value
 
 
-def _check_numbers(value: Json, where: str) -> None:
+def _inside(step: str | int, value: Json, kind: inspect.Type) -> Json:
+    try:
+        return _as_go_reads(value, kind)
+    except _Misfit as exc:
+        exc.steps.append(f"[{step}]" if isinstance(step, int) else step)
+        raise
+
+
+def _check_numbers(value: Json) -> None:
     """Refuse what a float64 cannot hold, as Go does wherever a field takes any number."""
-    match value:
-        case dict():
-            for key, inner in cast("dict[str, Json]", value).items():
-                _check_numbers(inner, f"{where}.{key}")
-        case list():
-            for n, inner in enumerate(cast("list[Json]", value)):
-                _check_numbers(inner, f"{where}[{n}]")
-        case float() if math.isinf(value):
-            raise _Misfit(f"the number is too large - at `{where}`")
-        case int() if abs(value) > sys.float_info.max:
-            raise _Misfit(f"the number is too large - at `{where}`")
-        case _:
-            pass
+    step = ""
+    try:
+        match value:
+            case dict():
+                for key, inner in cast("dict[str, Json]", value).items():
+                    step = f".{key}"
+                    _check_numbers(inner)
+            case list():
+                for n, inner in enumerate(cast("list[Json]", value)):
+                    step = f"[{n}]"
+                    _check_numbers(inner)
+            case int() | float() if abs(value) > sys.float_info.max:
+                raise _Misfit("the number is too large")
+            case _:
+                pass
+    except _Misfit as exc:
+        exc.steps.append(step)
+        raise
 
 
-def _fields(given: dict[str, Json], kind: inspect.StructType, where: str) -> dict[str, Json]:
+def _fields(given: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]:
     exact, folded = _names(kind.cls)
     found: dict[str, Json] = {}
     for name, value in given.items():
         field = exact.get(name) or folded.get(name.translate(_FOLD))
         if field is not None and value is not None:  # Null leaves a field as it was: zero.
-            at = f"{where}.{field.encode_name}"
-            found[field.encode_name] = _as_go_reads(value, field.type, at)
+            spelled = field.encode_name
+            found[spelled] = _inside(f".{spelled}", value, field.type)
     return found
+
+
+def spelled_as(steps: list[str], kind: type) -> list[str]:
+    """A path of names through `kind` with each name of a field spelled as we spell it."""
+    info: inspect.Type | None = _type_info(kind)
+    spelled: list[str] = []
+    for step in steps:
+        field: inspect.Field | None = None
+        if isinstance(info, inspect.StructType):
+            exact, folded = _names(info.cls)
+            field = exact.get(step) or folded.get(step.translate(_FOLD))
+            info = None if field is None else field.type
+        else:  # The names in a map are anybody's, and count as they are.
+            info = info.value_type if isinstance(info, inspect.DictType) else None
+        spelled.append(step if field is None else field.encode_name)
+    return spelled
 
 
 @cache

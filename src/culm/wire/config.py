@@ -1,8 +1,8 @@
 """The configuration as every client reads it, and the bodies that change it.
 
-What is shown has no field for a key, a token, a header or an environment: they cannot be sent by
-mistake. A Crush client dereferences `options`, `options.tui` and `providers` without looking, so
-they are always objects.
+What is shown has no field for a provider's key or token, for headers or for an environment, so
+they cannot be sent by mistake. A Crush client dereferences `options`, `options.tui` and
+`providers` without looking, so they are always objects.
 """
 
 from typing import Literal
@@ -37,7 +37,6 @@ class Options(Struct):
     data_directory: str = ""
     debug: bool = False
     tui: TuiOptions = field(default_factory=TuiOptions)
-    # The client must neither report usage elsewhere nor consult a model catalogue of its own.
     disable_metrics: bool = True
     disable_provider_auto_update: bool = True
     disable_default_providers: bool = True

@@ -117,7 +117,7 @@ _EXAMPLES: tuple[Json, ...] = (
     agent.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
     asks.Skip(skip=True),
     _PERMISSION,
-    asks.PermissionGrant(_PERMISSION, "allow"),
+    asks.PermissionGrant(asks.PermissionRef(_PERMISSION.id), "allow"),
     asks.PermissionNotification("call_1", granted=True),
     asks.Resolved(resolved=False),
     asks.QuestionRequest("6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01", _SESSION, "call_9", [_QUESTION]),

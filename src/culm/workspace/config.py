@@ -5,20 +5,23 @@ A document is a JSON object in a file of its own. How it is changed and shown ar
 """
 
 import asyncio
-import json
+import fcntl
 import logging
+import os
 import re
-from collections.abc import AsyncGenerator, Callable
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import cast
 
 import msgspec
 from msgspec.structs import replace
 
-from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
-from culm.wire.codec import Json, clean, encode, fit
+from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, Rejected, TooLarge
+from culm.wire.codec import Json, clean, encode, fit, parse_body, spelled_as
 from culm.wire.config import Config, SelectedModel
 from culm.workspace.roots import replace_file
 
@@ -31,9 +34,13 @@ DOCUMENT_BYTES_MAX = 256 << 10
 KEY_CHARS_MAX = 512
 KEY_STEPS_MAX = 16
 VALUE_DEPTH_MAX = 64
+SHOWN_BYTES_MAX = 256 << 10  # Of what clients are shown, which every workspace repeats.
 RECENT_MAX = 5  # Models a client offers first.
+CLOSE_S = 5.0
+LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Whoever holds the lock holds it for one write.
 SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
 
+_CREDENTIALS = re.compile(r"//[^/@]*@")  # In a URL.
 _CHARACTER = re.compile(r"\\?.", re.DOTALL)  # Of a key, with the backslash that escapes it.
 
 
@@ -104,7 +111,7 @@ def _steps(key: str) -> list[str]:
             steps[-1] += character[-1]
     if not all(steps) or not 0 < len(steps) <= KEY_STEPS_MAX:
         raise InvalidRequest(f"key is not a dotted path of 1 to {KEY_STEPS_MAX} names: {key!r}")
-    return steps
+    return spelled_as(steps, Config)
 
 
 def _with(document: Document, steps: list[str], value: Json, key: str) -> Document:
@@ -141,7 +148,19 @@ def shown_config(documents: list[Document], *, data_directory: str, debug: bool)
     for document in documents:
         merged = _merged(merged, document)
     config = fit(merged, Config)
-    config.options = replace(config.options, data_directory=clean(data_directory), debug=debug)
+    config.options = replace(
+        config.options,
+        data_directory=clean(data_directory),
+        debug=debug,
+        # A client of ours neither reports usage elsewhere nor asks a catalogue of its own.
+        disable_metrics=True,
+        disable_provider_auto_update=True,
+        disable_default_providers=True,
+    )
+    for provider in config.providers.values():
+        provider.base_url = _CREDENTIALS.sub("//", provider.base_url)
+    if len(encode(config)) > SHOWN_BYTES_MAX:
+        raise TooLarge(f"what is shown of it may have at most {SHOWN_BYTES_MAX} bytes")
     return config
 
 
@@ -167,9 +186,8 @@ class DocumentFile:
     """
 
     def __init__(self, file: Path) -> None:
-        self.value: Document = {}  # As it is on disk.
+        self.value: Document = {}  # As it was last read or written.
         self._file = file
-        self._damage = ""  # Why the file that is there could not be read.
         self._thread = ThreadPoolExecutor(1, f"culm-{file.name}")
         self._listeners: dict[Callable[[], None], None] = {}
 
@@ -183,7 +201,7 @@ class DocumentFile:
     def change(self, edit: Edit, check: Callable[[Document], object]) -> asyncio.Future[Document]:
         """Write what `edit` makes of the document, unless `check` of that raises; then tell.
 
-        Both run in the document's thread, so they must be plain functions of what they are given.
+        Both run in the document's thread, so they must not change anything.
         """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, self._apply, edit, check)
@@ -198,38 +216,71 @@ class DocumentFile:
     def load(self) -> None:
         """Read the file; blocks. One that cannot be read counts as empty and is left alone."""
         try:
-            with self._file.open("rb") as source:
-                data = source.read(DOCUMENT_BYTES_MAX + 1)
-            value = json.loads(data)
-            if not isinstance(value, dict):
-                raise ValueError("it is no JSON object")
-            fit(value, Config)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, RecursionError, InvalidRequest) as exc:
-            self._damage = str(exc) or type(exc).__name__
-            log.error("ignoring %s: %s", self._file, self._damage)
-        else:
-            self.value = cast("Document", value)
+            self.value = self._read()
+        except ConfigDamaged as exc:
+            log.error("ignoring a document: %s", exc.message)
 
     def _apply(self, edit: Edit, check: Callable[[Document], object]) -> Document:
-        if self._damage:
-            raise ConfigDamaged(str(self._file), self._damage)
-        value = edit(self.value)
-        check(value)
-        data = encode(value) + b"\n"
-        if len(data) > DOCUMENT_BYTES_MAX:
-            raise TooLarge(f"the configuration may have at most {DOCUMENT_BYTES_MAX} bytes")
         try:
-            replace_file(self._file, data)
+            with _locked(self._file):
+                # Read again: a person, or another server of the same user, may have been here.
+                value = edit(self._read())
+                check(value)
+                data = encode(value) + b"\n"
+                if len(data) > DOCUMENT_BYTES_MAX:
+                    limit = f"at most {DOCUMENT_BYTES_MAX} bytes"
+                    raise TooLarge(f"the configuration may have {limit}")
+                replace_file(self._file.resolve(), data)
         except OSError as exc:
             raise DataUnusable(str(self._file.parent), exc.strerror or str(exc)) from exc
         self.value = value
         return value
 
-    def close(self) -> None:
-        """Let go; a write that has begun ends in its own time."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def _read(self) -> Document:
+        """Raises `ConfigDamaged` if what is there is no document."""
+        try:
+            # Not blocking: a pipe would keep us waiting for somebody to write into it.
+            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as source:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ConfigDamaged(str(self._file), "it is no file")
+                data = source.read(DOCUMENT_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return {}
+        except OSError as exc:
+            raise ConfigDamaged(str(self._file), exc.strerror or str(exc)) from exc
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise ConfigDamaged(str(self._file), f"it has more than {DOCUMENT_BYTES_MAX} bytes")
+        try:
+            value = parse_body(data, dict[str, Json])
+            fit(value, Config)
+        except Rejected as exc:
+            raise ConfigDamaged(str(self._file), exc.message) from exc
+        return value
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go."""
+        async with asyncio.timeout(CLOSE_S):
+            await asyncio.to_thread(self._thread.shutdown)
+
+
+@contextmanager
+def _locked(file: Path) -> Generator[None]:
+    """Keep other processes from changing `file` meanwhile; raises OSError if one does not end."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for attempt in range(LOCK_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == LOCK_TRIES - 1:
+                    raise
+                time.sleep(LOCK_EVERY_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @asynccontextmanager
@@ -239,4 +290,4 @@ async def open_document(file: Path) -> AsyncGenerator[DocumentFile]:
     try:
         yield document
     finally:
-        document.close()
+        await document.close()

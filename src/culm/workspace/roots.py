@@ -140,12 +140,16 @@ def replace_file(file: Path, data: bytes) -> None:
     """Write a private file whole or not at all; one writer at a time."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(descriptor)
-    temporary.replace(file)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(descriptor)
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # The disk may be full; leave it what there is.
+        raise
 
 
 def read_workspaces(data_dir: Path) -> list[Known]:

@@ -69,6 +69,7 @@ HEAL_EVERY_S = 5.0  # A store that failed is tried again this often.
 TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
 TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
 SNAPSHOT_MESSAGES_MAX = 50_000
+TITLE_CHARS_MAX = 10_000  # A listing repeats the title of every session.
 PATH_CHARS_MAX = 4096  # What the system allows.
 NEVER = datetime(1, 1, 1, tzinfo=UTC)  # Go's zero time, which clients take for "never".
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
@@ -103,6 +104,7 @@ class Workspace:
         self.store = store
         self._documents = documents  # By scope: the user's, this workspace's.
         self._config: Config | None = None  # What is shown, until a document changes.
+        self._config_untold = False
         self.messages = Messages(store, clock, ids)
         self.hub = Hub(
             store.epoch,
@@ -192,6 +194,7 @@ class Workspace:
 
     async def create_session(self, title: str) -> Session:
         self._check_open()
+        _check_title(title)
         unit = add_session(self._ids.session(), title, sessions_max=self._sessions_max)
         return await asyncio.shield(self.store.write(unit))
 
@@ -210,6 +213,7 @@ class Workspace:
 
     async def rename_session(self, session_id: SessionId, title: str) -> Session:
         self._check_open()
+        _check_title(title)
         write = self.store.write(rename_session(session_id, title))
         return self._present(await asyncio.shield(write))
 
@@ -265,9 +269,15 @@ class Workspace:
         await asyncio.shield(self._documents[scope].change(edit, check))
 
     def tell_config_changed(self) -> None:
+        """Tell it durably; if that cannot be now, when the store is well again."""
         self._config = None
+        self._config_untold = False
         payload = encode(ConfigChanged(self.about.id))
-        self.store.append("config_changed", "updated", payload=payload)
+
+        def failed(_: Exception) -> None:
+            self._config_untold = True
+
+        self.store.append("config_changed", "updated", payload=payload, on_fail=failed)
 
     # --- the state at once
 
@@ -335,6 +345,8 @@ class Workspace:
 
     def _tell_health(self, health: StoreHealth) -> None:
         self.hub.tell_live(Live("store_health", "", encode(health)))
+        if health.state != "failing" and self._config_untold:
+            self.tell_config_changed()
         if health.state == "failing" and not self.store.damaged and self._heal_timer is None:
             self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
 
@@ -386,6 +398,11 @@ class Workspace:
 
 def _keep(fate: Fate) -> None:
     pass
+
+
+def _check_title(title: str) -> None:
+    if len(title) > TITLE_CHARS_MAX:
+        raise InvalidRequest(f"title may have at most {TITLE_CHARS_MAX} characters")
 
 
 def _check_file_path(path: str) -> None:
