@@ -257,9 +257,9 @@ async def open_disk(folder: Path) -> AsyncGenerator[Disk]:
 async def write_until_refused(remote: RemoteWorkspace) -> tuple[list[SessionId], Refused]:
     """Sessions that were acknowledged before one was not. (Old blocks of the log have room.)"""
     kept: list[SessionId] = []
-    for _ in range(200):
+    for _ in range(1000):
         try:
-            kept.append((await remote.create_session("x" * 50_000)).id)
+            kept.append((await remote.create_session("x" * 9_000)).id)
         except Refused as exc:
             return kept, exc
     raise AssertionError("the disk is full, and yet everything was written")
