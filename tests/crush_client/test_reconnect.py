@@ -39,11 +39,12 @@ async def attached(flow: FlowServer, pauses: Pauses) -> AsyncGenerator[Tui]:
 
 
 async def cut(flow: FlowServer, tui: Tui) -> None:
-    """Close every connection of a client, and wait until the server knows."""
+    """Close every connection of a client, and wait until both sides know; call it on hold."""
     await tui.api.transport.aclose()
     claims = flow.workspace(tui.api.workspace_id).claims
     assert any(client_id == tui.api.client_id for client_id in claims.by_client)
     await until(lambda: not streams(flow, tui))
+    await tui.events.until(lambda: tui.events.degraded)
 
 
 def streams(flow: FlowServer, tui: Tui) -> int:
@@ -70,7 +71,6 @@ async def test_a_cut_connection_is_opened_again_and_what_was_missed_is_loaded(
         session_id = tui.screen.session_id
         pauses.hold()
         await cut(flow, tui)
-        assert tui.events.degraded
         (session,) = [s for s in await other.sessions.pick() if s.text("id") == session_id]
         assert await other.sessions.rename(session, "while you were away")
         before = len(tui.sent)
