@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run test bench clean
+.PHONY: setup run test bench soak clean
 
 setup: .venv/.ready
 
@@ -17,7 +17,7 @@ setup: .venv/.ready
 	@touch $@
 
 run: setup
-	@$(BIN)/python examples/two_clients.py
+	@$(BIN)/python examples/one_prompt.py
 
 test: setup
 	@./check
@@ -26,6 +26,11 @@ test: setup
 bench: setup
 	@$(BIN)/python -m bench.fanout $(ARGS)
 	@$(BIN)/python -m bench.http $(ARGS)
+	@$(BIN)/python -m bench.runs $(ARGS)
+
+# More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
+soak: setup
+	@$(BIN)/python -m tests.sim.soak $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out

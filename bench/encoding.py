@@ -11,10 +11,12 @@ from culm.config import Settings
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
+from culm.model.base import Model
+from culm.model.choice import Chosen
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.workspace.config import DocumentFile
-from culm.workspace.workspace import About, open_workspace
+from culm.workspace.workspace import About, Equipment, open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
 _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
@@ -32,6 +34,10 @@ class NullTransport:
     def abort(self) -> None: ...
 
 
+def _no_model(_: Chosen) -> Model:
+    raise AssertionError("nobody asks one here")
+
+
 async def event_us(streams: int, turns: int) -> float:
     """CPU µs that an event adds to a turn with this many streams."""
     file, clock, ids = MemoryFile(), LoopClock(), Ids()
@@ -39,7 +45,13 @@ async def event_us(streams: int, turns: int) -> float:
     async with (
         open_memory_store(file, clock, ids) as store,
         open_workspace(
-            about, store, (DocumentFile(Path("/")), DocumentFile(Path("/"))), clock, ids, Settings()
+            about,
+            store,
+            (DocumentFile(Path("/")), DocumentFile(Path("/"))),
+            Equipment(_no_model, {}, {}),
+            clock,
+            ids,
+            Settings(),
         ) as workspace,
     ):
         hub = workspace.hub

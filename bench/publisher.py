@@ -21,11 +21,11 @@ from culm.assemble import open_server
 from culm.clock import LoopClock
 from culm.config import ServeOptions, Settings
 from culm.ids import Ids
+from culm.run.draft import Draft
 from culm.server.listen import TcpAddress
 from culm.wire.messages import Finish, Text, TextPart
 from culm.wire.sessions import Session
 from culm.wire.workspaces import CreateWorkspace
-from culm.workspace.messages import Draft
 from culm.workspace.workspace import Workspace
 
 LISTED_CHARS = 900  # With ids and envelope about 1 KB a message.

@@ -1,14 +1,17 @@
 """What tests share: the promise a test shows, a clock wound by hand, a bound for every wait."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from culm.config import ServeOptions, Settings
+from culm.model.base import Model
+from culm.model.choice import Chosen
 from culm.workspace.config import DocumentFile
+from culm.workspace.workspace import Equipment
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
 
@@ -65,10 +68,31 @@ def no_documents() -> tuple[DocumentFile, DocumentFile]:
     return DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
 
 
-def serve_options(folder: Path, *hosts: str, settings: Settings | None = None) -> ServeOptions:
+def serve_options(
+    folder: Path,
+    *hosts: str,
+    settings: Settings | None = None,
+    config: Mapping[str, object] | None = None,
+) -> ServeOptions:
     """Options of a server that keeps to `folder`."""
     return ServeOptions(
         data_dir=folder / "data",
         hosts=hosts,
         settings=settings or Settings(),
+        config=config or {},
     )
+
+
+def model_config(url: str, **info: object) -> dict[str, object]:
+    """Configuration that names one model of one provider, which is at `url`."""
+    chosen = {"model": "demo-1", "provider": "demo"}
+    about = {"id": "demo-1", "name": "Demo One", "context_window": 200_000, **info}
+    provider = {"type": "openai-compat", "base_url": url, "api_key": "k", "models": [about]}
+    return {"models": {"large": chosen, "small": chosen}, "providers": {"demo": provider}}
+
+
+def no_model(_: Chosen) -> Model:
+    raise AssertionError("nobody is to ask a model here")
+
+
+NO_EQUIPMENT = Equipment(no_model, {}, {})

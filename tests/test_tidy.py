@@ -15,9 +15,13 @@ FUNCTION_LINES_MAX = 70
 # In the order the data flows; a module imports only from its own folder and from below it.
 LAYERS = (
     ("cli",),
+    ("testing",),  # Stands beside the product: only people and tests start it.
     ("assemble",),
     ("server",),
     ("workspace",),
+    ("run",),
+    ("tools",),
+    ("model",),
     ("events",),
     ("store",),
     ("wire",),

@@ -5,25 +5,34 @@ import errno
 import logging
 import os
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from culm.clock import Clock
 from culm.config import ServeOptions
-from culm.errors import DataUnusable, InvalidRequest, ListenFailed
+from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
+from culm.model.base import Model
+from culm.model.choice import Chosen, check_models
+from culm.model.openai import OpenAiModel
 from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
+from culm.store.files import has_unfinished_runs
 from culm.store.store import open_store
-from culm.workspace.config import DocumentFile, open_document
+from culm.tools.base import Tool
+from culm.workspace.config import Document, DocumentFile, check_config, open_document
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
-from culm.workspace.roots import Roots, project_folder, remember_workspace
-from culm.workspace.workspace import About, Workspace, open_workspace
+from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
+from culm.workspace.workspace import About, Equipment, Workspace, open_workspace
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # For one database at the start; a mount that hangs must not hang the server.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,11 @@ class Server:
 
 @asynccontextmanager
 async def open_server(
-    options: ServeOptions, clock: Clock, ids: Ids, on_leave: Callable[[], None]
+    options: ServeOptions,
+    clock: Clock,
+    ids: Ids,
+    on_leave: Callable[[], None],
+    tools: Mapping[str, Tool] | None = None,
 ) -> AsyncGenerator[Server]:
     """Listen, serve, and at the end of the block close everything in bounded stages.
 
@@ -58,8 +71,11 @@ async def open_server(
         gate = Gate(token, allowed_hosts(tcp, options.allow_hosts))
         async with (
             open_document(options.data_dir / "config.json") as user,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+            ) as http,
             open_registry(
-                _opener(options, user, clock, ids),
+                _opener(options, user, _equipment(options, http, tools or {}), clock, ids),
                 options.data_dir,
                 options.settings,
                 clock,
@@ -67,6 +83,8 @@ async def open_server(
             ) as registry,
             open_http(make_api(registry, gate), listeners, tls),
         ):
+            if _is_locking():  # Else they may be another server's, and at work.
+                await _resume(registry, options.data_dir)
             try:
                 yield Server(addresses, registry, token)
             finally:
@@ -76,20 +94,73 @@ async def open_server(
                 await registry.close()
 
 
-def _opener(options: ServeOptions, user: DocumentFile, clock: Clock, ids: Ids) -> OpenWorkspace:
-    roots = Roots(
-        started_s=clock.now_s(), locking=os.environ.get("CULM_NO_LOCK") not in ("1", "true")
-    )
+def _equipment(
+    options: ServeOptions, http: aiohttp.ClientSession, tools: Mapping[str, Tool]
+) -> Equipment:
+    def make_model(chosen: Chosen) -> Model:
+        return OpenAiModel(
+            http,
+            chosen.access,
+            chosen.settings.model,
+            stall_s=options.settings.model_stall_s,
+            sees_images=chosen.info.supports_attachments,
+        )
+
+    return Equipment(make_model, tools, _checked_config(options))
+
+
+def _checked_config(options: ServeOptions) -> Document:
+    """What the user wrote about models; raises `InvalidRequest` that says where."""
+    document = dict(options.config)
+    try:
+        check_config(document)
+        check_models(document)
+    except InvalidRequest as exc:
+        problem = exc.message.removeprefix("failed to decode request: ")
+        hint = "docs/models.md shows how providers and models are named"
+        raise InvalidRequest(f"{options.config_file}: {problem}", hint=hint) from exc
+    return document
+
+
+def _is_locking() -> bool:
+    return os.environ.get("CULM_NO_LOCK") not in ("1", "true")
+
+
+async def _resume(registry: Registry, data_dir: Path) -> None:
+    """Open every workspace that has a run not ended and not held, though no client asks."""
+    for known in await asyncio.to_thread(read_workspaces, data_dir):
+        folder = project_folder(Path(known.root), Path(known.path))
+        try:
+            async with asyncio.timeout(LOOK_S):
+                if await asyncio.to_thread(has_unfinished_runs, folder / "culm.db"):
+                    registry.resume(Path(known.path), Path(known.root))
+        except (AppError, OSError) as exc:  # A time-out is an OSError.
+            log.error("cannot go on with the runs of %s: %s", known.path, exc or "time-out")
+
+
+def _opener(
+    options: ServeOptions, user: DocumentFile, equipment: Equipment, clock: Clock, ids: Ids
+) -> OpenWorkspace:
+    roots = Roots(clock, locking=_is_locking())
     remembering = asyncio.Lock()  # One list, rewritten by one at a time.
 
     @asynccontextmanager
     async def open_one(about: About) -> AsyncGenerator[Workspace]:
         folder = project_folder(about.root, about.path)
         async with (
-            roots.hold(about.root),
+            roots.hold(about.root) as alive_s,
             open_store(folder / "culm.db", clock, ids) as store,
             open_document(folder / "config.json") as own,
-            open_workspace(about, store, (user, own), clock, ids, options.settings) as workspace,
+            open_workspace(
+                about,
+                store,
+                (user, own),
+                equipment,
+                clock,
+                ids,
+                options.settings,
+                alive_s=alive_s,
+            ) as workspace,
         ):
             async with remembering:
                 await asyncio.to_thread(_remember, options.data_dir, about)

@@ -28,3 +28,18 @@ class LoopClock:
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, action)
+
+
+async def pause(clock: Clock, delay_s: float) -> None:
+    """Wait for so long by that clock."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    timer = clock.call_later(delay_s, end)
+    try:
+        await over
+    finally:
+        timer.cancel()

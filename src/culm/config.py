@@ -6,13 +6,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
+
+# What the configuration file says about agents; all else in it are settings of the server.
+AGENT_KEYS = ("$schema", "providers", "models", "options")
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -51,6 +54,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "is fed from the log as it reads."
         ),
     ] = 1 << 20
+    runs_max: Annotated[Count, Meta(description="Live runs per workspace.")] = 1000
+    queue_max: Annotated[Count, Meta(description="Runs that wait in one session.")] = 100
+    run_wall_s: Annotated[
+        Seconds, Meta(description="A run ends after this, `budget`; 0 is never.")
+    ] = 6 * 3600.0
+    run_steps_max: Annotated[
+        int, Meta(ge=0, description="A run has at most this many steps; 0 is any number.")
+    ] = 1000
+    run_tokens_max: Annotated[
+        int, Meta(ge=0, description="A run uses at most about this many tokens; 0 is any number.")
+    ] = 0
+    run_cost_max: Annotated[
+        float, Meta(ge=0, description="A run costs at most about this many USD; 0 is any sum.")
+    ] = 0.0
+    away_s_max: Annotated[
+        Seconds,
+        Meta(description="Accepted runs go on by themselves if no server was away for longer."),
+    ] = 600.0
+    model_stall_s: Annotated[
+        Seconds, Meta(description="A model that sends nothing for this long is asked again.")
+    ] = 120.0
     workspaces_max: Annotated[Count, Meta(description="Open workspaces per server.")] = 256
     sessions_max: Annotated[Count, Meta(description="Sessions per workspace.")] = 100_000
 
@@ -68,6 +92,8 @@ class ServeOptions:
     tls_key: Path | None = None
     plaintext_network: bool = False
     settings: Settings = field(default_factory=Settings)
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Providers, models ...
+    config_file: Path | None = None  # ... and where that was read.
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
@@ -88,21 +114,41 @@ def default_host(env: Mapping[str, str]) -> str:
     return f"unix://{Path(tempfile.gettempdir()) / f'culm-{uid}' / 'culm.sock'}"
 
 
-def read_settings(file: Path | None, given: Mapping[str, float | None]) -> Settings:
-    """Settings from a JSON file, overridden by what was `given`; raises `InvalidRequest`."""
-    settings = Settings()
+def default_config_file(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "culm" / "culm.json"
+
+
+def read_config(
+    file: Path | None, env: Mapping[str, str], given: Mapping[str, float | None]
+) -> tuple[Settings, dict[str, Any], Path | None]:
+    """The user's configuration: settings, overridden by what was `given`, and all about models.
+
+    It is `file`, or else the default one if there is one; says which. Raises `InvalidRequest`.
+    """
+    document: dict[str, Any] = {}
+    if file is None and default_config_file(env).exists():
+        file = default_config_file(env)
     if file is not None:
-        try:
-            settings = msgspec.json.decode(file.read_bytes(), type=Settings)
-        except OSError as exc:
-            raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
-        except msgspec.ValidationError as exc:
-            hint = "docs/settings.md lists the settings"
-            raise InvalidRequest(f"{file}: {exc}", hint=hint) from exc
-        except msgspec.DecodeError as exc:
-            hint = 'a JSON object is wanted, for example {"linger_s": 600}'
-            raise InvalidRequest(f"{file} is not JSON: {exc}", hint=hint) from exc
+        document = _read_object(file)
+    ours = {key: document.pop(key) for key in AGENT_KEYS if key in document}
+    try:
+        settings = msgspec.convert(document, Settings)
+    except msgspec.ValidationError as exc:
+        hint = "docs/settings.md lists the settings, docs/models.md tells of providers and models"
+        raise InvalidRequest(f"{file}: {exc}", hint=hint) from exc
     for name, value in given.items():
         if value is not None and not math.isfinite(value):
             raise InvalidRequest(f"{name} must be a number of seconds, not {value}")
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+    asked = {name: value for name, value in given.items() if value is not None}
+    return replace(settings, **asked), ours, file
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except OSError as exc:
+        raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
+    except msgspec.MsgspecError as exc:
+        hint = 'a JSON object is wanted, for example {"linger_s": 600}'
+        raise InvalidRequest(f"{file} is not JSON: {exc}", hint=hint) from exc

@@ -99,6 +99,79 @@ class MessageNotFound(NotFound):
         super().__init__(f"message not found: {message_id}")
 
 
+class RunNotFound(NotFound):
+    code = "run_not_found"
+
+    def __init__(self, run_id: str = "") -> None:
+        super().__init__(f"run not found: {run_id}")
+
+
+class RunIdReused(Conflict):
+    code = "run_id_reused"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"run_id {run_id} was given before, with another prompt", hint="give a new one"
+        )
+
+
+class RunStarted(Conflict):
+    """It does not wait any more, so it cannot be changed."""
+
+    code = "run_started"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"run {run_id} does not wait any more", hint="cancel it instead")
+
+
+class RunNotHeld(Conflict):
+    code = "run_not_held"
+
+    def __init__(self, run_id: str, state: str) -> None:
+        super().__init__(f"run {run_id} is not held, it is {state}")
+
+
+class RunFolded(Conflict):
+    code = "run_folded"
+
+    def __init__(self, run_id: str, host_id: str) -> None:
+        super().__init__(
+            f"run {run_id} shares the turn of run {host_id}", hint=f"cancel run {host_id}"
+        )
+
+
+class ModelMissing(Conflict):
+    code = "model_missing"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the run's model cannot be used: {reason}", hint="see docs/models.md")
+
+
+class QueueDiffers(Conflict):
+    code = "queue_differs"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "run_ids are not the runs that wait now", hint="read the queue again and retry"
+        )
+
+
+class SessionBusy(Conflict):
+    code = "session_busy"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "session is currently processing another request", hint="wait for it, or cancel it"
+        )
+
+
+class NothingRuns(Conflict):
+    code = "nothing_runs"
+
+    def __init__(self) -> None:
+        super().__init__("no run of this session is live", hint="send a prompt instead")
+
+
 class ClientRetired(Conflict):
     code = "client_retired"
 
@@ -172,7 +245,8 @@ class AgentNotReady(InvalidRequest):
 
     def __init__(self) -> None:
         super().__init__(
-            "agent coordinator not initialized", hint="this version of culm has no agent yet"
+            "agent coordinator not initialized",
+            hint="name a provider and a model in culm.json (docs/models.md)",
         )
 
 
@@ -190,6 +264,26 @@ class NotBuilt(Failed):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"this version of culm has no {what}")
+
+
+class ModelFailed(Failed):
+    """A model gave no answer, or a broken one. `title` is for a banner, the message for details."""
+
+    code, status = "model_failed", 502
+
+    def __init__(
+        self,
+        title: str,
+        details: str,
+        *,
+        transient: bool = False,  # The same request may succeed in a moment.
+        retry_after_s: float | None = None,  # As the provider wishes.
+        hint: str = "",
+    ) -> None:
+        super().__init__(details, hint=hint)
+        self.title = title
+        self.transient = transient
+        self.retry_after_s = retry_after_s
 
 
 class ShuttingDown(Unavailable):

@@ -13,6 +13,8 @@ ClientId = NewType("ClientId", str)
 SessionId = NewType("SessionId", str)
 MessageId = NewType("MessageId", str)
 FileId = NewType("FileId", str)
+RunId = NewType("RunId", str)
+CancelId = NewType("CancelId", str)
 Epoch = NewType("Epoch", str)
 
 # One id per path for ever: a client that reconnects after a restart finds its workspace again.
@@ -43,6 +45,12 @@ class Ids:
 
     def file(self) -> FileId:
         return FileId(self._uuid())
+
+    def run(self) -> RunId:
+        return RunId(self._uuid())
+
+    def cancel(self) -> CancelId:
+        return CancelId(self._uuid())
 
     def epoch(self) -> Epoch:
         return Epoch(f"{self._random.getrandbits(48):012x}")

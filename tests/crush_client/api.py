@@ -44,6 +44,13 @@ class Api:
         self.client_id = client_id
         self.workspace_id = ""
 
+    @property
+    def sent(self) -> list[str]:
+        """Every request so far, with `W` for the workspace and `C` for the client."""
+        where = f"/v1/workspaces/{self.workspace_id}"
+        log = self.transport.log
+        return [line.replace(where, "W").replace(self.client_id, "C") for line in log]
+
     async def call(
         self,
         number: int,

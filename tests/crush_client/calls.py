@@ -4,6 +4,7 @@ Owns the snapshot of the workspace and the list of what went wrong unseen. Which
 is `client.py`, `polling.py` and `sessions.py`.
 """
 
+import asyncio
 from collections.abc import Mapping
 
 from tests.crush_client.api import Api, CallError
@@ -17,6 +18,8 @@ class Calls:
         self.api = api
         self.screen = screen
         self.log: list[str] = []
+        # What the UI loop does it does alone: no event is applied while it waits for an answer.
+        self.ui = asyncio.Lock()
         self.workspace: Record | None = None  # The snapshot to register again from.
 
     @property

@@ -49,10 +49,7 @@ class Tui:
 
     @property
     def sent(self) -> list[str]:
-        """Every request so far, with `W` for the workspace and `C` for the client."""
-        where = f"/v1/workspaces/{self.api.workspace_id}"
-        log = self.api.transport.log
-        return [line.replace(where, "W").replace(self.api.client_id, "C") for line in log]
+        return self.api.sent
 
     @property
     def is_running(self) -> bool:
@@ -151,6 +148,10 @@ class Tui:
         await self.calls.attempt(40, sid=self.screen.session_id)
         await self.polling.after_change()
 
+    async def summarize(self) -> bool:
+        """Whether it worked; returns when it is over, and a failure is a toast."""
+        return await self.calls.shown(44, None, sid=self.screen.session_id)
+
     # --- dialogs (§13.3, §10)
 
     async def answer_permission(self, action: str) -> bool:
@@ -207,7 +208,8 @@ class Tui:
     async def _consume(self) -> None:
         while True:
             event = await self.events.channel.get()
-            self._wanted |= dict.fromkeys(self.screen.apply(event))
+            async with self.calls.ui:
+                self._wanted |= dict.fromkeys(self.screen.apply(event))
             self._changed.set()
 
     async def _react(self) -> None:

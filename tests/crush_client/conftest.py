@@ -8,11 +8,7 @@ import pytest
 
 from tests.crush_client.servers import open_flow
 from tests.flow.conftest import FlowServer
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+from tests.flow.conftest import kind as kind
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ class EventLoop:
         self.state = State.CONNECTING
         self.degraded = False
         self.connections = 0  # Subscriptions that were answered with 200.
+        self.lines: list[bytes] = []  # All that ever came.
         self.recreated = 0
         self._home = home
         self._sleep = sleep
@@ -162,6 +163,7 @@ class EventLoop:
     async def _consume(self, body: Body) -> None:
         try:
             async for line in read_lines(body):
+                self.lines.append(line)
                 if event := parse_line(line):
                     await self.channel.put(event)  # Full: no more is read from the socket.
         except TransportError as exc:

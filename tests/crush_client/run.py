@@ -70,8 +70,9 @@ async def crush_run(
     wishes: Wishes | None = None,
     sleep: Sleep = asyncio.sleep,
     client_id: str = "",
+    sent: list[str] | None = None,
 ) -> Ended:
-    """The whole command; raises `RunHung` where the real one never ends."""
+    """The whole command; raises `RunHung` where the real one never ends. `sent` as of a TUI."""
     api = Api(Transport(parse_host(startup.host)), client_id or new_id())
     try:
         await startup.ensure()
@@ -84,6 +85,8 @@ async def crush_run(
             await retire(api)
     finally:
         await api.transport.aclose()
+        if sent is not None:
+            sent += api.sent
 
 
 async def _run(api: Api, workspace: Record, prompt: str, wishes: Wishes, sleep: Sleep) -> Ended:

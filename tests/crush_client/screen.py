@@ -42,6 +42,8 @@ class Item:
     role: str
     text: str = ""
     finish: str = ""  # The reason; empty while it is open.
+    banner: tuple[str, str] = ("", "")  # Title and details of what went wrong.
+    is_summary: bool = False
 
 
 @dataclass(slots=True)
@@ -202,6 +204,7 @@ class Screen:
 
 def _item(message: Record) -> Item:
     item = Item(message.text("id"), message.text("role"))
+    item.is_summary = message.flag("is_summary_message")
     found: set[str] = set()
     for part in message.records("parts"):
         kind = part_type(part)
@@ -209,6 +212,8 @@ def _item(message: Record) -> Item:
             item.text = part.text("text")
         elif kind == "finish" and kind not in found:
             item.finish = part.text("reason")
+            if item.finish == "error":
+                item.banner = (part.text("message"), part.text("details"))
         found.add(kind)
     return item
 

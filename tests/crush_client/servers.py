@@ -6,7 +6,7 @@ Owns what it starts. Authentication is off on TCP, as a Crush client cannot send
 import asyncio
 import re
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from culm.assemble import open_server
 from culm.config import Settings
 from culm.ids import Ids
+from culm.tools.base import Tool
 from tests.crush_client.startup import Project, Startup
 from tests.flow.conftest import FlowServer
 from tests.live.harness import SERVE, ProcessServer, open_process
@@ -63,19 +64,26 @@ def project(flow: FlowServer, name: str = "project") -> Project:
 
 @asynccontextmanager
 async def open_flow(
-    folder: Path, kind: str, *, host: str = "", settings: Settings | None = None
+    folder: Path,
+    kind: str,
+    *,
+    host: str = "",
+    settings: Settings | None = None,
+    config: Mapping[str, object] | None = None,
+    tools: Mapping[str, Tool] | None = None,
 ) -> AsyncGenerator[FlowServer]:
     """As the one of tests/flow, without a token; `host` to come back to an address."""
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
         fresh = f"unix://{short}/s" if kind == "unix" else "tcp://127.0.0.1:0"
         clock, flows = FakeClock(), list[FlowServer]()
-        options = replace(serve_options(folder, host or fresh, settings=settings), auth=False)
+        served = serve_options(folder, host or fresh, settings=settings, config=config)
+        options = replace(served, auth=False)
 
         def on_leave() -> None:
             for flow in flows:
                 flow.left.set()
 
-        async with open_server(options, clock, Ids(), on_leave) as server:
+        async with open_server(options, clock, Ids(), on_leave, tools) as server:
             flows.append(FlowServer(server, clock, folder))
             try:
                 yield flows[0]

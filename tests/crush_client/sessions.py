@@ -79,12 +79,13 @@ class Sessions:
         return True
 
     async def _load_messages(self, session_id: str) -> None:
-        try:
-            messages = records(await self._calls.api.call(20, sid=session_id))
-        except CallError as exc:
-            self._screen.toasts.append(str(exc))
-            return
-        self._screen.show_messages(messages)
+        async with self._calls.ui:
+            try:
+                messages = records(await self._calls.api.call(20, sid=session_id))
+            except CallError as exc:
+                self._screen.toasts.append(str(exc))
+                return
+            self._screen.show_messages(messages)
         for message in messages:
             for part in message.records("parts"):
                 if part_type(part) == "tool_call" and part.text("name") in NESTING_TOOLS:

@@ -3,12 +3,14 @@
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.crush_client.agents import assert_flawless, open_agent, open_attached
 from tests.crush_client.api import CallError, StatusError
 from tests.crush_client.client import Tui, open_tui
-from tests.crush_client.golang import decode
+from tests.crush_client.golang import decode, record
 from tests.crush_client.servers import project, startup_for
 from tests.crush_client.startup import new_id
 from tests.crush_client.transport import Request
@@ -47,6 +49,29 @@ async def test_a_tui_attaches_with_the_calls_of_the_real_one_and_nothing_fails(
         assert (tui.calls.log, tui.screen.toasts) == ([], [])
     reused = ["shutdown_if_idle 409", "reuse", "ready"]
     assert startup.trail == (["tcp"] if kind == "tcp" else reused)
+
+
+async def test_a_tui_whose_server_has_a_model_finds_its_agent_ready_and_says_who_it_is(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_agent(tmp_path, kind) as agent, open_attached(agent) as tui:
+        assert tui.sent[:6] == [
+            "POST /v1/workspaces",
+            "POST W/agent/init",
+            "GET W/permissions/skip",
+            *["GET W/agent"] * 2,
+            "GET W/project/needs-init",
+        ]
+        assert Counter(tui.sent[6:])["GET W/agent"] == 3  # Ready, busy, and the model's name.
+        assert (tui.screen.is_ready, tui.screen.is_busy, tui.needs_init) == (True, False, False)
+        info = await tui.api.get(35)
+        assert info.record("model").text("name") == "Demo One"
+        assert info.record("model").integer("context_window") == 200_000
+        chosen = info.record("model_cfg")
+        assert (chosen.text("provider"), chosen.text("model")) == ("demo", "demo-1")
+        provider = record(tui.calls.config.mapping("providers")["demo"])
+        assert provider.text("api_key") == ""
+        assert_flawless(tui)
 
 
 async def test_the_workspace_of_an_attach_is_the_one_asked_for_and_its_config_panics_nobody(

@@ -1,4 +1,4 @@
-"""Prompts, cancels and dialogs while there is no agent: what a person gets to see."""
+"""Prompts, cancels and dialogs while no model is configured: what a person gets to see."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -29,7 +29,7 @@ async def told(tui: Tui, line: str) -> None:
     await tui.events.channel.put(event)
 
 
-async def test_a_prompt_without_an_agent_is_rejected_before_a_session_is_made(
+async def test_a_prompt_without_a_model_is_rejected_before_a_session_is_made(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""`crush run`: aborts as documented while there is no agent, and knows how a run ends."""
+"""`crush run`: one prompt to its end, and the ways in which it ends otherwise."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,15 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from culm.testing.model_server import open_model_server
+from culm.testing.script import Reply, Script
+from tests.crush_client.agents import (
+    assert_flawless,
+    events_of,
+    finishes,
+    open_agent,
+    open_attached,
+    said,
+    told,
+)
 from tests.crush_client.api import Api, CallError, StatusError
 from tests.crush_client.client import open_tui
 from tests.crush_client.events import parse_line
 from tests.crush_client.lines import EVENTS, SESSION, TURN, line
 from tests.crush_client.run import (
     NO_PROVIDERS,
+    READY_EVERY_S,
     READY_TRIES,
     Ended,
     RunHung,
+    Wishes,
     crush_run,
     on_run_event,
     prompt_and_watch,
@@ -25,6 +38,7 @@ from tests.crush_client.run import (
 )
 from tests.crush_client.servers import (
     Pauses,
+    open_flow,
     open_script,
     project,
     read_request,
@@ -34,8 +48,10 @@ from tests.crush_client.sessions import create_session
 from tests.crush_client.startup import create_workspace, new_id
 from tests.crush_client.transport import Transport, parse_host
 from tests.flow.conftest import FlowServer
-from tests.support import WAIT_S
+from tests.flow.drive import until
+from tests.support import WAIT_S, model_config
 
+SELECTED = {"model": "demo-1", "provider": "demo"}
 RUN = "3b1c1a52-1111-4222-8333-444455556666"
 
 
@@ -52,7 +68,7 @@ async def registered(flow: FlowServer) -> AsyncGenerator[Api]:
             await api.transport.aclose()
 
 
-# --- against the real server
+# --- against the real server, which has no model
 
 
 async def test_a_run_without_an_enabled_provider_aborts_and_leaves_nothing_behind(
@@ -86,12 +102,174 @@ async def test_a_run_waits_for_the_agent_30_s_and_gives_up(flow: FlowServer) -> 
     assert pauses.asked == [0.2] * READY_TRIES
 
 
-async def test_a_prompt_of_a_run_is_refused_while_there_is_no_agent(flow: FlowServer) -> None:
+async def test_a_prompt_of_a_run_is_refused_while_no_model_is_configured(flow: FlowServer) -> None:
     async with registered(flow) as api:
         session = await create_session(api, "non-interactive")
         refused = r"^status code 400: agent coordinator not initialized$"
         with pytest.raises(StatusError, match=refused):
             await prompt_and_watch(api, session.text("id"), "hi")
+
+
+# --- against the real server, for real
+
+
+async def test_a_run_makes_the_calls_of_the_real_one_and_prints_the_answer(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_agent(tmp_path, kind, Reply(text="There are 3 files.")) as agent:
+        sent: list[str] = []
+        ended = await crush_run("list files", agent.project, agent.startup, sent=sent)
+        assert ended == Ended("There are 3 files.")
+        assert sent == [
+            "POST /v1/workspaces",
+            "POST W/agent/init",
+            "GET W/agent",
+            "POST W/agent/update",
+            "POST W/sessions",
+            "GET W/events?client_id=C",
+            "POST W/agent",
+            "DELETE /v1/clients/C",
+        ]
+
+
+async def test_a_run_polls_until_somebody_selects_a_model(tmp_path: Path, kind: str) -> None:
+    async with (
+        open_model_server(Script(otherwise=Reply(text="Now I can."))) as model,
+        asyncio.timeout(WAIT_S),
+    ):
+        providers = {"providers": model_config(model.url)["providers"]}
+        async with open_flow(tmp_path, kind, config=providers) as flow:
+            startup = startup_for(flow.url, flow.folder)
+            async with open_tui(project(flow), startup) as tui:
+                pauses: list[float] = []
+
+                async def sleep(seconds: float) -> None:
+                    pauses.append(seconds)
+                    if len(pauses) == 3:
+                        body = {"scope": 0, "model_type": "large", "model": SELECTED}
+                        await tui.api.call(49, body)
+
+                ended = await crush_run("hi", project(flow), startup, sleep=sleep)
+                assert (ended, pauses) == (Ended("Now I can."), [READY_EVERY_S] * 3)
+
+
+async def test_a_run_ends_with_the_error_of_its_model(tmp_path: Path, kind: str) -> None:
+    async with open_agent(tmp_path, kind, Reply(status=401)) as agent:
+        ended = await crush_run("hi", agent.project, agent.startup)
+    # Our `agent_event` comes before our `run_complete`, and either would do.
+    assert ended.output == ""
+    assert ended.error.startswith("agent error: Authentication problem: ")
+    assert "refused the key (401)" in ended.error
+
+
+async def test_a_run_that_reads_only_its_run_complete_ends_with_the_same_error(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_agent(tmp_path, kind, Reply(status=401)) as agent, open_attached(agent) as tui:
+        assert await tui.send_prompt("hi")
+        await tui.until(lambda: "run_complete" in told(tui))
+        (complete,) = [event for event in events_of(tui) if event.type == "run_complete"]
+        run_id, session_id = complete.payload.text("run_id"), tui.screen.session_id
+        ended = on_run_event(complete, run_id, session_id)
+    assert ended is not None
+    assert ended.error.startswith("agent run failed: Authentication problem: ")
+
+
+async def test_a_run_whose_agent_breaks_off_prints_nothing_and_says_why(
+    tmp_path: Path, kind: str
+) -> None:
+    async with open_agent(tmp_path, kind, Reply(deltas=["Once upon"], hold_after=1)) as agent:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(crush_run("story", agent.project, agent.startup))
+            await agent.question()
+            await agent.flow.server.registry.close()
+        assert running.result().error.startswith("agent error: Interrupted")
+
+
+async def test_a_run_that_somebody_cancels_prints_what_there_is_and_succeeds(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(deltas=["Once upon"], hold_after=1)) as agent,
+        open_attached(agent) as tui,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(crush_run("story", agent.project, agent.startup))
+        await agent.question()
+        await agent.title()
+        (session,) = await tui.sessions.pick()
+        await tui.calls.attempt(40, sid=session.text("id"))
+        assert await running == Ended("Once upon")
+        await tui.until(lambda: "run_complete cancelled" in told(tui))
+        assert "error" not in told(tui)
+        assert_flawless(tui)
+
+
+async def test_a_run_does_not_end_with_the_runs_of_others(tmp_path: Path, kind: str) -> None:
+    replies = Reply(text="Mine.", hold_after=0), Reply(text="Of another."), Reply(status=401)
+    async with (
+        open_agent(tmp_path, kind, *replies) as agent,
+        open_attached(agent) as tui,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(crush_run("mine", agent.project, agent.startup))
+        asked = await agent.question()
+        for finish in ("end_turn", "error"):
+            assert await tui.send_prompt("another")
+            await tui.until(lambda finish=finish: finishes(tui)[-1:] == [finish])
+        assert not running.done()
+        agent.model.release(asked)
+        assert await running == Ended("Mine.")
+        assert_flawless(tui)
+
+
+async def test_two_runs_in_one_session_take_turns_and_each_prints_its_own_answer(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(text="First.", hold_after=0), Reply(text="Second.")
+    async with (
+        open_agent(tmp_path, kind, *replies) as agent,
+        open_attached(agent) as tui,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await tui.sessions.create()
+        wishes = Wishes(session=tui.screen.session_id)
+        one = tasks.create_task(crush_run("one", agent.project, agent.startup, wishes=wishes))
+        asked = await agent.question()
+        two = tasks.create_task(crush_run("two", agent.project, agent.startup, wishes=wishes))
+        live = agent.flow.workspace(tui.api.workspace_id).runs
+        await until(lambda: len(live.live()) == 2)
+        await tui.polling.queue()
+        assert tui.screen.queue == ["two"]
+        agent.model.release(asked)
+        assert [await one, await two] == [Ended("First."), Ended("Second.")]
+        await tui.until(lambda: len(tui.screen.items) == 4 and finishes(tui)[-1] == "end_turn")
+        assert [text for _, text, _ in said(tui)] == ["one", "First.", "two", "Second."]
+        assert_flawless(tui)
+
+
+async def test_a_run_continues_the_last_session_and_sees_what_was_said(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(text="Forty-two."), Reply(text="Still forty-two.")
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        assert await crush_run("the answer?", agent.project, agent.startup) == Ended("Forty-two.")
+        wishes = Wishes(continue_last=True)
+        ended = await crush_run("really?", agent.project, agent.startup, wishes=wishes)
+        assert ended == Ended("Still forty-two.")
+        assert len(await tui.sessions.pick()) == 1
+        assert b"Forty-two." in agent.model.requests[-1].raw
+        assert_flawless(tui)
+
+
+async def test_a_run_with_a_model_of_its_own_asks_that_one(tmp_path: Path, kind: str) -> None:
+    async with open_agent(tmp_path, kind, Reply(text="I am another.")) as agent:
+        wishes = Wishes(model=("demo", "demo-2"))
+        ended = await crush_run("who?", agent.project, agent.startup, wishes=wishes)
+        assert ended == Ended("I am another.")
+        asked = await agent.question()
+        (seen,) = [seen for seen in agent.model.requests if seen.n == asked]
+        assert b'"model":"demo-2"' in seen.raw
 
 
 # --- how a run ends

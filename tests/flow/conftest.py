@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from culm.assemble import Server, open_server
 from culm.client.http import Client, open_client
 from culm.config import Settings
 from culm.ids import ClientId, Ids
+from culm.tools.base import Tool
 from culm.workspace.workspace import Workspace
 from tests.support import WAIT_S, FakeClock, serve_options
 
@@ -55,7 +56,13 @@ class FlowServer:
 
 @asynccontextmanager
 async def open_flow(
-    folder: Path, kind: str, *, settings: Settings | None = None, clock: FakeClock | None = None
+    folder: Path,
+    kind: str,
+    *,
+    settings: Settings | None = None,
+    clock: FakeClock | None = None,
+    config: Mapping[str, object] | None = None,
+    tools: Mapping[str, Tool] | None = None,
 ) -> AsyncGenerator[FlowServer]:
     clock = clock or FakeClock()
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
@@ -68,8 +75,8 @@ async def open_flow(
                 flow.leave_calls += 1
                 flow.left.set()
 
-        options = serve_options(folder, *hosts, settings=settings)
-        async with open_server(options, clock, Ids(), on_leave) as server:
+        options = serve_options(folder, *hosts, settings=settings, config=config)
+        async with open_server(options, clock, Ids(), on_leave, tools) as server:
             flow = FlowServer(server, clock, folder)
             flows.append(flow)
             try:

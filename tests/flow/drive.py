@@ -258,11 +258,12 @@ def is_locked(root: Path) -> bool:
 _HOLD = """
 import asyncio, sys
 from pathlib import Path
+from culm.clock import LoopClock
 from culm.errors import DataLocked
 from culm.workspace.roots import Roots
 
 async def hold() -> None:
-    async with Roots(started_s=0).hold(Path(sys.argv[1])):
+    async with Roots(LoopClock()).hold(Path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
 

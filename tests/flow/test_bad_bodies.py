@@ -32,6 +32,7 @@ async def opened(flow: FlowServer) -> RemoteWorkspace:
 def target(route: Route, workspace_id: str, client_id: str = UNKNOWN) -> str:
     """A route's path with everything in it but the body as it should be."""
     path = route.path.replace("{workspace_id}", workspace_id).replace("{session_id}", "s")
+    path = path.replace("{run_id}", UNKNOWN)
     return f"{path}?client_id={client_id}" if "query" in route.hints() else path
 
 

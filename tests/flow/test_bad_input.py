@@ -256,7 +256,7 @@ def get_target(path: str, remote: RemoteWorkspace, session_id: str, client_id: s
     path = path.replace("{workspace_id}", remote.id).replace("{session_id}", session_id)
     wants = {"/events": f"?client_id={client_id}", "/auth-url": "?name=x"}
     ends = [query for end, query in wants.items() if path.endswith(end)]
-    return path.replace("{lsp}", "x") + "".join(ends)
+    return path.replace("{lsp}", "x").replace("{run_id}", UNKNOWN) + "".join(ends)
 
 
 async def test_an_unknown_workspace_is_404_on_every_route_but_its_release(flow: FlowServer) -> None:
@@ -265,7 +265,8 @@ async def test_an_unknown_workspace_is_404_on_every_route_but_its_release(flow: 
             if "{workspace_id}" not in route.path:
                 continue
             path = route.path.replace("{workspace_id}", UNKNOWN).replace("{session_id}", "s")
-            target = path.replace("{lsp}", "x") + f"?client_id={UNKNOWN}&name=x"
+            path = path.replace("{lsp}", "x").replace("{run_id}", UNKNOWN)
+            target = f"{path}?client_id={UNKNOWN}&name=x"
             answer = await line.ask(route.method, target, b"{}")
             if (route.method, route.path[-1]) == ("DELETE", "}") and "sessions" not in route.path:
                 assert (answer.status, answer.body) == (200, b"")
@@ -286,9 +287,11 @@ OF_SESSION: list[tuple[str, str, int, object]] = [
     ("GET", "/sessions/{}/filetracker/files", 200, []),
     ("GET", "/agent/sessions/{}/prompts/list", 200, []),
     ("GET", "/agent/sessions/{}/prompts/queued", 200, 0),
+    ("GET", "/agent/sessions/{}/queue", 200, []),
     ("POST", "/agent/sessions/{}/cancel", 200, None),
     ("POST", "/agent/sessions/{}/prompts/clear", 200, None),
 ]
+OF_RUN = [("GET", ""), ("PUT", ""), ("POST", "/cancel"), ("POST", "/start"), ("POST", "/drop")]
 
 
 @pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])
@@ -310,6 +313,25 @@ async def test_an_unknown_session_is_404_its_lists_are_empty_and_its_cancel_is_2
         prompt = b'{"session_id": "unknown", "prompt": "p"}'
         answer = await line.ask("POST", remote.path("/agent"), prompt)
         assert (answer.status, message(answer)) == (400, "agent coordinator not initialized")
+
+
+@pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])
+async def test_an_unknown_run_is_404_on_every_route_of_a_run(flow: FlowServer, odd: str) -> None:
+    remote = await opened(flow)
+    async with open_line(flow) as line:
+        for method, path in OF_RUN:
+            answer = await line.ask(method, remote.path(f"/runs/{odd}{path}"), b'{"prompt": "p"}')
+            assert answer.status == 404, path
+            assert message(answer).startswith("run not found: "), path
+
+
+async def test_runs_are_listed_by_session_and_by_a_state_that_there_is(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    for query in ("", "?session=unknown", "?state=held", "?session=a%20b&state=ended&x=y"):
+        answer = await send(flow, "GET", remote.path(f"/runs{query}"))
+        assert (answer.status, answer.json()) == (200, []), query
+    answer = await send(flow, "GET", remote.path("/runs?state=asleep"))
+    assert (answer.status, "state" in message(answer)) == (400, True)
 
 
 @pytest.mark.parametrize("odd", ["m-1$$call/1", "a b", "ä%20%", "x" * 500, "a;b=c&d?e#f"])

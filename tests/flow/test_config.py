@@ -7,6 +7,9 @@ from typing import Any, cast
 import pytest
 
 from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.testing.model_server import open_model_server
+from culm.testing.script import Reply, Script
+from culm.wire.agent import AgentInfo
 from culm.wire.config import (
     RemoveConfig,
     SelectedModel,
@@ -93,6 +96,32 @@ async def test_a_key_that_is_kept_is_never_shown_again(
     assert SECRET.encode() not in seen
     answer = await send(flow, "GET", here.path("/config"))
     assert "my.provider" in cast("dict[str, Any]", answer.json())["providers"]
+
+
+@contract("EXC-21")
+async def test_a_model_that_a_client_names_is_asked_with_the_key_it_gave_and_no_other_sees_it(
+    flow: FlowServer,
+) -> None:
+    here = await opened(flow)
+    script = Script(otherwise=Reply(text="Hello."))
+    async with open_model_server(script) as model, open_events(flow, here) as stream:
+        provider = {"type": "openai-compat", "base_url": model.url}
+        selected = SelectedModel("demo-1", "demo")
+        for path, wish in (
+            ("set", SetConfig(0, "providers.demo", provider)),
+            ("provider-key", SetProviderKey(0, "demo", "string", SECRET)),
+            ("model", SetModel(0, "large", selected)),
+        ):
+            await here.client.request("POST", here.path(f"/config/{path}"), wish)
+        info = await here.client.ask("GET", here.path("/agent"), AgentInfo)
+        assert (info.is_ready, info.model_cfg) == (True, selected)
+        session = await here.create_session("s")
+        body = {"session_id": session.id, "prompt": "hi"}
+        assert (await send(flow, "POST", here.path("/agent"), body)).status == 202
+        seen = await stream.until(b'"type":"run_complete"')
+        asked = model.requests[0]
+    assert asked.headers["Authorization"] == f"Bearer {SECRET}"
+    assert SECRET.encode() not in asked.raw + seen
 
 
 @contract("EXC-24")

@@ -10,6 +10,8 @@ import pytest
 from culm.client.http import RemoteWorkspace
 from culm.client.stream import Told
 from culm.ids import Ids
+from culm.run.draft import Draft
+from culm.run.messages import Messages
 from culm.store.writer import READERS
 from culm.wire.events import MessageDelta
 from culm.wire.messages import (
@@ -22,7 +24,6 @@ from culm.wire.messages import (
     ToolCall,
     ToolCallPart,
 )
-from culm.workspace.messages import Draft, Messages
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import RawStream, held_database, open_events, send
 from tests.support import WAIT_S, contract

@@ -10,11 +10,12 @@ from culm.client.http import RemoteWorkspace
 from culm.client.stream import Lines, Mirror, open_mirror
 from culm.config import Settings
 from culm.ids import Ids, SessionId
+from culm.run.draft import Draft
+from culm.run.messages import Messages
 from culm.store.log import trim
 from culm.wire.events import MessageDelta, Resync
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.wire.sessions import Session
-from culm.workspace.messages import Draft, Messages
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import RawStream, Visitor, open_events, send
 from tests.support import WAIT_S, contract

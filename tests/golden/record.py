@@ -6,17 +6,25 @@ from pathlib import Path
 
 import uvloop
 
+from culm.testing.model_server import open_model_server
 from tests.flow.conftest import open_flow
-from tests.golden.scenario import Story, play
+from tests.golden.scenario import SETTINGS, play
+from tests.golden.story import Story, StoryClock
 from tests.golden.transcript import HERE, kept, render
+from tests.golden.turns import SCRIPT, TOOLS
 
 COMMAND = "python -m tests.golden.record"
 PLAY_S = 30.0  # For the whole story; each step of it has a bound of its own.
 
 
 async def perform(folder: Path, kind: str) -> Story:
-    async with asyncio.timeout(PLAY_S), open_flow(folder.resolve(), kind) as flow:
-        return await play(flow)
+    clock = StoryClock()
+    async with (
+        asyncio.timeout(PLAY_S),
+        open_model_server(SCRIPT) as model,
+        open_flow(folder.resolve(), kind, clock=clock, settings=SETTINGS, tools=TOOLS) as flow,
+    ):
+        return await play(flow, clock, model)
 
 
 async def main() -> None:

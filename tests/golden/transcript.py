@@ -6,12 +6,13 @@ Owns the form of the files beside it. What is said over the wire is `scenario.py
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from culm.server.routes import BY_NOUN
+from culm.wire.agent import RUN_HEADER
 from tests.flow.drive import Answer, RawStream
 
 HERE = Path(__file__).parent
@@ -24,6 +25,14 @@ _NUMBERED = {
     "cursor": re.compile(r"\b[0-9a-f]{12}\.[0-9]+\b"),
     "time": re.compile(r"\b1[78][0-9]{8}\b"),
     "instant": re.compile(r"\b202[0-9]-[0-9T:-]+(?:\.[0-9]+)?(?:Z|[+-][0-9:]+)"),
+}
+# Events by which an id becomes known, with the word for it and where it stands.
+_NAMED = {
+    "session": ("session", "id"),
+    "message": ("message", "id"),
+    "file": ("file", "id"),
+    "run_changed": ("run", "run_id"),
+    "cancel_changed": ("cancel", "cancel_id"),
 }
 _BUILD = {
     "version": re.compile(r'(?<="version": ")[^"]+|(?<="build_id": "culm-)[^"]+'),
@@ -54,8 +63,8 @@ class Stream:
 class Names:
     """Words for what differs from run to run, numbered in the order of their appearance."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places  # Paths and addresses, each with its word.
         self._words: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
@@ -63,8 +72,19 @@ class Names:
         """Say what an id is of; others are called `id`."""
         self._word(value, kind)
 
+    def learn(self, stream: Stream) -> None:
+        """Know what a stream has told of, in the order in which it did."""
+        for told in stream.raw.events():
+            if told.type in _NAMED:
+                kind, key = _NAMED[told.type]
+                value = told.read(dict[str, object])[key]
+                if isinstance(value, str) and _UUID.fullmatch(value):
+                    self.know(value, kind)
+
     def hide(self, text: str) -> str:
-        text = _UUID.sub(lambda m: self._word(m[0], "id"), text.replace(self._folder, "<folder>"))
+        for place, word in self._places.items():
+            text = text.replace(place, word)
+        text = _UUID.sub(lambda m: self._word(m[0], "id"), text)
         for kind, pattern in _NUMBERED.items():
             text = pattern.sub(lambda m, k=kind: self._word(m[0], k), text)
         for kind, pattern in _BUILD.items():
@@ -105,7 +125,9 @@ def _exchange(names: Names, exchange: Exchange) -> str:
     shown = b"" if exchange.path in UNSHOWN else answer.body
     target = names.hide(exchange.target)
     there = [f"{exchange.method} {target}", *_lines(names, exchange.body)]
-    back = [f"{answer.status} {kind}".rstrip(), *_lines(names, shown)]
+    run_id = answer.headers.get(RUN_HEADER.lower())
+    named = [] if run_id is None else [f"{RUN_HEADER}: {names.hide(run_id)}"]
+    back = [f"{answer.status} {kind}".rstrip(), *named, *_lines(names, shown)]
     return "".join([*(f"> {line}\n" for line in there), *(f"< {line}\n" for line in back)])
 
 

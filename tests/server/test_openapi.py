@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Protocol, cast
@@ -24,13 +24,19 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from culm.assemble import Server, open_server
+from culm.config import Settings
 from culm.ids import Ids
-from culm.server.api import Route
+from culm.server.api import HeadOnly, Route
 from culm.server.openapi import document
 from culm.server.routes import ROUTES
+from culm.testing.model_server import open_model_server
+from culm.testing.script import Reply, Rule, Script
+from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
-from tests.support import WAIT_S, FakeClock, serve_options
+from tests.support import WAIT_S, FakeClock, model_config, serve_options
 
+FOR_EVER = "Take all the time there is."
+SCRIPT = Script(rules=[Rule(FOR_EVER, Reply(hold_after=0))], otherwise=Reply(text="Done."))
 EXAMPLES_MAX = 15  # For each operation, of what fits its schema and again of what does not.
 _W = "/v1/workspaces/{workspace_id}"
 STREAM = f"GET {_W}/events"
@@ -109,9 +115,12 @@ class Running:
     url: str
     http: requests.Session
     folder: Path
+    model_url: str
     workspace_id: str = ""
     session_id: str = ""
+    busy_id: str = ""  # A session in which a run never ends, so that others wait behind it.
     visitor: str = ""  # A client that may come and go; another one keeps the workspace.
+    ids: Ids = field(default_factory=lambda: Ids(seed=2))
 
     def ask(self, method: str, path: str, body: object = None) -> requests.Response:
         data = None if body is None else json.dumps(body)
@@ -121,24 +130,53 @@ class Running:
         made = self.ask("POST", f"/v1/workspaces/{self.workspace_id}/sessions", {"title": "x"})
         return str(made.json()["id"])
 
+    def new_run(self) -> str:
+        """A run that waits."""
+        self._name_model()
+        path = f"/v1/workspaces/{self.workspace_id}/agent"
+        if not self.busy_id:
+            self.busy_id = self.new_session()
+            self.ask("POST", path, {"session_id": self.busy_id, "prompt": FOR_EVER})
+        # With an id that is given it does not join the turn of the other.
+        body = {"session_id": self.busy_id, "prompt": "x", "run_id": self.ids.run()}
+        made = self.ask("POST", path, body)
+        assert made.status_code == 202, made.text
+        return made.headers[RUN_HEADER]
+
+    def _name_model(self) -> None:
+        """Whatever a test has made of the configuration meanwhile."""
+        path = f"/v1/workspaces/{self.workspace_id}/config"
+        config = model_config(self.model_url)
+        for key in ("models", "providers"):
+            body = {"scope": 1, "key": key, "value": config[key]}
+            assert self.ask("POST", f"{path}/set", body).status_code == 200
+
     def path_of(self, route: Route) -> str:
         """Its path, with what there is in it."""
         ids = {"workspace_id": self.workspace_id, "session_id": self.session_id}
+        if "{run_id}" in route.path:
+            ids["run_id"] = self.new_run()
         return route.path.format(**ids, client_id=self.visitor, lsp="gopls")
 
 
 @contextmanager
-def open_threaded_server(folder: Path) -> Generator[Server]:
-    """A server on an event loop of its own; time stands still there, so no claim runs out."""
-    started, servers = threading.Event(), list[Server]()
+def open_threaded_server(folder: Path) -> Generator[tuple[Server, str]]:
+    """A server on an event loop of its own, and the address of a model beside it.
+
+    Time stands still there, so no claim runs out.
+    """
+    started, servers = threading.Event(), list[tuple[Server, str]]()
     ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def serve() -> None:
         end = asyncio.Event()
         ends.append((asyncio.get_running_loop(), end))
-        options = serve_options(folder, "tcp://127.0.0.1:0")
-        async with open_server(options, FakeClock(), Ids(), lambda: None) as server:
-            servers.append(server)
+        options = serve_options(folder, "tcp://127.0.0.1:0", settings=Settings(queue_max=1000))
+        async with (
+            open_model_server(SCRIPT) as model,
+            open_server(options, FakeClock(), Ids(), lambda: None) as server,
+        ):
+            servers.append((server, model.url))
             started.set()
             await end.wait()
 
@@ -162,14 +200,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("openapi").resolve()
     (folder / "project").mkdir()
     ids = Ids(seed=1)
-    with open_threaded_server(folder) as server, requests.Session() as http:
+    with open_threaded_server(folder) as (server, model_url), requests.Session() as http:
         http.headers["Authorization"] = f"Bearer {server.token}"
-        found = Running(str(server.addresses[0]).replace("tcp:", "http:"), http, folder)
+        url = str(server.addresses[0]).replace("tcp:", "http:")
+        found = Running(url, http, folder, model_url)
         for client in (ids.client(), ids.client()):
             body = {"path": str(folder / "project"), "client_id": client}
             found.workspace_id = found.ask("POST", "/v1/workspaces", body).json()["id"]
             found.visitor = client
         found.session_id = found.new_session()
+        found.new_run()
         yield found
         assert found.ask("GET", f"/v1/workspaces/{found.workspace_id}").status_code == 200
 
@@ -206,7 +246,9 @@ def test_an_operation_has_the_types_of_its_handler(label: str) -> None:
         assert content["schema"]["$ref"].rpartition("/")[2] in str(hints["body"])
         assert "example" in content
     answer = operation["responses"][str(BY_LABEL[label].status)]
-    assert ("content" in answer) == (hints["return"] is not type(None))
+    assert ("content" in answer) == (hints["return"] not in (type(None), HeadOnly))
+    in_head = {RUN_HEADER} if hints["return"] is HeadOnly else set[str]()
+    assert answer.get("headers", {}).keys() == in_head
     assert operation["summary"]
 
 
@@ -241,7 +283,7 @@ def test_every_example_of_a_request_is_accepted_as_it_stands(running: Running, l
     query = f"?client_id={running.visitor}" if needs_client else ""
     answer = running.ask(BY_LABEL[label].method, path + query, content["example"])
     if answer.status_code >= 300:
-        # It was understood; there may still be no agent, no such session, or a workspace open.
+        # It was understood; there may still be no such session, or a workspace open.
         assert answer.json()["code"] != "invalid_request", answer.text
         assert answer.status_code != 500
 
@@ -261,6 +303,8 @@ def tame(label: str, case: Drawn, running: Running, *, real: bool) -> None:
     ids = {"workspace_id": running.workspace_id, "session_id": running.session_id}
     if label == f"DELETE {_W}/sessions/{{session_id}}":
         ids["session_id"] = running.new_session()
+    if "run_id" in case.path_parameters:
+        case.path_parameters["run_id"] = running.new_run()
     _replace(case.path_parameters, ids)
     ids["client_id"] = running.visitor
     _replace(case.query, ids)
@@ -280,7 +324,7 @@ def check(label: str, case: Drawn, response: Response, *, real: bool) -> None:
         assert str(status) in documented, "a success is documented by its number"
         assert "content" in documented[str(status)] or response.content == b""
     elif real and "workspace_id" in case.path_parameters:
-        assert response.json()["code"] != "workspace_not_found"
+        assert response.json()["code"] not in ("workspace_not_found", "run_not_found")
 
 
 bounded = settings(

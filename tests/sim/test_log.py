@@ -9,10 +9,11 @@ from culm.errors import Rejected, StoreBusy
 from culm.events import stream
 from culm.events.cursor import Fresh
 from culm.ids import Ids, MessageId, SessionId
+from culm.run.draft import Draft
+from culm.run.messages import Messages
 from culm.store.log import trim
 from culm.store.sql import QUERIES
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.workspace.messages import Draft, Messages
 from culm.workspace.workspace import Workspace
 from tests.sim.loop import SEEDS, SimLoop, simulate
 from tests.sim.world import SimClient, SimServer

@@ -27,7 +27,7 @@ from culm.workspace import workspace as workspace_module
 from culm.workspace.registry import Registry, open_registry
 from culm.workspace.workspace import About, Workspace, open_workspace
 from tests.sim.loop import SEEDS, SimClock, SimLoop, simulate
-from tests.support import contract, no_documents
+from tests.support import NO_EQUIPMENT, contract, no_documents
 
 PATHS = ("/simulated/a", "/simulated/b")
 STEPS = 60
@@ -59,7 +59,9 @@ class Opener:
                 self.files[about.path] = MemoryFile()
             async with (
                 open_memory_store(self.files[about.path], clock, ids) as store,
-                open_workspace(about, store, no_documents(), clock, ids, SETTINGS) as workspace,
+                open_workspace(
+                    about, store, no_documents(), NO_EQUIPMENT, clock, ids, SETTINGS
+                ) as workspace,
             ):
                 yield workspace
             await asyncio.sleep(self.loop.random.random() * 0.5)

@@ -20,7 +20,7 @@ from culm.wire.messages import Message
 from culm.wire.state import Snapshot
 from culm.workspace.workspace import About, Workspace
 from tests.sim.loop import SimClock, SimLoop
-from tests.support import no_documents
+from tests.support import NO_EQUIPMENT, no_documents
 
 PATH = Path("/simulated")
 # Small enough that ordinary traffic makes a sleepy client slow.
@@ -109,8 +109,12 @@ class SimServer:
         self._never_left.append(opening)
         store = await opening.__aenter__()
         about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
-        workspace = Workspace(about, store, no_documents(), self.clock, self.ids, SETTINGS)
-        await workspace.start()
+        tasks = asyncio.TaskGroup()
+        self._never_left.append(await tasks.__aenter__())
+        workspace = Workspace(
+            about, store, no_documents(), NO_EQUIPMENT, self.clock, self.ids, SETTINGS, tasks
+        )
+        await workspace.start(None)
         self.workspace = workspace
 
     def last_seq(self) -> int:

@@ -134,7 +134,7 @@ async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_pat
         finish = closed.parts.pop()
         assert closed.rev == 4
         assert closed.parts == [
-            ToolCallPart(ToolCall("call_1", "bash", '{"a":')),
+            ToolCallPart(ToolCall("call_1", "bash", "{}", finished=True)),
             TextPart(Text("grüße")),
         ]
         assert isinstance(finish, FinishPart)
@@ -142,7 +142,7 @@ async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_pat
             "error",
             finish.data.time,
             "Interrupted",
-            "The server ended while this message was being written.",
+            "The server ended before this was finished.",
             "interrupted",
         )
         assert await store.write(close_open_messages) == 0

@@ -14,7 +14,7 @@ from culm.workspace.roots import (
     read_workspaces,
     remember_workspace,
 )
-from tests.support import contract
+from tests.support import FakeClock, contract
 
 
 def test_the_key_of_a_path_is_readable_and_distinct() -> None:
@@ -27,7 +27,7 @@ def test_the_key_of_a_path_is_readable_and_distinct() -> None:
 @contract("INV-28")
 async def test_a_lock_whose_directory_was_removed_is_taken_anew_or_refused(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    ours, theirs = Roots(started_s=0), Roots(started_s=0)
+    ours, theirs = Roots(FakeClock()), Roots(FakeClock())
     async with ours.hold(root):
         await asyncio.to_thread(shutil.rmtree, root)
         async with ours.hold(root):

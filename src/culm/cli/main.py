@@ -83,7 +83,8 @@ def culm() -> None:
     "--config",
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON file with settings (docs/settings.md); options here win.",
+    help="JSON file with models (docs/models.md) and settings (docs/settings.md); options here "
+    "win. Default: $XDG_CONFIG_HOME/culm/culm.json, or ~/.config/culm/culm.json.",
 )
 @click.option(
     "--log-level",
@@ -132,11 +133,12 @@ def serve(
         default_data_dir,
         default_host,
         default_state_dir,
-        read_settings,
+        read_config,
     )
     from culm.logs import set_up_logs
 
     given = {"linger_s": linger, "create_grace_s": create_grace, "detach_grace_s": detach_grace}
+    settings, config, found = read_config(config_file, os.environ, given)
     state_dir = default_state_dir(os.environ)
     options = ServeOptions(
         data_dir=(data_dir or default_data_dir(os.environ)).absolute(),
@@ -147,7 +149,9 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         plaintext_network=insecure_plaintext_network,
-        settings=read_settings(config_file, given),
+        settings=settings,
+        config=config,
+        config_file=found,
     )
     try:
         set_up_logs(state_dir, level=log_level, as_json=log_json)

@@ -1,5 +1,6 @@
 """Typed requests to a culm server, by unix socket or TCP."""
 
+import io
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -11,8 +12,10 @@ import aiohttp
 import msgspec
 
 from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
+from culm.wire.agent import Prompt
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Message
+from culm.wire.runs import Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Problem, Snapshot
 from culm.wire.workspaces import Control, CreateWorkspace, CurrentSession, VersionInfo, Workspace
@@ -90,7 +93,7 @@ class Client:
 
     async def request(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
         """Send and read whole; raises `Refused`, or `aiohttp.ClientError` without an answer."""
-        data = None if body is None else encode(body)
+        data = None if body is None else io.BytesIO(encode(body))  # Leaves in pieces.
         async with self._session.request(method, self._base + path, data=data) as response:
             answer = await response.read()
             if response.status not in (200, 202):
@@ -167,6 +170,19 @@ class RemoteWorkspace:
     async def find_message(self, session_id: SessionId, message_id: MessageId) -> Message | None:
         found = [m for m in await self.messages(session_id) if m.id == message_id]
         return found[0] if found else None
+
+    async def prompt(self, session_id: SessionId, text: str, *, run_id: str = "") -> None:
+        """Ask the agent something; when this returns it will be done, whoever stays."""
+        body = Prompt(session_id, text, run_id)
+        await self.client.request("POST", self.path("/agent"), body)
+
+    async def cancel(self, session_id: SessionId) -> None:
+        """Stop every run of the session that is live now."""
+        path = self.path(f"/agent/sessions/{quote(session_id, safe='')}/cancel")
+        await self.client.request("POST", path)
+
+    async def run(self, run_id: str) -> Run:
+        return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)
 
     def _session_path(self, session_id: SessionId) -> str:
         return self.path(f"/sessions/{quote(session_id, safe='')}")

@@ -16,10 +16,11 @@ import aiohttp
 import msgspec
 
 from culm.client.http import Refused, RemoteWorkspace
-from culm.ids import MessageId, SessionId
+from culm.ids import MessageId, RunId, SessionId
 from culm.wire.codec import decode
 from culm.wire.events import CURSOR_HEADER, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
+from culm.wire.runs import RunChanged, changed_of
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
 
@@ -201,6 +202,7 @@ class Mirror:
         self.cursor = ""
         self.sessions: dict[SessionId, Session] = {}
         self.messages: dict[MessageId, Message] = {}
+        self.runs: dict[RunId, RunChanged] = {}  # Those that have not ended.
         self.presence: dict[str, str] = {}
         self.store = StoreHealth("ok")
 
@@ -209,6 +211,7 @@ class Mirror:
         self.cursor = snapshot.cursor
         self.sessions = {session.id: session for session in snapshot.sessions}
         self.messages = {message.id: message for message in snapshot.messages}
+        self.runs = {run.id: changed_of(run) for run in snapshot.runs}
         self.presence = {p.client_id: p.session_id for p in snapshot.presence}
         self.store = snapshot.store
 
@@ -232,6 +235,11 @@ class Mirror:
                 self.put_message(told.read(Message))
             case "message_delta", _:
                 return self._append(told.read(MessageDelta))
+            case "run_changed", _:
+                run = told.read(RunChanged)
+                self.runs[run.run_id] = run
+                if run.state == "ended":
+                    del self.runs[run.run_id]
             case "presence_changed", "deleted":
                 self.presence.clear()  # An attach begins: who is there follows.
             case "presence_changed", _:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 15.0
 STALL_BEATS = 4  # A client that takes nothing for a minute is let go; it can resume.
 FAREWELL_S = 5.0  # What a client may take to read its last events when the workspace closes.
+# Under load text waits for more of it: frames of a few tokens cost more than what they carry.
+DELTA_LINGER_S = 0.002
 COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
 _DEAD = (RuntimeError, OSError)  # What a write to a peer that is gone may raise.
 
@@ -122,6 +124,9 @@ class Hub:
         self._subscribers: dict[Subscriber, None] = {}
         self._feeds: _Feeds = {}
         self._turn: list[Event | MessageDelta | Live] = []
+        self._flushing: asyncio.Handle | None = None  # What will end the turn ...
+        self._lingering = False  # ... and whether it waits for more text before.
+        self._flushed_s = 0.0
         self._merge: dict[tuple[MessageId, int], MessageDelta] = {}
         self._grown: set[MessageId] = set()
         self._grown_timer: Timer | None = None
@@ -152,14 +157,15 @@ class Hub:
         self._merge.clear()
 
     def tell_delta(self, delta: MessageDelta) -> None:
-        """Tell text at once; deltas of one part in one loop turn become one."""
+        """Tell text at once, or a moment later under load; what comes together becomes one."""
         key = (delta.message_id, delta.part)
         last = self._merge.get(key)
         if last is not None and last.rev == delta.rev:
             last.text += delta.text
             return
         self._merge[key] = delta
-        self._queue(delta)
+        self._turn.append(delta)
+        self._flush_in(self._flushed_s + DELTA_LINGER_S - self._loop.time())
         self._grown.add(delta.message_id)
         if self._grown_timer is None:
             self._grown_timer = self._clock.call_later(COALESCE_S, self._tell_grown)
@@ -168,8 +174,12 @@ class Hub:
         """End the turn now: what was told so far is with every transport when this returns."""
         turn, self._turn = self._turn, []
         self._merge.clear()
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
         if not turn:
             return
+        self._flushed_s = self._loop.time()
         frames: dict[View, list[Frame]] = {}
         for view, _ in self._feeds:
             if view not in frames:
@@ -184,9 +194,20 @@ class Hub:
                 self._write_all(subscribers, data)
 
     def _queue(self, *items: Event | MessageDelta | Live) -> None:
-        if not self._turn:
-            self._loop.call_soon(self.flush)
         self._turn.extend(items)
+        self._flush_in(0.0)
+
+    def _flush_in(self, delay_s: float) -> None:
+        """End the turn after so long, or with this turn of the loop."""
+        if delay_s > 0:
+            if self._flushing is None:
+                self._flushing = self._loop.call_later(delay_s, self.flush)
+                self._lingering = True
+        elif self._flushing is None or self._lingering:
+            if self._flushing is not None:
+                self._flushing.cancel()
+            self._flushing = self._loop.call_soon(self.flush)
+            self._lingering = False
 
     def _encode(self, view: View, turn: list[Event | MessageDelta | Live]) -> list[Frame]:
         frames: list[Frame] = []

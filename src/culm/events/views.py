@@ -4,13 +4,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from culm.wire.codec import encode
+from msgspec.structs import replace
+
+from culm.wire.agent import RunComplete
+from culm.wire.codec import decode, encode
 from culm.wire.events import CRUSH_PAYLOADS, MessageDelta
 
 View = Literal["crush", "delta"]
 
 # A bare newline is the only keep-alive that a Crush client passes over in silence.
 HEARTBEAT: dict[View, bytes] = {"crush": b"\n", "delta": b":\n\n"}
+
+COMPLETE_BYTES = 4096  # A longer `run_complete` has no text in the delta view.
 
 _DELTA_HEAD = b'data: {"type":"message_delta","payload":{"type":"updated","payload":'
 
@@ -45,6 +50,9 @@ def _in(value: str, wanted: Collection[str]) -> bool:
 
 def encode_frame(view: View, type_: str, op: str, payload: bytes, cursor: str = "") -> bytes:
     """A numbered event has a cursor; one without is told and forgotten."""
+    if view == "delta" and type_ == "run_complete" and len(payload) > COMPLETE_BYTES:
+        # Who follows deltas has the text already, and was told the whole message just now.
+        payload = encode(replace(decode(payload, RunComplete), text=""))
     head = f'{{"type":"{type_}","payload":{{"type":"{op}","payload":'.encode()
     if view == "delta":
         id_line = f"id: {cursor}\n".encode() if cursor else b""

@@ -45,6 +45,10 @@ class Route:
         return get_type_hints(self.handler)
 
 
+class HeadOnly(dict[str, str]):
+    """An answer without a body that says something in its head."""
+
+
 def is_response(kind: object) -> bool:
     """Whether a handler of this return type makes its whole answer itself."""
     return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
@@ -82,7 +86,9 @@ def bind(route: Route) -> Endpoint:
         value = await route.handler(**given)
         if responds:
             return value
-        return done(status=route.status) if value is None else answer(value, status=route.status)
+        if value is None or isinstance(value, HeadOnly):
+            return done(status=route.status, headers=value)
+        return answer(value, status=route.status)
 
     return endpoint
 

@@ -8,8 +8,9 @@ import msgspec
 from aiohttp import web
 
 from culm import __version__
-from culm.server.api import Route, is_response
+from culm.server.api import HeadOnly, Route, is_response
 from culm.server.routes import BY_NOUN
+from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
@@ -26,6 +27,7 @@ _PATH_WORDS = {
     "workspace_id": "The workspace, by the id its creation answered.",
     "session_id": "The session.",
     "client_id": "The client, by the UUID it made for itself.",
+    "run_id": "The run.",
     "lsp": "The language server, by its name.",
 }
 _PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "format": "uuid"}}
@@ -41,7 +43,7 @@ def document() -> dict[str, Json]:
     hints = {route: route.hints() for routes in BY_NOUN.values() for route in routes}
     kinds = [_said(h[name]) for h in hints.values() for name in ("body", "return") if name in h]
     kinds += [Problem, *PAYLOADS.values()]
-    schemas = _Schemas([kind for kind in kinds if kind is not None and not is_response(kind)])
+    schemas = _Schemas([kind for kind in kinds if kind is not None and _has_schema(kind)])
     paths: dict[str, dict[str, Json]] = {}
     for noun, routes in BY_NOUN.items():
         for route in routes:
@@ -105,7 +107,15 @@ def _said(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands 
     return _SAID_AS.get(kind, kind) if kind is not type(None) else None
 
 
+def _has_schema(kind: Any) -> bool:  # noqa: ANN401
+    return kind is not HeadOnly and not is_response(kind)
+
+
 def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
+    if kind is HeadOnly:
+        header = {"description": "The run that was accepted.", "schema": {"type": "string"}}
+        words = f"{HTTPStatus(route.status).phrase}, with the run in the head."
+        return {"description": words, "headers": {RUN_HEADER: header}}
     if kind is None:
         return {"description": f"{HTTPStatus(route.status).phrase}, and nothing more."}
     if is_response(kind):

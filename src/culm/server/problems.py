@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -66,9 +67,9 @@ def answer(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=encode(value) + b"\n", status=status, content_type="application/json")
 
 
-def done(*, status: int = 200) -> web.Response:
+def done(*, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Success with nothing to say: 200, as 201 and 204 are errors to a Crush client."""
-    return web.Response(status=status)
+    return web.Response(status=status, headers=headers)
 
 
 async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:

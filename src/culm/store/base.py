@@ -81,6 +81,17 @@ class Tx:
 Unit = Callable[[Tx], object]
 
 
+def together(*units: Unit | None) -> Callable[[Tx], None]:
+    """One unit of several: all of them happen, in this order, or none."""
+
+    def unit(tx: Tx) -> None:
+        for one in units:
+            if one is not None:
+                one(tx)
+
+    return unit
+
+
 @dataclass(slots=True)
 class Job:
     """A unit on its way through the database, and who wants to know how it went."""

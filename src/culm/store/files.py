@@ -1,5 +1,6 @@
 """The file before it is opened: schema, integrity, a damaged one moved aside."""
 
+import contextlib
 import logging
 import sqlite3
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from culm.errors import StoreDamaged
 from culm.ids import Epoch
 from culm.store.base import find_meta, store_error
+from culm.store.runs import count_unfinished
 from culm.store.sql import QUERIES, migrate
 from culm.store.writer import connect
 from culm.wire.state import StoreHealth
@@ -31,6 +33,18 @@ def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
         connection.close()
     path.chmod(0o600)
     return health
+
+
+def has_unfinished_runs(path: Path) -> bool:
+    """Whether a server should open this file by itself; one it cannot read it need not."""
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(connect(path)) as connection:
+            return count_unfinished(connection) > 0
+    except sqlite3.Error as exc:
+        log.info("not looking for runs in %s: %s", path, exc)
+        return False
 
 
 def _damage(path: Path) -> str | None:

@@ -9,9 +9,10 @@ from msgspec import Raw
 from culm.errors import MessageNotFound, SessionNotFound
 from culm.ids import MessageId, SessionId
 from culm.store.base import Op, Tx
-from culm.store.sessions import place_of, tell_session
+from culm.store.sessions import find_session, place_of, tell_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
+from culm.wire.endings import INTERRUPTED, finish_of
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -21,7 +22,9 @@ from culm.wire.messages import (
     Part,
     RawMessage,
     append_text,
+    close_parts,
 )
+from culm.wire.sessions import Session
 
 LARGE_BYTES = 8 << 10  # A listing stays fast while the rows it walks over stay small.
 PROMPTS_MAX = 2000  # Prompt history is for the Up arrow, not an archive.
@@ -153,28 +156,69 @@ def close_open_messages(tx: Tx) -> int:
     """After an unclean end: what survived of each open message becomes its truthful end."""
     rows = tx.run("open_messages").fetchall()
     for row in rows:
-        message = decode(encode(load_message(tx.connection, row)), Message)
-        message.parts.append(
-            FinishPart(
-                Finish(
-                    reason="error",
-                    time=tx.now,
-                    message="Interrupted",
-                    details="The server ended while this message was being written.",
-                    culm_reason="interrupted",
-                )
-            )
-        )
-        message.rev += 1
-        message.updated_at = tx.now
-        save_message(capture(message), is_open=False)(tx)
+        close_message(tx, _load(tx, row), finish_of(INTERRUPTED, tx.now))
     return len(rows)
+
+
+def close_message(tx: Tx, message: Message, finish: Finish) -> Message:
+    """End an open message that nobody writes any more."""
+    close_parts(message.parts, tx.now)
+    message.parts.append(FinishPart(finish))
+    message.rev += 1
+    message.updated_at = tx.now
+    save_message(capture(message), is_open=False)(tx)
+    return message
+
+
+def close_message_of(session_id: str, finish: Finish) -> Callable[[Tx], None]:
+    """End what is open in a session and has nobody any more to write it."""
+
+    def unit(tx: Tx) -> None:
+        message = find_open_message(tx, session_id)
+        if message is not None:
+            close_message(tx, message, finish)
+
+    return unit
+
+
+def find_open_message(tx: Tx, session_id: str) -> Message | None:
+    row = tx.run("open_message_of_session", session_id).fetchone()
+    return None if row is None else _load(tx, row)
+
+
+def find_last_message(tx: Tx, session_id: str) -> Message | None:
+    row = tx.run("last_message_of_session", session_id).fetchone()
+    return None if row is None else _load(tx, row)
+
+
+def _load(tx: Tx, row: Sequence[Any]) -> Message:
+    return decode(encode(load_message(tx.connection, row)), Message)
 
 
 def find_message(message_id: str) -> Callable[[sqlite3.Connection], RawMessage | None]:
     def query(connection: sqlite3.Connection) -> RawMessage | None:
         row = connection.execute(QUERIES["get_message"], (message_id,)).fetchone()
         return None if row is None else load_message(connection, row)
+
+    return query
+
+
+def conversation(
+    session_id: str,
+) -> Callable[[sqlite3.Connection], tuple[Session, list[Message]] | None]:
+    """A session and what was said in it since its summary; None if it is gone."""
+
+    def query(connection: sqlite3.Connection) -> tuple[Session, list[Message]] | None:
+        session = find_session(session_id)(connection)
+        if session is None:
+            return None
+        summary_id = session.summary_message_id
+        rows = (
+            _listing("messages_from", summary_id)(connection)
+            if summary_id
+            else messages_of_session(session_id)(connection)
+        )
+        return session, [decode(encode(row), Message) for row in rows]
 
     return query
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from culm.errors import LimitExceeded, SessionNotFound
 from culm.ids import SessionId
 from culm.store.base import Op, Tx
+from culm.store.runs import delete_runs_of_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
 from culm.wire.sessions import Session, Todo
@@ -34,13 +35,14 @@ def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]
 
 
 def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
-    """Remove it with its messages and files; only the session's own `deleted` is told."""
+    """Remove it with its messages, files and runs; only the session's own `deleted` is told."""
 
     def unit(tx: Tx) -> None:
         row = tx.run("get_session", session_id).fetchone()
         if row is None:
             raise SessionNotFound(session_id)
         places = (place_of(row["no"], 0), place_of(row["no"] + 1, 0) - 1)
+        delete_runs_of_session(tx, session_id)
         tx.run("delete_chunks_of_session", *places)
         tx.run("delete_parts_of_session", *places)
         tx.run("delete_messages_of_session", *places)
@@ -51,6 +53,49 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
         tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
 
     return unit
+
+
+def add_usage(
+    session_id: SessionId, *, prompt_tokens: int, completion_tokens: int, cost: float
+) -> Callable[[Tx], None]:
+    """The tokens of the latest step, and what it cost on top; what was not counted stays."""
+
+    def unit(tx: Tx) -> None:
+        _tell_updated(
+            tx, tx.run("add_usage", prompt_tokens, completion_tokens, cost, tx.now, session_id)
+        )
+
+    return unit
+
+
+def set_summary(
+    session_id: SessionId, message_id: str, *, completion_tokens: int, cost: float
+) -> Callable[[Tx], None]:
+    """From here on a model reads the summary instead of what is before it."""
+
+    def unit(tx: Tx) -> None:
+        _tell_updated(
+            tx, tx.run("set_summary", message_id, completion_tokens, cost, tx.now, session_id)
+        )
+
+    return unit
+
+
+def set_title(
+    session_id: SessionId, title: str, *, instead_of: str, cost: float
+) -> Callable[[Tx], None]:
+    """Name it, unless a person has done so meanwhile."""
+
+    def unit(tx: Tx) -> None:
+        _tell_updated(tx, tx.run("set_title", instead_of, title, cost, tx.now, session_id))
+
+    return unit
+
+
+def _tell_updated(tx: Tx, changed: sqlite3.Cursor) -> None:
+    row = changed.fetchone()
+    if row is not None:  # Else it was deleted meanwhile.
+        tell_session(tx, "updated", row)
 
 
 def place_of(session_no: int, seq: int) -> int:

@@ -6,6 +6,9 @@ from msgspec import Struct, field
 
 from culm.ids import SessionId
 from culm.wire.config import Model, SelectedModel
+from culm.wire.runs import Limits
+
+RUN_HEADER = "Culm-Run-Id"  # On the head of a 202: the run that was accepted.
 
 
 class AgentInfo(Struct):
@@ -33,6 +36,7 @@ class Prompt(Struct):
     prompt: str = ""
     run_id: str = ""
     attachments: list[Attachment] = field(default_factory=list[Attachment])
+    limits: Limits = field(default_factory=Limits)
 
 
 class ShellCommand(Struct):
@@ -65,3 +69,4 @@ class RunComplete(Struct):
     text: str = ""
     error: str = ""
     cancelled: bool = False
+    culm_reason: str = ""  # Where ours is finer than what a Crush client knows.

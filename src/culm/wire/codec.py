@@ -209,14 +209,18 @@ def _check_numbers(value: Json) -> None:
 
 
 def _fields(given: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]:
-    exact, folded = _names(kind.cls)
     found: dict[str, Json] = {}
     for name, value in given.items():
-        field = exact.get(name) or folded.get(name.translate(_FOLD))
+        field = _field(kind, name)
         if field is not None and value is not None:  # Null leaves a field as it was: zero.
             spelled = field.encode_name
             found[spelled] = _inside(f".{spelled}", value, field.type)
     return found
+
+
+def _field(kind: inspect.StructType, name: str) -> inspect.Field | None:
+    exact, folded = _names(kind.cls)
+    return exact.get(name) or folded.get(name.translate(_FOLD))
 
 
 def spelled_as(steps: list[str], kind: type) -> list[str]:
@@ -226,8 +230,7 @@ def spelled_as(steps: list[str], kind: type) -> list[str]:
     for step in steps:
         field: inspect.Field | None = None
         if isinstance(info, inspect.StructType):
-            exact, folded = _names(info.cls)
-            field = exact.get(step) or folded.get(step.translate(_FOLD))
+            field = _field(info, step)
             info = None if field is None else field.type
         else:  # The names in a map are anybody's, and count as they are.
             info = info.value_type if isinstance(info, inspect.DictType) else None

@@ -17,6 +17,7 @@ from culm.wire.files import File
 from culm.wire.lsp import LspEvent
 from culm.wire.mcp import McpEvent
 from culm.wire.messages import Growing, Message
+from culm.wire.runs import CancelChanged, QueueChanged, RunChanged
 from culm.wire.sessions import Session
 from culm.wire.skills import SkillState
 from culm.wire.state import Present, StoreHealth
@@ -93,6 +94,9 @@ OUR_PAYLOADS: Mapping[str, type] = {
     "message_snapshot": Message,
     "presence_changed": Present,
     "store_health": StoreHealth,
+    "run_changed": RunChanged,
+    "queue_changed": QueueChanged,
+    "cancel_changed": CancelChanged,
     "resync": Resync,
 }
 PAYLOADS: Mapping[str, type] = {**CRUSH_PAYLOADS, **OUR_PAYLOADS}

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from culm.ids import ClientId, FileId, MessageId, SessionId, WorkspaceId
-from culm.wire import agent, asks, config, files, lsp, mcp, messages, sessions, skills, state
+from culm.ids import ClientId, FileId, MessageId, RunId, SessionId, WorkspaceId
+from culm.wire import agent, asks, config, files, lsp, mcp, messages, runs, sessions, skills, state
 from culm.wire import workspaces as ws
 from culm.wire.codec import Json
 from culm.wire.events import ConfigChanged, MessageDelta, Resync, SkillsEvent, UpdateAvailable
@@ -80,7 +80,35 @@ _QUESTION = asks.Question(
 _PRESENT = state.Present(_CLIENT, _SESSION)
 _DIAGNOSTIC = lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x")
 
+_RUN_EXAMPLE = runs.Run(
+    id=RunId(_RUN),
+    session_id=_SESSION,
+    state="active",
+    seq=7,
+    run_id_given=True,
+    prompt="List the files.",
+    provider="demo",
+    model="demo-1",
+    created_at=_THEN,
+    started_at=_THEN,
+)
+_QUEUED = runs.QueuedPrompt(RunId(_RUN), "Then run the tests.")
+
 _EXAMPLES: tuple[Json, ...] = (
+    _RUN_EXAMPLE,
+    _QUEUED,
+    runs.RunChanged(RunId(_RUN), _SESSION, "active", 7, run_id_given=True),
+    runs.QueueChanged(_SESSION, [_QUEUED]),
+    runs.CancelChanged(
+        "7d1b0f0e-3333-4444-8555-666677778888",
+        _SESSION,
+        "session",
+        "settled",
+        [runs.CancelledRun(RunId(_RUN), "canceled")],
+    ),
+    runs.CancelAnswer("canceled", _RUN_EXAMPLE),
+    runs.EditPrompt("Then run the tests twice."),
+    runs.OrderQueue([RunId(_RUN)]),
     ws.Control("shutdown", "culm"),
     ws.VersionInfo("0.1.0", "", "culm-0.1.0", "python3.11.2", "linux/x86_64"),
     ws.Workspace(_WORKSPACE, _PATH, _CONFIG, "/home/dev/.local/share/culm", "0.1.0"),
@@ -166,6 +194,11 @@ EXAMPLES: Mapping[Json, Json] = {
     **{type(example): example for example in _EXAMPLES},
     dict[str, list[lsp.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
     state.Snapshot[messages.Message]: state.Snapshot(
-        _CURSOR, [_SESSION_EXAMPLE], [_MESSAGE_EXAMPLE], [_PRESENT], state.StoreHealth("ok")
+        _CURSOR,
+        [_SESSION_EXAMPLE],
+        [_MESSAGE_EXAMPLE],
+        [_RUN_EXAMPLE],
+        [_PRESENT],
+        state.StoreHealth("ok"),
     ),
 }

@@ -217,5 +217,22 @@ def append_text(parts: list[Part], part: int, kind: Growing, offset: int, text: 
     return True
 
 
+def close_parts(parts: Sequence[Part], now: int) -> None:
+    """Nothing follows: a call whose input never came whole has none, reasoning has an end."""
+    for part in parts:
+        match part:
+            case ToolCallPart(data=call) if not call.finished:
+                call.input, call.finished = "{}", True
+            case ReasoningPart(data=reasoning) if not reasoning.finished_at:
+                reasoning.finished_at = now
+            case _:
+                pass
+
+
+def full_text(parts: Sequence[Part]) -> str:
+    """What the message says, without reasoning and calls."""
+    return "".join(part.data.text for part in parts if isinstance(part, TextPart))
+
+
 def is_finished(parts: Sequence[Part]) -> bool:
     return any(isinstance(part, FinishPart) for part in parts)

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from culm.errors import InvalidRequest
 from culm.ids import ClientId, find_client_id
+from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
 
@@ -51,6 +52,11 @@ class SnapshotQuery(Struct):
     sessions: Annotated[
         str, Meta(description="Whose messages to include: ids, comma-separated, or `*`.")
     ] = ""
+
+
+class RunsQuery(Struct):
+    session: Annotated[str, Meta(description="Only runs of this session.")] = ""
+    state: Annotated[State | Literal[""], Meta(description="Only runs in this state.")] = ""
 
 
 class LastReadQuery(Struct):

@@ -5,6 +5,7 @@ from typing import Generic, Literal, TypeVar
 from msgspec import Struct
 
 from culm.wire.messages import Message, RawMessage
+from culm.wire.runs import Run
 from culm.wire.sessions import Session
 
 M = TypeVar("M", Message, RawMessage)  # As a client reads it, as the server passes it on.
@@ -35,5 +36,6 @@ class Snapshot(Struct, Generic[M]):
     cursor: str
     sessions: list[Session]
     messages: list[M]
+    runs: list[Run]  # Those that have not ended.
     presence: list[Present]
     store: StoreHealth

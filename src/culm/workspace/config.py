@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -144,10 +144,7 @@ def shown_config(documents: list[Document], *, data_directory: str, debug: bool)
 
     Raises `InvalidRequest` if a client could not read it.
     """
-    merged: Document = {}
-    for document in documents:
-        merged = _merged(merged, document)
-    config = fit(merged, Config)
+    config = fit(merged(documents), Config)
     config.options = replace(
         config.options,
         data_directory=clean(data_directory),
@@ -162,6 +159,19 @@ def shown_config(documents: list[Document], *, data_directory: str, debug: bool)
     if len(encode(config)) > SHOWN_BYTES_MAX:
         raise TooLarge(f"what is shown of it may have at most {SHOWN_BYTES_MAX} bytes")
     return config
+
+
+def check_config(document: Document) -> None:
+    """Raises `InvalidRequest` if no client could be shown what the user has written."""
+    shown_config([document], data_directory="", debug=False)
+
+
+def merged(documents: Iterable[Document]) -> Document:
+    """One document of several, the later ones laid over the earlier."""
+    result: Document = {}
+    for document in documents:
+        result = _merged(result, document)
+    return result
 
 
 def _merged(under: Document, over: Document) -> Document:

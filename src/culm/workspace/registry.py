@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from culm.clock import Clock, Timer
@@ -58,6 +58,7 @@ class _Place:
     unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # From here on it closes.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: dict[ClientId, None] = field(default_factory=dict[ClientId, None])
+    resumed: bool = False  # Nobody asked for it: it has runs to go on with.
     workspace: Workspace | None = None
     task: asyncio.Task[None] | None = None
 
@@ -145,6 +146,11 @@ class Registry:
         self, path: Path, root: Path, request: CreateWorkspace, client_id: ClientId
     ) -> Workspace:
         place = self._places.get(path) or self._found(path, root, request)
+        if place.resumed and place.about.channels != tuple(request.channels):
+            place.about = replace(place.about, channels=tuple(request.channels))
+            place.resumed = False  # The first who creates it says what it is.
+            if place.workspace is not None:
+                place.workspace.about = place.about
         if place.about.channels != tuple(request.channels):
             raise ChannelsDiffer(request.path)
         env = self._env_of(path, tuple(request.env))
@@ -178,6 +184,12 @@ class Registry:
         place.task = self._tasks.create_task(self._host(place), name=f"workspace {path}")
         return place
 
+    def resume(self, path: Path, root: Path) -> None:
+        """Open a workspace for the runs it has; it stays while they are live."""
+        if path not in self._places and not self._leaving:
+            place = self._found(path, root, CreateWorkspace(path=str(path)))
+            place.resumed = True
+
     def _env_of(self, path: Path, env: tuple[str, ...]) -> tuple[str, ...]:
         """The first environment that was not empty; a re-create need not bring it again."""
         known = self._envs.pop(path, ()) or env
@@ -201,7 +213,12 @@ class Registry:
                     await place.unwanted.wait()
         except Exception as exc:  # boundary: one workspace's trouble is not the server's
             if not place.opened.done():
-                self._fail(place, self._as_app_error(exc, place.about))
+                error = self._as_app_error(exc, place.about)
+                if place.resumed:
+                    log.error("cannot go on with %s: %s", place.about.path, error.message)
+                self._fail(place, error)
+            elif isinstance(exc, StoreBusy):
+                log.error("workspace %s did not close cleanly: %s", place.about.path, exc.message)
             else:
                 log.exception("workspace %s did not close cleanly", place.about.path)
         finally:
@@ -233,7 +250,8 @@ class Registry:
     def _publish(self, place: _Place, workspace: Workspace) -> bool:
         """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
         waiting = [c for c in place.waiting if c not in self._retired]
-        if not waiting or self._leaving:
+        is_wanted = bool(waiting) or (place.resumed and bool(workspace.runs.live()))
+        if not is_wanted or self._leaving:
             self._fail(place, ShuttingDown() if self._leaving else ClientRetired())
             self._unlist(place)  # Whoever comes now waits for the next incarnation.
             return False
@@ -247,7 +265,7 @@ class Registry:
         return True
 
     def _on_fate(self, place: _Place, fate: Fate) -> None:
-        # INTERRUPT differs from CLOSE by ending runs first; there are none to end yet.
+        # Closing ends what still runs as interrupted; with CLOSE nothing does.
         why = "nobody needs it" if fate is Fate.CLOSE else "its runs were left alone too long"
         log.info("workspace %s closes: %s", place.about.path, why)
         self._unlist(place)

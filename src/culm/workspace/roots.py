@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import AsyncGenerator
@@ -13,8 +14,13 @@ from pathlib import Path
 from msgspec import MsgspecError, Struct
 
 from culm import __version__
+from culm.clock import Clock, Timer
 from culm.errors import DataLocked
 from culm.wire.codec import decode, encode
+
+log = logging.getLogger(__name__)
+
+ALIVE_EVERY_S = 30.0  # How often a held lock file is touched.
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
@@ -39,27 +45,46 @@ def project_folder(root: Path, path: Path) -> Path:
 @dataclass(slots=True)
 class _Held:
     descriptor: int
+    alive_s: float | None  # When a process that held it before was last seen alive.
     count: int = 1
 
 
 class Roots:
     """The roots this process holds. A second process is refused and told who has it."""
 
-    def __init__(self, *, started_s: float, locking: bool = True) -> None:
-        self._started_s = started_s
+    def __init__(self, clock: Clock, *, locking: bool = True) -> None:
+        self._clock = clock
+        self._started_s = clock.now_s()
         self._locking = locking
         self._held: dict[Path, _Held] = {}
         self._taking = asyncio.Lock()
+        self._touching: Timer | None = None
 
     @asynccontextmanager
-    async def hold(self, root: Path) -> AsyncGenerator[None]:
-        """Keep the lock of `root` while in the block, shared by all of this process."""
+    async def hold(self, root: Path) -> AsyncGenerator[float | None]:
+        """Keep the lock of `root` while in the block, shared by all of this process.
+
+        Gives the time at which a process that held it before was last alive, if any did.
+        """
         async with self._taking:
             root = await asyncio.to_thread(self._take, root)
+        if self._touching is None:
+            self._touching = self._clock.call_later(ALIVE_EVERY_S, self._touch)
+        held = self._held.get(root)
         try:
-            yield
+            yield None if held is None else held.alive_s
         finally:
             self._give(root)
+
+    def _touch(self) -> None:
+        """Say that we are alive, for whoever comes after a crash."""
+        self._touching = self._clock.call_later(ALIVE_EVERY_S, self._touch)
+        now_s = self._clock.now_s()
+        for root, held in list(self._held.items()):
+            try:
+                os.utime(held.descriptor, (now_s, now_s))
+            except OSError as exc:
+                log.warning("cannot touch the lock of %s: %s", root, exc.strerror)
 
     def _take(self, root: Path) -> Path:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,7 +93,7 @@ class Roots:
         if held is not None:
             if not _is_at(held.descriptor, root / "culm.lock"):
                 # The directory was removed under us, and our lock with it: take it anew, or fail.
-                anew = self._lock(root)
+                anew, _ = self._lock(root)
                 os.close(held.descriptor)
                 held.descriptor = anew
             held.count += 1
@@ -77,7 +102,7 @@ class Roots:
             # A root inside a project must not end up in its repository.
             (root / ".gitignore").write_text("*\n")
         if self._locking:
-            self._held[root] = _Held(self._lock(root))
+            self._held[root] = _Held(*self._lock(root))
         return root
 
     def _give(self, root: Path) -> None:
@@ -86,8 +111,11 @@ class Roots:
             if not held.count:
                 # The file stays: the lock belongs to the inode.
                 os.close(self._held.pop(root).descriptor)
+        if not self._held and self._touching is not None:
+            self._touching.cancel()
+            self._touching = None
 
-    def _lock(self, root: Path) -> int:
+    def _lock(self, root: Path) -> tuple[int, float | None]:
         file = root / "culm.lock"
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -96,10 +124,13 @@ class Roots:
             owner = os.read(descriptor, 4096).decode(errors="replace").strip()
             os.close(descriptor)
             raise DataLocked(str(root), _owner_words(owner)) from exc
+        before = os.fstat(descriptor)
         owner = {"pid": os.getpid(), "version": __version__, "started": int(self._started_s)}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
-        return descriptor
+        now_s = self._clock.now_s()
+        os.utime(descriptor, (now_s, now_s))
+        return descriptor, before.st_mtime if before.st_size else None
 
 
 def _is_at(descriptor: int, file: Path) -> bool:

@@ -6,7 +6,7 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from culm.errors import (
     ClientNotAttached,
     InvalidRequest,
     LimitExceeded,
+    SessionBusy,
     SessionNotFound,
     StoreBusy,
     TooLarge,
@@ -27,10 +28,16 @@ from culm.errors import (
 from culm.events.cursor import Cursor
 from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
+from culm.model.choice import MakeModel, Models
+from culm.run.messages import Messages
+from culm.run.recovery import recover
+from culm.run.runs import Runs
+from culm.run.turn import World
 from culm.store import log as event_log
 from culm.store.base import Connection, Event
 from culm.store.history import files_of_session, last_read, mark_read, read_files
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
+from culm.store.runs import open_runs
 from culm.store.sessions import (
     add_session,
     all_sessions,
@@ -40,13 +47,15 @@ from culm.store.sessions import (
     top_sessions,
 )
 from culm.store.store import Store
+from culm.tools.base import Tool
 from culm.wire.codec import encode
 from culm.wire.config import Config
-from culm.wire.events import ConfigChanged
 from culm.wire.files import File
 from culm.wire.messages import RawMessage
+from culm.wire.runs import Run, RunChanged
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
+from culm.workspace.agent import Agent
 from culm.workspace.claims import (
     Arm,
     Claims,
@@ -54,13 +63,14 @@ from culm.workspace.claims import (
     Graces,
     HoldExpired,
     Input,
+    RunsChanged,
     Selected,
     StreamClosed,
     StreamOpened,
     on_claim,
 )
-from culm.workspace.config import SCOPES, Document, DocumentFile, Edit, shown_config
-from culm.workspace.messages import Messages
+from culm.workspace.config import Document, DocumentFile, Edit
+from culm.workspace.configuration import Configuration
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +98,15 @@ class About:
     channels: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an agent works with, the same in every workspace of a server."""
+
+    make_model: MakeModel
+    tools: Mapping[str, Tool]
+    config: Document  # What the user wrote; clients' documents are laid over it.
+
+
 class Workspace:
     """Made by `open_workspace`."""
 
@@ -96,15 +115,22 @@ class Workspace:
         about: About,
         store: Store,
         documents: tuple[DocumentFile, DocumentFile],
+        equipment: Equipment,
         clock: Clock,
         ids: Ids,
         cfg: Settings,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self.about = about
         self.store = store
-        self._documents = documents  # By scope: the user's, this workspace's.
-        self._config: Config | None = None  # What is shown, until a document changes.
-        self._config_untold = False
+        self.configuration = Configuration(
+            about.id,
+            equipment.config,
+            documents,
+            store,
+            data_directory=str(about.root),
+            debug=about.debug,
+        )
         self.messages = Messages(store, clock, ids)
         self.hub = Hub(
             store.epoch,
@@ -114,6 +140,23 @@ class Workspace:
             streams_max=cfg.streams_max,
             buffer_bytes_max=cfg.stream_buffer_bytes,
         )
+        self._models = Models(lambda: self.configuration.document, equipment.make_model)
+        self.configuration.on_change = self._models.forget
+        self.runs = Runs(
+            World(
+                path=str(about.path),
+                store=store,
+                messages=self.messages,
+                models=self._models,
+                tools=equipment.tools,
+                clock=clock,
+                ids=ids,
+                settings=cfg,
+                tasks=tasks,
+            ),
+            lambda live: self.claim(RunsChanged(live)),
+        )
+        self.agent = Agent(self.runs, store, self._models, self._check_open)
         self.claims = Claims()
         self.closing = False
         self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
@@ -122,6 +165,7 @@ class Workspace:
         self._clock = clock
         self._ids = ids
         self._sessions_max = cfg.sessions_max
+        self._away_s_max = cfg.away_s_max
         self._clients_max = cfg.clients_max
         self._graces = Graces(cfg.create_grace_s, cfg.detach_grace_s, cfg.abandoned_runs_s)
         self._retention = (cfg.retention_s, cfg.retention_events)
@@ -133,8 +177,6 @@ class Workspace:
         self.hub.show_on_attach(self._unlogged_state)
         store.tell = self._tell
         store.on_health = self._tell_health
-        for document in documents:
-            document.listen(self.tell_config_changed)
 
     # --- who is attached
 
@@ -209,6 +251,7 @@ class Workspace:
         attached = self.claims.attached()
         for session in sessions:
             session.attached_clients = attached[session.id]
+            session.is_busy = self.runs.is_busy(session.id)
         return sessions
 
     async def rename_session(self, session_id: SessionId, title: str) -> Session:
@@ -219,10 +262,14 @@ class Workspace:
 
     async def delete_session(self, session_id: SessionId) -> None:
         self._check_open()
-        write = self.store.write(
-            delete_session(session_id), lambda _: self.messages.forget_session(session_id)
-        )
-        await asyncio.shield(write)
+        if self.runs.is_busy(session_id):
+            raise SessionBusy
+
+        def deleted(_: None) -> None:
+            self.messages.forget_session(session_id)
+            self.runs.forget_session(session_id)
+
+        await asyncio.shield(self.store.write(delete_session(session_id), deleted))
 
     # --- files
 
@@ -247,46 +294,23 @@ class Workspace:
 
     @property
     def config(self) -> Config:
-        if self._config is None:
-            self._config = self._shown_config([d.value for d in self._documents])
-        return self._config
-
-    def _shown_config(self, documents: list[Document]) -> Config:
-        about = self.about
-        return shown_config(documents, data_directory=str(about.root), debug=about.debug)
+        return self.configuration.shown
 
     async def change_config(self, scope: int, edit: Edit) -> None:
         """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
         self._check_open()
-        if scope not in SCOPES:
-            raise InvalidRequest("scope must be 0 (the user's) or 1 (the workspace's)")
-
-        def check(new: Document) -> None:
-            shown = [document.value for document in self._documents]
-            shown[scope] = new
-            self._shown_config(shown)
-
-        await asyncio.shield(self._documents[scope].change(edit, check))
-
-    def tell_config_changed(self) -> None:
-        """Tell it durably; if that cannot be now, when the store is well again."""
-        self._config = None
-        self._config_untold = False
-        payload = encode(ConfigChanged(self.about.id))
-
-        def failed(_: Exception) -> None:
-            self._config_untold = True
-
-        self.store.append("config_changed", "updated", payload=payload, on_fail=failed)
+        await self.configuration.change(scope, edit)
 
     # --- the state at once
 
     async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
         """The stored state at one cursor; messages of `sessions`, or of all if None."""
         found: list[Session] = []
+        runs: list[Run] = []
 
         def query(connection: Connection) -> list[RawMessage]:
             found[:] = all_sessions(connection)
+            runs[:] = open_runs(connection)
             if sessions is None:
                 return all_messages(SNAPSHOT_MESSAGES_MAX + 1)(connection)
             wanted = sorted(sessions)
@@ -301,12 +325,14 @@ class Workspace:
             cursor=str(Cursor(self.store.epoch, seq)),
             sessions=found,
             messages=messages,
+            runs=runs,
             presence=list(self.presence()),
             store=self.store.health,
         )
 
     def _present(self, session: Session) -> Session:
         session.attached_clients = self.claims.attached_to(session.id)
+        session.is_busy = self.runs.is_busy(session.id)
         return session
 
     def _check_open(self) -> None:
@@ -333,6 +359,9 @@ class Workspace:
         for present in self.presence():
             yield Live("presence_changed", "", encode(present))
         yield Live("store_health", "", encode(self.store.health))
+        for shown in self.runs.shown():
+            type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
+            yield Live(type_, shown.session_id, encode(shown))
 
     def _tell_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():
@@ -345,8 +374,10 @@ class Workspace:
 
     def _tell_health(self, health: StoreHealth) -> None:
         self.hub.tell_live(Live("store_health", "", encode(health)))
-        if health.state != "failing" and self._config_untold:
-            self.tell_config_changed()
+        if health.state == "failing":
+            self.runs.on_store_failing()
+        else:
+            self.configuration.on_healthy_store()
         if health.state == "failing" and not self.store.damaged and self._heal_timer is None:
             self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
 
@@ -359,11 +390,20 @@ class Workspace:
 
     # --- life
 
-    async def start(self) -> None:
-        """Repair what an unclean end left, before anybody is told anything."""
-        closed = await self.store.write(close_open_messages)
-        if closed:
-            log.warning("%s: %d message(s) were open at the last end", self.about.path, closed)
+    async def start(self, alive_s: float | None) -> None:
+        """Repair what an unclean end left, before anybody is told anything.
+
+        `alive_s` is when a server was last here; what waited goes on if that is not long ago.
+        """
+        now_s = self._clock.now_s()
+        away_s = 0.0 if alive_s is None else max(0.0, now_s - alive_s)
+        unit = recover(away_s, self._away_s_max, self._models.why_not, self._ids)
+        recovered = await self.store.write(unit)
+        if recovered.ended or recovered.held:
+            said = "%s: after the last end %d run(s) were ended, %d are held, %d go on"
+            counts = (recovered.ended, len(recovered.held), len(recovered.resumed))
+            log.warning(said, self.about.path, *counts)
+        self.runs.resume(recovered)
         self._trim_in_time()
 
     def _trim_in_time(self) -> None:
@@ -382,15 +422,17 @@ class Workspace:
     async def stop(self) -> None:
         """Close what is open truthfully, then end every stream. Bounded."""
         self.closing = True
-        for document in self._documents:
-            document.unlisten(self.tell_config_changed)
+        self.configuration.close()
         for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
             if timer is not None:
                 timer.cancel()
+        await self.runs.stop()
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self.messages.stop()
-                await self.store.write(close_open_messages)
+                # Of a run that could not end here, the next start closes all that it called.
+                if all(run.task is None for run in self.runs.live()):
+                    await self.store.write(close_open_messages)
         except (TimeoutError, StoreBusy) as exc:
             log.error("%s: the last writes did not finish: %s", self.about.path, exc or "time-out")
         self.hub.close()
@@ -415,13 +457,18 @@ async def open_workspace(
     about: About,
     store: Store,
     documents: tuple[DocumentFile, DocumentFile],
+    equipment: Equipment,
     clock: Clock,
     ids: Ids,
     settings: Settings,
+    *,
+    alive_s: float | None = None,
 ) -> AsyncGenerator[Workspace]:
-    workspace = Workspace(about, store, documents, clock, ids, settings)
-    await workspace.start()
-    try:
-        yield workspace
-    finally:
-        await workspace.stop()
+    """When the block ends nothing of it runs any more; `alive_s` as for `Workspace.start`."""
+    async with asyncio.TaskGroup() as tasks:
+        workspace = Workspace(about, store, documents, equipment, clock, ids, settings, tasks)
+        await workspace.start(alive_s)
+        try:
+            yield workspace
+        finally:
+            await workspace.stop()

@@ -12,6 +12,7 @@ from culm.server.routes import (
     lsp,
     mcp,
     project,
+    runs,
     sessions,
     skills,
     system,
@@ -19,7 +20,8 @@ from culm.server.routes import (
 )
 
 _NOUNS: tuple[ModuleType, ...] = (
-    system, workspaces, sessions, files, agent, asks, config, project, skills, lsp, mcp, documents,
+    system, workspaces, sessions, files, agent, runs, asks, config, project, skills, lsp, mcp,
+    documents,
 )  # fmt: skip
 
 BY_NOUN: dict[str, list[Route]] = {n.__name__.rpartition(".")[2]: n.ROUTES for n in _NOUNS}

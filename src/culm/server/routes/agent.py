@@ -1,32 +1,33 @@
-"""The agent's routes. While there is no agent each answers its correct empty form."""
+"""The agent's routes: prompts and their queue, and what a Crush client asks of it."""
 
-from culm.errors import AgentNotReady, NotBuilt
+from culm.errors import NotBuilt
 from culm.ids import SessionId
-from culm.server.api import Route
+from culm.server.api import HeadOnly, Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX
-from culm.wire.agent import AgentInfo, InitAgent, Prompt, ShellCommand, ShellOutput
+from culm.wire.agent import RUN_HEADER, AgentInfo, InitAgent, Prompt, ShellCommand, ShellOutput
 from culm.wire.config import SelectedModel
 from culm.wire.queries import ProviderQuery
+from culm.wire.runs import EditPrompt, OrderQueue, QueuedPrompt, Run
 from culm.wire.sessions import Session
 from culm.workspace.workspace import Workspace
 
 
 async def agent_info(workspace: Workspace) -> AgentInfo:
     """Say whether the agent is ready and busy, and which model it uses."""
-    return AgentInfo(model_cfg=workspace.config.models.get("large", SelectedModel()))
+    return workspace.agent.info()
 
 
-async def prompt(workspace: Workspace, body: Prompt) -> None:
-    """Give the agent something to do; accepted at once, done in its own time."""
-    raise AgentNotReady
+async def prompt(workspace: Workspace, body: Prompt) -> HeadOnly:
+    """Give the agent something to do; when this is answered it is never lost."""
+    return HeadOnly({RUN_HEADER: await workspace.agent.prompt(body)})
 
 
 async def init_agent(workspace: Workspace, body: InitAgent | None) -> None:
-    """Make the agent ready; to do it again changes nothing."""
+    """Make the agent ready; it always is, and to do it again disturbs no run."""
 
 
 async def update_agent(workspace: Workspace) -> None:
-    """Let the agent take up changed models and tools."""
+    """Let the agent take up changed models and tools, which it does by itself."""
 
 
 async def get_agent_session(workspace: Workspace, session_id: SessionId) -> Session:
@@ -35,26 +36,51 @@ async def get_agent_session(workspace: Workspace, session_id: SessionId) -> Sess
 
 
 async def cancel(workspace: Workspace, session_id: SessionId) -> None:
-    """Stop what the agent does for a session, and forget what waits there."""
+    """Stop every run of a session that is live now; one accepted later is not touched."""
+    await workspace.agent.cancel(session_id)
 
 
 async def count_queued(workspace: Workspace, session_id: SessionId) -> int:
     """Say how many prompts of a session wait."""
-    return 0
+    return len(workspace.agent.queue(session_id))
 
 
 async def list_queued(workspace: Workspace, session_id: SessionId) -> list[str]:
     """List the prompts of a session that wait, in their order."""
-    return []
+    return [item.prompt for item in workspace.agent.queue(session_id)]
 
 
 async def clear_queued(workspace: Workspace, session_id: SessionId) -> None:
     """Forget the prompts of a session that wait."""
+    await workspace.agent.clear(session_id)
 
 
 async def summarize(workspace: Workspace, session_id: SessionId) -> None:
-    """Replace what the model reads of a session by a summary."""
-    raise AgentNotReady
+    """Replace what the model reads of a session by a summary, and wait until that is done."""
+    await workspace.agent.summarize(session_id)
+
+
+async def compact(workspace: Workspace, session_id: SessionId) -> HeadOnly:
+    """As summarize, without waiting: a run like any other."""
+    run = await workspace.agent.accept_summary(session_id)
+    return HeadOnly({} if run is None else {RUN_HEADER: run.id})
+
+
+async def steer(workspace: Workspace, session_id: SessionId, body: EditPrompt) -> Run:
+    """Say something to a session's live run; it reads it before its next step."""
+    return await workspace.agent.steer(session_id, body.prompt)
+
+
+async def get_queue(workspace: Workspace, session_id: SessionId) -> list[QueuedPrompt]:
+    """List the runs of a session that wait, in their order, each with its whole prompt."""
+    return workspace.agent.queue(session_id)
+
+
+async def order_queue(
+    workspace: Workspace, session_id: SessionId, body: OrderQueue
+) -> list[QueuedPrompt]:
+    """Put those that wait into another order."""
+    return await workspace.agent.order(session_id, body.run_ids)
 
 
 async def run_shell(workspace: Workspace, session_id: SessionId, body: ShellCommand) -> ShellOutput:
@@ -63,8 +89,8 @@ async def run_shell(workspace: Workspace, session_id: SessionId, body: ShellComm
 
 
 async def default_small_model(workspace: Workspace, query: ProviderQuery) -> SelectedModel:
-    """Propose a small model of a provider; while there is no catalogue, the large one in use."""
-    return workspace.config.models.get("large", SelectedModel())
+    """Propose a small model of a provider: the one selected if it is its own, else the large."""
+    return workspace.agent.small_model(query.provider_id)
 
 
 _W = "/v1/workspaces/{workspace_id}"
@@ -82,5 +108,9 @@ ROUTES = [
     Route("GET", f"{_S}/prompts/list", list_queued),
     Route("POST", f"{_S}/prompts/clear", clear_queued),
     Route("POST", f"{_S}/summarize", summarize),
+    Route("POST", f"{_S}/compact", compact, status=202),
+    Route("POST", f"{_S}/steer", steer, status=202),
+    Route("GET", f"{_S}/queue", get_queue),
+    Route("PUT", f"{_S}/queue", order_queue),
     Route("POST", f"{_S}/shell", run_shell),
 ]

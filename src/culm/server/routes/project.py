@@ -12,7 +12,7 @@ async def needs_init(workspace: Workspace) -> NeedsInit:
 
 async def init_project(workspace: Workspace) -> None:
     """Note that the offer was taken or declined."""
-    workspace.tell_config_changed()
+    workspace.configuration.tell_changed()
 
 
 async def init_prompt(workspace: Workspace) -> InitPrompt:

@@ -78,6 +78,14 @@ SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated
 FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
 WHERE s.id = ? ORDER BY m.place
 
+-- name: messages_from
+SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
+       m.is_summary, m.rev, m.large, m.is_open
+FROM messages first
+JOIN sessions s ON s.no = first.place >> 32
+JOIN messages m ON m.place BETWEEN first.place AND (s.no << 32) + 4294967295
+WHERE first.id = ? ORDER BY m.place
+
 -- name: all_messages
 SELECT * FROM message_rows ORDER BY place LIMIT ?
 
@@ -153,3 +161,148 @@ SELECT path FROM read_files WHERE session_id = ? ORDER BY read_no DESC
 
 -- name: delete_read_files_of_session
 DELETE FROM read_files WHERE session_id = ?
+
+-- name: add_usage
+UPDATE sessions SET
+  prompt_tokens = CASE WHEN ?1 > 0 THEN ?1 ELSE prompt_tokens END,
+  completion_tokens = CASE WHEN ?2 > 0 THEN ?2 ELSE completion_tokens END,
+  cost = cost + ?3,
+  updated_at = ?4
+WHERE id = ?5 RETURNING *
+
+-- name: set_summary
+UPDATE sessions SET
+  summary_message_id = ?1, prompt_tokens = 0, completion_tokens = ?2, cost = cost + ?3,
+  updated_at = ?4
+WHERE id = ?5 RETURNING *
+
+-- name: set_title
+UPDATE sessions SET title = CASE WHEN title = ?1 THEN ?2 ELSE title END, cost = cost + ?3,
+  updated_at = ?4
+WHERE id = ?5 RETURNING *
+
+-- name: add_run
+INSERT INTO runs (id, session_id, kind, state, given, digest, prompt, limits,
+                  provider, model, created_at, place)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
+
+-- name: add_body
+INSERT INTO run_bodies (run_id, prompt, attachments) VALUES (?, ?, ?)
+
+-- name: get_body
+SELECT prompt, attachments FROM run_bodies WHERE run_id = ?
+
+-- name: edit_body
+UPDATE run_bodies SET prompt = ? WHERE run_id = ?
+
+-- name: delete_body
+DELETE FROM run_bodies WHERE run_id = ?
+
+-- name: next_place
+SELECT COALESCE(MAX(place), 0) + 1 FROM runs WHERE session_id = ? AND state <> 'ended'
+
+-- name: get_run
+SELECT * FROM runs WHERE id = ?
+
+-- name: runs
+SELECT * FROM runs WHERE (?1 = '' OR session_id = ?1) AND (?2 = '' OR state = ?2)
+ORDER BY seq DESC LIMIT ?3
+
+-- name: unfinished_runs
+SELECT * FROM runs WHERE state <> 'ended' ORDER BY session_id, place, seq
+
+-- name: count_unfinished_runs
+SELECT COUNT(*) FROM runs WHERE state <> 'ended' AND state <> 'held'
+
+-- name: queued_runs
+SELECT id, prompt FROM runs WHERE session_id = ? AND state <> 'ended' AND state = 'queued'
+ORDER BY place, seq
+
+-- name: start_run
+UPDATE runs SET state = 'active', started_at = ?
+WHERE id = ? AND state IN ('accepted', 'queued') RETURNING *
+
+-- name: fold_run
+UPDATE runs SET state = 'folded', host_id = ?, started_at = ?
+WHERE id = ? AND state = 'queued' RETURNING *
+
+-- name: hold_run
+UPDATE runs SET state = 'held', title = ?
+WHERE id = ? AND state IN ('accepted', 'queued') RETURNING *
+
+-- name: release_run
+UPDATE runs SET state = ?, title = '', place = ? WHERE id = ? AND state = 'held' RETURNING *
+
+-- name: end_run
+UPDATE runs SET state = 'ended', outcome = ?, title = ?, details = ?, message_id = ?, ended_at = ?
+WHERE id = ? AND state <> 'ended' RETURNING *
+
+-- name: folded_runs
+SELECT id FROM runs WHERE host_id <> '' AND host_id = ? AND state = 'folded' ORDER BY place, seq
+
+-- name: count_on_run
+UPDATE runs SET steps = steps + 1, prompt_tokens = prompt_tokens + ?,
+  completion_tokens = completion_tokens + ?, cost = cost + ?, estimated = estimated OR ?
+WHERE id = ?
+
+-- name: edit_run
+UPDATE runs SET prompt = ? WHERE id = ? AND state = 'queued' RETURNING *
+
+-- name: place_run
+UPDATE runs SET place = ? WHERE id = ? AND state = 'queued'
+
+-- name: held_runs_of_session
+SELECT id FROM runs WHERE session_id = ? AND state <> 'ended' AND state = 'held'
+
+-- name: delete_bodies_of_session
+DELETE FROM run_bodies WHERE run_id IN (SELECT id FROM runs WHERE session_id = ?)
+
+-- name: delete_runs_of_session
+DELETE FROM runs WHERE session_id = ?
+
+-- name: delete_calls_of_session
+DELETE FROM calls WHERE run_id IN (SELECT id FROM runs WHERE session_id = ?)
+
+-- name: delete_cancelled_runs_of_session
+DELETE FROM cancelled_runs WHERE cancel_id IN (SELECT id FROM cancels WHERE session_id = ?)
+
+-- name: delete_cancels_of_session
+DELETE FROM cancels WHERE session_id = ?
+
+-- name: add_cancel
+INSERT INTO cancels (id, session_id, target, at) VALUES (?, ?, ?, ?)
+
+-- name: add_cancelled_run
+INSERT INTO cancelled_runs (cancel_id, run_id) VALUES (?, ?)
+
+-- name: settle_cancelled_run
+UPDATE cancelled_runs SET settled = ? WHERE run_id = ? AND settled IS NULL RETURNING cancel_id
+
+-- name: get_cancel
+SELECT * FROM cancels WHERE id = ?
+
+-- name: runs_of_cancel
+SELECT run_id, settled FROM cancelled_runs WHERE cancel_id = ? ORDER BY run_id
+
+-- name: is_cancelled
+SELECT 1 FROM cancelled_runs WHERE run_id = ?
+
+-- name: add_call
+INSERT INTO calls (message_id, call_id, no, run_id, name, crash, state)
+VALUES (?, ?, ?, ?, ?, ?, 'known')
+
+-- name: set_call_state
+UPDATE calls SET state = ? WHERE message_id = ? AND call_id = ?
+
+-- name: calls_of_message
+SELECT call_id, crash, state FROM calls WHERE message_id = ? ORDER BY no
+
+-- name: open_message_of_session
+SELECT * FROM message_rows WHERE is_open = 1 AND session_id = ? ORDER BY place
+
+-- name: last_message_of_session
+SELECT * FROM message_rows
+WHERE place BETWEEN (SELECT no << 32 FROM sessions WHERE id = ?1)
+            AND (SELECT (no << 32) + 4294967295 FROM sessions WHERE id = ?1)
+  AND is_summary = 0
+ORDER BY place DESC LIMIT 1

@@ -5,14 +5,14 @@ committed first and told after. Who writes them (a run) is not known here.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded, MessageNotFound, StoreBusy
 from culm.events.hub import Hub, Live
 from culm.ids import Ids, MessageId, SessionId
-from culm.store.base import Connection, Tx
+from culm.run.draft import Draft, End
+from culm.store.base import Connection, Tx, Unit, together
 from culm.store.messages import (
     Captured,
     Chunk,
@@ -34,10 +34,9 @@ from culm.wire.messages import (
     Part,
     RawMessage,
     Role,
+    close_parts,
     growing_of,
     new_part,
-    set_text,
-    text_of,
 )
 
 CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
@@ -45,81 +44,6 @@ CHUNK_CHARS = 4096  # ... or this much of one message.
 MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping ...
 PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 RETRY_S = 1.0  # How often a store that cannot write is tried again.
-
-
-@dataclass(eq=False, slots=True)
-class Draft:
-    """An open message. Made by `Messages.open`; changed only through `Messages`."""
-
-    message: Message
-    # Writes of this message are numbered. One may fail at once, before an earlier one commits.
-    last_sent: int = 0
-    last_failed: int = 0
-    last_told: int = 0  # Of those that brought the whole message.
-    in_flight: int = 0  # Durable changes submitted and not yet told.
-    told: bytes | None = None  # What clients have, while it is unsettled.
-    held: list[MessageDelta] = field(default_factory=list[MessageDelta])  # Told after it.
-    pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    lengths: list[int] = field(default_factory=list[int])  # Of each part's text, in code points.
-    kept: list[int] = field(default_factory=list[int])  # How much of it was given to the store.
-    size: int = 0  # Of all text together.
-    loose: int = 0  # Code points not given to the store yet.
-    deleting: int = 0  # Deletions in flight; what grows meanwhile is told only if they fail.
-    keeping: bool = False  # A chunk is in flight; the next one waits, so that none is missing.
-    ended: bool = False
-
-    def fold(self) -> Message:
-        """The message with all its text in place."""
-        for n, pieces in self.pieces.items():
-            part = self.message.parts[n]
-            kind = growing_of(part)
-            assert kind is not None, "only growing parts have pieces"
-            set_text(part, (text_of(part, kind) or "") + "".join(pieces))
-        self.pieces.clear()
-        return self.message
-
-    @property
-    def damaged(self) -> bool:
-        """A write failed, and none since then has brought the whole message."""
-        return self.last_failed > self.last_told
-
-    @property
-    def unsettled(self) -> bool:
-        """Clients have `told`, not the message as it is here."""
-        return self.in_flight > 0 or self.deleting > 0 or self.damaged
-
-    def damage(self, number: int) -> None:
-        """A write failed; until the whole message is saved, clients see what they were told."""
-        if not self.unsettled:
-            self.told = encode(self.fold())
-        self.last_failed = max(self.last_failed, number)
-
-    def send(self) -> int:
-        """The number of the next write."""
-        self.last_sent += 1
-        return self.last_sent
-
-    def take_chunks(self) -> list[Chunk]:
-        """What has grown since it was last given to the store."""
-        message = self.fold()
-        chunks: list[Chunk] = []
-        for n, (kept, length) in enumerate(zip(self.kept, self.lengths, strict=True)):
-            if length > kept:
-                kind = growing_of(message.parts[n])
-                assert kind is not None, "only growing parts grow"
-                text = text_of(message.parts[n], kind) or ""
-                chunks.append(Chunk(message.id, message.rev, n, kept, kind, text[kept:]))
-        self.kept = list(self.lengths)
-        self.loose = 0
-        return chunks
-
-    def measure(self) -> None:
-        """Count anew after parts changed other than by growing; all of it goes to the store."""
-        texts = [text_of(p, kind) if (kind := growing_of(p)) else "" for p in self.message.parts]
-        self.lengths = [len(text or "") for text in texts]
-        self.kept = list(self.lengths)
-        self.size = sum(self.lengths)
-        self.loose = 0
 
 
 class Messages:
@@ -141,25 +65,47 @@ class Messages:
 
     # --- changing; each returns when its change is submitted, the future when it is durable
 
+    def compose(
+        self,
+        session_id: SessionId,
+        role: Role,
+        parts: list[Part],
+        *,
+        finish: Finish | None = None,
+        model: str = "",
+        provider: str = "",
+    ) -> tuple[Message, Unit]:
+        """A message that is complete from the start, and the unit that adds it."""
+        ending = FinishPart(Finish("stop", 0) if finish is None else finish)
+        message = self._new(session_id, role, [*map(encodable, parts), ending])
+        message.model, message.provider = model, provider
+        return message, add_message(capture(message), is_open=False)
+
     def add(
         self, session_id: SessionId, role: Role, parts: list[Part]
     ) -> tuple[Message, asyncio.Future[None]]:
         """Add a message that is complete from the start."""
-        parts = [*map(encodable, parts), FinishPart(Finish("stop", 0))]
-        message = self._new(session_id, role, parts)
-        unit = add_message(capture(message), is_open=False)
-        return message, self._track(self._store.write(unit))
+        message, unit = self.compose(session_id, role, parts)
+        return message, self._track(self._store.write(together(unit)))
 
     def open(
-        self, session_id: SessionId, *, model: str = "", provider: str = "", summary: bool = False
+        self,
+        session_id: SessionId,
+        *,
+        model: str = "",
+        provider: str = "",
+        summary: bool = False,
+        before: Unit | None = None,
+        on_commit: Callable[[], None] | None = None,
     ) -> tuple[Draft, asyncio.Future[None]]:
-        """Begin an assistant message that will grow."""
+        """Begin an assistant message that will grow; `before` happens in its transaction."""
         message = self._new(session_id, "assistant", [])
         message.model, message.provider, message.is_summary_message = model, provider, summary
         draft = Draft(message)
         self._open[message.id] = draft
         captured = capture(message)
-        return draft, self._submit(draft, captured, add_message(captured, is_open=True))
+        unit = together(before, add_message(captured, is_open=True))
+        return draft, self._submit(draft, captured, unit, on_commit)
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
         """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
@@ -195,16 +141,23 @@ class Messages:
             self._arm(CHUNK_S)
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
-        """Set a part, or add the next one: a call began or is complete, reasoning ended."""
-        assert part <= len(draft.message.parts), "a part follows the one before it"
-        value = encodable(value)  # A file name may hold bytes that are no text.
-        if part >= PARTS_MAX:
+        """Set a part, or add the next one: a call began, reasoning ended."""
+        return self.put_all(draft, {part: value})
+
+    def put_all(
+        self, draft: Draft, parts: Mapping[int, Part], *, after: Unit | None = None
+    ) -> asyncio.Future[None]:
+        """Set several parts at once: all calls are complete. `after` happens together with it."""
+        if max(parts) >= PARTS_MAX:
             raise LimitExceeded("parts in one message", PARTS_MAX)
 
         def change(message: Message) -> None:
-            message.parts[part : part + 1] = [value]
+            for part, value in sorted(parts.items()):
+                assert part <= len(message.parts), "a part follows the one before it"
+                # A file name may hold bytes that are no text.
+                message.parts[part : part + 1] = [encodable(value)]
 
-        return self._change(draft, change)
+        return self._change(draft, change, after=after)
 
     def clear(self, draft: Draft) -> asyncio.Future[None]:
         """Take back all parts, for a retry."""
@@ -215,10 +168,25 @@ class Messages:
 
         return self._change(draft, change)
 
-    def finish(self, draft: Draft, finish: Finish) -> asyncio.Future[None]:
-        """End the message; it grows no more."""
+    def finish(
+        self,
+        draft: Draft,
+        finish: Finish,
+        *,
+        before: Unit | None = None,
+        after: Unit | None = None,
+        on_commit: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """End the message; it grows no more, and what was unfinished in it is closed.
+
+        `before` and `after` happen in its transaction, and `on_commit` runs when all of it is
+        durable. If the store cannot write it is tried again until it can or the workspace ends,
+        whatever became of the future; `draft.gone` says when.
+        """
+        draft.end = End(before, after, on_commit)
 
         def change(message: Message) -> None:
+            close_parts(message.parts, int(self._clock.now_s()))
             message.parts.append(FinishPart(finish))
             message.rev += 1
 
@@ -238,16 +206,14 @@ class Messages:
                 self._settle(draft)
 
         return self._track(
-            self._store.write(
-                delete_message(message_id), lambda _: self._forget(message_id), failed
-            )
+            self._store.write(delete_message(message_id), lambda _: self.forget(message_id), failed)
         )
 
     def forget_session(self, session_id: SessionId) -> None:
         """Its rows are gone; nothing may grow there any more."""
         for draft in list(self._open.values()):
             if draft.message.session_id == session_id:
-                self._forget(draft.message.id)
+                self.forget(draft.message.id)
 
     async def flush(self) -> None:
         """Give all open text to the store and wait for every write in flight.
@@ -269,7 +235,7 @@ class Messages:
             await self.flush()
         finally:
             for message_id in list(self._open):
-                self._forget(message_id)
+                self.forget(message_id)
             if self._chunk_timer is not None:
                 self._chunk_timer.cancel()
 
@@ -316,7 +282,12 @@ class Messages:
         return Message(self._ids.message(), role, session_id, parts, created_at=now, updated_at=now)
 
     def _change(
-        self, draft: Draft, change: Callable[[Message], None], *, is_open: bool = True
+        self,
+        draft: Draft,
+        change: Callable[[Message], None],
+        *,
+        is_open: bool = True,
+        after: Unit | None = None,
     ) -> asyncio.Future[None]:
         message = draft.fold()
         if draft.ended:
@@ -325,15 +296,25 @@ class Messages:
             draft.told = encode(message)
         change(message)
         message.updated_at = int(self._clock.now_s())
-        return self._save(draft, is_open=is_open)
+        return self._save(draft, is_open=is_open, after=after)
 
-    def _save(self, draft: Draft, *, is_open: bool) -> asyncio.Future[None]:
+    def _save(
+        self, draft: Draft, *, is_open: bool, after: Unit | None = None
+    ) -> asyncio.Future[None]:
         draft.ended = draft.ended or not is_open
         captured = capture(draft.fold())
-        return self._submit(draft, captured, save_message(captured, is_open=is_open))
+        unit = save_message(captured, is_open=is_open)
+        end = draft.end
+        if end is None:
+            return self._submit(draft, captured, together(unit, after))
+        return self._submit(draft, captured, together(end.before, unit, end.after), end.on_commit)
 
     def _submit(
-        self, draft: Draft, captured: Captured, unit: Callable[[Tx], None]
+        self,
+        draft: Draft,
+        captured: Captured,
+        unit: Callable[[Tx], None],
+        on_commit: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
         number = draft.send()
         draft.in_flight += 1
@@ -344,6 +325,8 @@ class Messages:
             draft.in_flight -= 1
             draft.told = captured.payload
             draft.last_told = number
+            if on_commit is not None:
+                on_commit()
             self._settle(draft)
 
         def failed(error: Exception) -> None:
@@ -351,7 +334,7 @@ class Messages:
             draft.last_failed = max(draft.last_failed, number)
             never_was = draft.told is None and not draft.in_flight
             if never_was or not isinstance(error, StoreBusy):
-                self._forget(draft.message.id)  # It is not there, or is gone.
+                self.forget(draft.message.id)  # It is not there, or is gone.
             else:
                 self._arm(RETRY_S)
 
@@ -363,7 +346,7 @@ class Messages:
         if draft.unsettled or draft.message.id not in self._open:
             return
         if draft.ended:
-            self._forget(draft.message.id)
+            self.forget(draft.message.id)
             return
         held, draft.held = draft.held, []
         for delta in held:
@@ -418,9 +401,11 @@ class Messages:
         self._chunk_timer = None
         self._keep(list(self._open.values()))
 
-    def _forget(self, message_id: MessageId) -> None:
+    def forget(self, message_id: MessageId) -> None:
+        """Its row is gone, or nobody's care any more."""
         if draft := self._open.pop(message_id, None):
             draft.ended = True
+            draft.gone.set()
 
     def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
         self._writes.add(write)

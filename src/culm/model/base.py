@@ -1,0 +1,155 @@
+"""The seam towards language models: what one is asked, and its streamed answer in our own words.
+
+An adapter turns a `Request` into a provider's dialect and the provider's stream into events. It
+does not retry, run tools or store anything: whoever iterates decides. Closing the iterator ends
+the request.
+"""
+
+import math
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from msgspec import Struct, field
+
+from culm.errors import ModelFailed
+from culm.wire.codec import Json
+from culm.wire.config import SelectedModel
+from culm.wire.messages import Message
+
+TOKENS_MAX = 1 << 40  # In one answer; more is nonsense, and sums must fit 64 bits.
+
+StopReason = Literal["end_turn", "max_tokens", "tool_use", "content_filter", "unknown"]
+
+
+_DEFAULTS = SelectedModel()
+
+
+class ToolSpec(Struct, frozen=True):
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Json]  # A JSON schema of an object.
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a model. In `messages` every call has its result right behind it."""
+
+    system: str
+    messages: list[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    settings: SelectedModel = _DEFAULTS
+    max_tokens: int | None = None  # Of the answer; else what `settings` say, else the provider.
+
+
+class Access(Struct, frozen=True):
+    """How to reach a provider. Holds its key: never shown, stored or logged."""
+
+    type: str = "openai"  # Which dialect it speaks.
+    base_url: str = ""
+    api_key: str = ""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    body: dict[str, Json] = field(default_factory=dict[str, Json])  # Merged into every request.
+
+    def __repr__(self) -> str:
+        return f"Access(type={self.type!r}, base_url={self.base_url!r}, …)"
+
+
+# --- what comes back. Structs without GC tracking: one is made for every token.
+
+
+class TextDelta(Struct, frozen=True, gc=False):
+    text: str
+
+
+class ReasoningDelta(Struct, frozen=True, gc=False):
+    text: str
+    signature: str = ""  # What the provider wants to see again to believe the text.
+
+
+class CallBegan(Struct, frozen=True, gc=False):
+    """The model begins a call. `key` names it within this answer; parallel calls interleave."""
+
+    key: int
+    id: str  # The provider's; may be empty, or the same as another call's.
+    name: str
+
+
+class CallDelta(Struct, frozen=True, gc=False):
+    """More of a call's arguments, which are JSON only once all of them have come."""
+
+    key: int
+    text: str
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of one answer, as the provider counted them."""
+
+    input: int = 0  # Without those read from or written to a cache.
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    cost: float | None = None  # In USD, if the provider itself says.
+
+
+def usage_of(
+    *,
+    input: int | None,
+    output: int | None,
+    cache_read: int | None = None,
+    cache_write: int | None = None,
+    cost: float | None = None,
+) -> Usage:
+    """What a provider counted, as far as it makes sense: its numbers are summed up for ever."""
+    sane = cost is not None and math.isfinite(cost) and cost >= 0
+    return Usage(
+        _count(input),
+        _count(output),
+        _count(cache_read),
+        _count(cache_write),
+        cost if sane else None,
+    )
+
+
+def _count(tokens: int | None) -> int:
+    return min(max(0, tokens or 0), TOKENS_MAX)
+
+
+class Done(Struct, frozen=True):
+    """The answer is complete; always the last event. Without it the stream was cut."""
+
+    reason: StopReason
+    usage: Usage | None = None
+
+
+ModelEvent = TextDelta | ReasoningDelta | CallBegan | CallDelta | Done
+
+
+def joined(events: Iterable[ModelEvent]) -> Iterator[ModelEvent]:
+    """The same events, with text that came together told together."""
+    texts: list[str] = []
+    try:
+        for event in events:
+            if isinstance(event, TextDelta):
+                texts.append(event.text)
+                continue
+            if texts:
+                yield TextDelta("".join(texts))
+                texts.clear()
+            yield event
+    except ModelFailed:
+        if texts:
+            yield TextDelta("".join(texts))
+        raise
+    if texts:
+        yield TextDelta("".join(texts))
+
+
+class Model(Protocol):
+    """One model of one provider."""
+
+    def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+        """Ask, and yield the answer as it comes; raises `ModelFailed`."""
+        ...

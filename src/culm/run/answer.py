@@ -1,0 +1,115 @@
+"""A model's answer as it grows: which part of the message each piece belongs to."""
+
+import asyncio
+from collections.abc import Callable
+
+from culm.clock import Clock
+from culm.errors import ModelFailed
+from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
+from culm.run.draft import Draft
+from culm.run.loop import Growth, parse_arguments
+from culm.run.messages import Messages
+from culm.store.base import Unit
+from culm.tools.base import Call
+from culm.wire.messages import Part, Reasoning, ReasoningPart, ToolCall, ToolCallPart
+
+CALLS_MAX = 64  # A model that makes more in one answer is looping.
+
+Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
+
+
+class Answer:
+    """One open message. It has at most one part of text and one of reasoning, as clients expect."""
+
+    def __init__(self, draft: Draft, messages: Messages, clock: Clock, track: Track) -> None:
+        self.draft = draft
+        self._messages = messages
+        self._clock = clock
+        self._track = track  # Given every write, so that its owner can wait for them.
+        self._text: int | None = None
+        self._reasoning: int | None = None
+        self._calls: dict[int, int] = {}  # The part of each call, by the model's key.
+
+    def grow(self, event: Growth) -> None:
+        if isinstance(event, TextDelta):
+            text = event.text
+            if self._text is None:
+                text = text.removeprefix("\n")
+                if not text:
+                    return
+                self.end_reasoning()
+                self._text = len(self.draft.message.parts)
+            self._messages.append(self.draft, self._text, "text", text)
+        elif isinstance(event, CallDelta):
+            self._messages.append(self.draft, self._calls[event.key], "input", event.text)
+        elif isinstance(event, ReasoningDelta):
+            self._grow_reasoning(event)
+        else:
+            self._begin_call(event)
+
+    def _grow_reasoning(self, event: ReasoningDelta) -> None:
+        if self._reasoning is None:
+            self._reasoning = len(self.draft.message.parts)
+            reasoning = Reasoning(started_at=int(self._clock.now_s()))
+            self._put(self._reasoning, ReasoningPart(reasoning))
+        self._messages.append(self.draft, self._reasoning, "reasoning", event.text)
+        if event.signature:
+            self._reasoning_at(self._reasoning).signature += event.signature
+
+    def _reasoning_at(self, part: int) -> Reasoning:
+        found = self.draft.fold().parts[part]
+        assert isinstance(found, ReasoningPart), "a part keeps its kind"
+        return found.data
+
+    def end_reasoning(self) -> None:
+        if self._reasoning is None:
+            return
+        reasoning = self._reasoning_at(self._reasoning)
+        if not reasoning.finished_at:
+            reasoning.finished_at = int(self._clock.now_s())
+            self._put(self._reasoning, ReasoningPart(reasoning))
+
+    def _begin_call(self, event: CallBegan) -> None:
+        if len(self._calls) >= CALLS_MAX:
+            raise ModelFailed(
+                "Too many calls", f"The model made more than {CALLS_MAX} calls in one answer."
+            )
+        self.end_reasoning()
+        parts = self.draft.message.parts
+        taken = {part.data.id for part in parts if isinstance(part, ToolCallPart)}
+        place = self._calls[event.key] = len(parts)
+        call_id = event.id or f"call_{place}"
+        while call_id in taken:  # Each call has a result of its own, so each has an id of its own.
+            call_id += "~"
+        self._put(place, ToolCallPart(ToolCall(call_id, event.name)))
+
+    def _put(self, part: int, value: ReasoningPart | ToolCallPart) -> None:
+        self._track(self._messages.put(self.draft, part, value))
+
+    async def clear(self) -> None:
+        """Take all of it back."""
+        self._text = self._reasoning = None
+        self._calls = {}
+        await asyncio.shield(self._track(self._messages.clear(self.draft)))
+
+    def calls(self) -> list[Call]:
+        """The calls as they came. One whose arguments are no JSON object is kept with `{}`."""
+        parts = self.draft.fold().parts
+        calls: list[Call] = []
+        for place in sorted(self._calls.values()):
+            part = parts[place]
+            assert isinstance(part, ToolCallPart), "a part keeps its kind"
+            arguments = parse_arguments(part.data.input)
+            text = part.data.input if arguments else "{}"
+            calls.append(Call(part.data.id, part.data.name, text, arguments))
+        return calls
+
+    async def complete(self, calls: list[Call], after: Unit) -> None:
+        """Store every call with its whole input; `after` happens together with that."""
+        parts: dict[int, Part] = {
+            place: ToolCallPart(ToolCall(call.id, call.name, call.input, finished=True))
+            for place, call in zip(sorted(self._calls.values()), calls, strict=True)
+        }
+        if parts:
+            written = self._messages.put_all(self.draft, parts, after=after)
+            await asyncio.shield(self._track(written))

@@ -1,0 +1,39 @@
+"""Summaries: what a model reads instead of a conversation that has become too long."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from culm.model.base import Model, Request
+from culm.run.context import SUMMARY_SYSTEM, summary_prompt, user_message
+from culm.run.limits import Price, used_of
+from culm.run.loop import Growing, Pause, ask
+from culm.wire.config import SelectedModel
+from culm.wire.messages import Message
+from culm.wire.runs import Used
+from culm.wire.sessions import Session
+
+
+class SummaryJournal(Growing, Protocol):
+    @property
+    def session(self) -> Session: ...
+
+    async def begin_summary(self) -> Sequence[Message]: ...
+
+    async def end_summary(self, used: Used, prompt: str) -> None: ...
+
+
+async def summarize(
+    model: Model,
+    settings: SelectedModel,
+    price: Price,
+    journal: SummaryJournal,
+    pause: Pause,
+    prompt: str = "",
+) -> None:
+    """Write a summary of what the model has read; with a prompt, it goes on from there with it."""
+    session = journal.session
+    history = await journal.begin_summary()
+    question = user_message(session.id, summary_prompt(session.todos))
+    request = Request(SUMMARY_SYSTEM, [*history, question], (), settings)
+    done, size = await ask(model, request, journal, pause)
+    await journal.end_summary(used_of(done.usage, price, request, size), prompt)

@@ -1,0 +1,488 @@
+"""A turn written down: the messages and calls of one run, each durable before what follows it.
+
+Owns the messages of one turn. When a turn begins and why it ends is `runs.py`'s; what happens in
+one is `loop.py`'s; how an answer grows is `answer.py`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from culm.clock import Clock, pause
+from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
+from culm.run.answer import Answer
+from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
+from culm.run.limits import estimate
+from culm.run.live import LiveRun
+from culm.run.loop import Growth
+from culm.run.messages import Messages
+from culm.run.rules import leaves_rows, words_for_unanswered
+from culm.store.base import Tx, Unit, together
+from culm.store.messages import close_message_of, conversation, delete_message
+from culm.store.runs import (
+    add_calls,
+    count_on_run,
+    end_run,
+    fold_runs,
+    set_call_state,
+    start_run,
+    unless_ended,
+)
+from culm.store.sessions import add_usage, set_summary
+from culm.store.store import Store
+from culm.tools.base import Call, Result, Tool
+from culm.wire.endings import Ending, finish_of
+from culm.wire.messages import (
+    Finish,
+    Message,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+    full_text,
+)
+from culm.wire.runs import CrashPolicy, Settled, Used
+from culm.wire.sessions import Session
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # How often a store that cannot write the end is tried again.
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a turn is held with."""
+
+    model_id: str = ""
+    provider_id: str = ""
+    window: int = 0  # Tokens its context holds; 0 if unknown.
+    tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
+    compacts: bool = True
+
+
+class TurnJournal:
+    """The journal of one run; see `loop.Journal` for what a turn says to it."""
+
+    def __init__(
+        self,
+        run: LiveRun,
+        setting: Setting,
+        store: Store,
+        messages: Messages,
+        clock: Clock,
+        joining: Callable[[], Sequence[LiveRun]],
+    ) -> None:
+        self._run = run
+        self._setting = setting
+        self._store = store
+        self._messages = messages
+        self._clock = clock
+        self._joining = joining  # The runs that would share this turn now.
+        self._leaves_rows = leaves_rows(run.state)  # Even if it never begins.
+        self.history: list[Message] = []  # What the model reads.
+        self.session = Session(run.session_id)  # As it was when the turn began.
+        self._began = False  # The run is active, its user message and an answer are stored.
+        self._said: list[Message] = []  # By people, in this turn.
+        self._answer: Answer | None = None
+        self._known: list[Call] = []  # Its calls ...
+        self._started: set[str] = set()
+        self._results: dict[str, ToolResult] = {}
+        self._answered: dict[str, Message] = {}  # ... and those whose result is stored.
+        self._used: Used | None = None
+        self._last: Message | None = None  # The latest answer.
+        self._closed_by: Ending | None = None  # What that answer was finished with, if for good.
+        self._writes: set[asyncio.Future[None]] = set()
+        self._ending = False
+        # Called once, when the answer begins to grow: what is not urgent waits for that.
+        self.on_answer: Callable[[], None] | None = None
+
+    async def prepare(self) -> None:
+        """Read what was said before."""
+        found = await self._store.read(conversation(self._run.session_id))
+        if found is None:
+            raise SessionNotFound(self._run.session_id)
+        self.session, messages = found
+        self.history = history_of(messages, self.session.summary_message_id)
+
+    def _check_going(self) -> None:
+        """A tool may swallow the cancel that stops its turn; no further step comes of that."""
+        if self._run.stop is not None:
+            raise asyncio.CancelledError
+        self._check_open()
+
+    def _check_open(self) -> None:
+        """Who did not stop in time finds that the run has ended without it."""
+        if self._ending:
+            raise asyncio.CancelledError
+
+    # --- a step
+
+    async def begin_step(self) -> list[Message]:
+        """One transaction: the run is active, what was said is stored, an answer is begun."""
+        self._check_going()
+        run, units, said = self._run, list[Unit](), list[Message]()
+        joining = list(self._joining())
+        if not self._began:
+            units.append(start_run(run.id, was_queued=run.state == "queued"))
+        for speaker in joining if self._began else [run, *joining]:
+            message, unit = self._messages.compose(run.session_id, "user", speaker.asked.parts())
+            units.append(unit)
+            said.append(message)
+        units.append(fold_runs([other.id for other in joining], run.id))
+        for other in joining:
+            other.state, other.host = "folded", run
+
+        def committed() -> None:
+            self.history += said
+            self._said += said
+
+        written = self._open(together(*units), committed)
+
+        def settled(write: asyncio.Future[None]) -> None:
+            if write.exception() is not None:
+                for other in joining:
+                    other.state, other.host = "queued", None
+
+        written.add_done_callback(settled)
+        await asyncio.shield(written)
+        return self.history
+
+    def said(self) -> str:
+        """What people asked for in this turn."""
+        return "\n\n".join(full_text(message.parts) for message in self._said)
+
+    async def begin_summary(self) -> list[Message]:
+        """As `begin_step`, for a summary: nothing is said, and nobody joins."""
+        self._check_going()
+        was_queued = self._run.state == "queued"
+        starts = None if self._began else start_run(self._run.id, was_queued=was_queued)
+        await asyncio.shield(self._open(starts, _do_nothing, summary=True))
+        return self.history
+
+    def _open(
+        self, before: Unit | None, on_commit: Callable[[], None], *, summary: bool = False
+    ) -> asyncio.Future[None]:
+        self._used = None
+        self._known, self._started, self._results, self._answered = [], set(), {}, {}
+
+        def committed() -> None:
+            self._began = True
+            self._run.state = "active"
+            self._answer = Answer(draft, self._messages, self._clock, self._track)
+            if not summary:
+                self._last = draft.message
+            on_commit()
+
+        draft, written = self._messages.open(
+            self._run.session_id,
+            model=self._setting.model_id,
+            provider=self._setting.provider_id,
+            summary=summary,
+            before=before,
+            on_commit=committed,
+        )
+        return self._track(written)
+
+    def _present(self) -> Answer:
+        assert self._answer is not None, "an answer was begun"
+        return self._answer
+
+    def grow(self, event: Growth) -> None:
+        if self.on_answer is not None:
+            self._say_answered()
+        self._present().grow(event)
+
+    def _say_answered(self) -> None:
+        on_answer, self.on_answer = self.on_answer, None
+        if on_answer is not None:
+            on_answer()
+
+    async def clear(self) -> None:
+        self._check_going()
+        await self._present().clear()
+
+    # --- calls
+
+    async def know_calls(self) -> list[Call]:
+        self._check_going()
+        answer = self._present()
+        answer.end_reasoning()
+        self._known = answer.calls()
+        rows = [(call.id, call.name, self._crash_of(call.name)) for call in self._known]
+        await answer.complete(self._known, add_calls(self._run.id, answer.draft.message.id, rows))
+        return self._known
+
+    def _crash_of(self, name: str) -> CrashPolicy:
+        tool = self._setting.tools.get(name)
+        return "again" if tool is None else tool.crash
+
+    async def start_call(self, call: Call) -> None:
+        self._check_going()
+        self._started.add(call.id)
+        unit = set_call_state(self._present().draft.message.id, call.id, "started")
+        await asyncio.shield(self._track(self._store.write(unit)))
+
+    async def answer_call(self, call: Call, result: Result) -> None:
+        self._check_open()
+        value = self._results[call.id] = ToolResult(
+            tool_call_id=call.id,
+            name=call.name,
+            content=result.content,
+            metadata=result.metadata,
+            is_error=result.is_error,
+        )
+        message, unit = self._result(value)
+
+        def committed(_: None) -> None:
+            self._answered[call.id] = message
+
+        await asyncio.shield(self._track(self._store.write(unit, committed)))
+
+    def _result(self, result: ToolResult) -> tuple[Message, Callable[[Tx], None]]:
+        message, unit = self._messages.compose(
+            self._run.session_id, "tool", [ToolResultPart(result)]
+        )
+        of_message = self._present().draft.message.id
+        return message, together(unit, set_call_state(of_message, result.tool_call_id, "answered"))
+
+    # --- the end of a step
+
+    def count(self, used: Used) -> None:
+        self._used = used
+
+    def is_nearly_full(self) -> bool:
+        """Whether the context has so little room left that it should be summarized."""
+        if self._used is None or not self._setting.compacts:
+            return False
+        tokens = self._used.prompt_tokens + self._used.completion_tokens
+        return needs_summary(self._setting.window, tokens)
+
+    async def end_step(self, ending: Ending | None = None) -> None:
+        """Finish the answer: for good with `ending`, else because another step follows."""
+        self._check_going()
+        draft = self._present().draft
+        tool_use = Finish("tool_use", int(self._clock.now_s()))
+        finish = tool_use if ending is None else self._finish_of(ending)
+
+        missing = [] if ending is None else self._missing_results(draft.fold(), ending)
+
+        def committed() -> None:
+            self._answer = None
+            self._closed_by = ending
+            results = [self._answered[call.id] for call in self._known if call.id in self._answered]
+            self.history += [draft.message, *results, *(message for message, _ in missing)]
+
+        before = together(*(unit for _, unit in missing), self._usage())
+        written = self._messages.finish(draft, finish, before=before, on_commit=committed)
+        await asyncio.shield(self._track(written))
+
+    def _usage(self) -> Unit | None:
+        if self._used is None:
+            return None
+        session = add_usage(
+            self._run.session_id,
+            prompt_tokens=self._used.prompt_tokens,
+            completion_tokens=self._used.completion_tokens,
+            cost=self._used.cost,
+        )
+        return together(session, count_on_run(self._run.id, self._used))
+
+    async def end_summary(self, used: Used, prompt: str) -> None:
+        """From here on the model reads the summary, and `prompt` if it is to go on."""
+        self._check_going()
+        draft = self._present().draft
+        if not full_text(draft.fold().parts).strip():
+            raise ModelFailed("No summary", "The model answered the request for one with nothing.")
+        replaces = set_summary(
+            self._run.session_id,
+            draft.message.id,
+            completion_tokens=used.completion_tokens,
+            cost=used.cost,
+        )
+
+        def committed() -> None:
+            self._answer = None
+            self.history = [as_user(draft.message)]
+            if prompt:
+                self.history.append(user_message(self._run.session_id, continuation(prompt)))
+
+        finish = Finish("end_turn", int(self._clock.now_s()))
+        after = together(replaces, count_on_run(self._run.id, used))
+        written = self._messages.finish(draft, finish, after=after, on_commit=committed)
+        await asyncio.shield(self._track(written))
+
+    # --- the end of the run
+
+    async def end(
+        self, ending: Ending, settled: Settled | None, ended: Callable[[Ending], None]
+    ) -> None:
+        """Write the run's end with all that belongs to it, once and in one transaction.
+
+        While the store cannot write it is tried again. Returns when it is durable, and `ended`
+        was called; or when the workspace closes without it, and the next start finds the run.
+        """
+        self._ending = True
+        try:
+            await self._write_end(ending, settled, lambda: ended(ending))
+        except Exception:  # boundary: what a run leaves may be refused; that it ended may not
+            log.exception("what run %s leaves cannot be written", self._run.id)
+            ending = Ending("error", "Internal error", "See the server's log.")
+            closes = close_message_of(self._run.session_id, self._finish_of(ending))
+            ends = together(closes, self._end_after(None, ending, settled))
+            await self._insist(unless_ended(self._run.id, ends), lambda: ended(ending))
+
+    async def _write_end(
+        self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+    ) -> None:
+        if self._began:
+            self._say_answered()
+        if self._writes:
+            await asyncio.wait(self._writes)
+        if self._answer is not None and self._answer.draft.ended:
+            # The end of its last step could not be written. That is tried again; ours comes after.
+            self._run.state = "ending"
+            await self._answer.draft.gone.wait()
+        answer = self._answer
+        if answer is None or answer.draft.ended:
+            await self._end_between(ending, settled, on_commit)
+        elif answer.draft.message.is_summary_message:
+            await self._end_in_summary(answer, ending, settled, on_commit)
+        else:
+            await self._end_in_answer(answer, ending, settled, on_commit)
+
+    async def _end_in_answer(
+        self, answer: Answer, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+    ) -> None:
+        message = answer.draft.fold()
+        if self._used is None and message.parts:
+            # It was cut off, so nobody counted: an estimate, which costs nothing.
+            self._used = estimate(self.history, message.parts)
+        missing = [unit for _, unit in self._missing_results(message, ending)]
+        before = together(*missing, self._usage())
+        ends = end_run(
+            self._run.id,
+            ending,
+            message_id=message.id,
+            text=full_text(message.parts),
+            settled=settled,
+        )
+        await self._finish(answer, ending, before, ends, on_commit)
+
+    async def _end_in_summary(
+        self, answer: Answer, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+    ) -> None:
+        """A partial summary is never left behind, unless to say what went wrong."""
+        message_id = answer.draft.message.id
+        if ending.outcome == "error":
+            ends = self._end_after(self._last, ending, settled)
+            await self._finish(answer, ending, None, ends, on_commit)
+            return
+        row, unit = self._closing_row(ending)
+        ends = together(unit, self._end_after(row or self._last, ending, settled))
+
+        def deleted() -> None:
+            self._messages.forget(message_id)
+            on_commit()
+
+        await self._insist(together(delete_message(message_id), ends), deleted)
+
+    async def _end_between(
+        self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+    ) -> None:
+        """No answer is open: it never began, it was between two steps, or a bug lost its draft."""
+        units: list[Unit | None] = []
+        answer = self._last
+        if self._answer is not None:
+            finish = self._finish_of(ending)
+            units = [close_message_of(self._run.session_id, finish)]
+        elif self._began:
+            row, unit = self._closing_row(ending)
+            units, answer = [unit], row or answer
+        elif self._run.kind == "prompt" and (self._leaves_rows or ending.failed):
+            said = self._messages.compose(self._run.session_id, "user", self._run.asked.parts())
+            row, unit = self._closing_row(ending)
+            units = [said[1], unit]
+            answer = None if ending.outcome == "canceled" else row
+        units.append(self._end_after(answer, ending, settled))
+        # A cancel may have ended it already, if all it had done was wait.
+        await self._insist(unless_ended(self._run.id, together(*units)), on_commit)
+
+    def _finish_of(self, ending: Ending) -> Finish:
+        return finish_of(ending, int(self._clock.now_s()))
+
+    def _end_after(
+        self, answer: Message | None, ending: Ending, settled: Settled | None
+    ) -> Callable[[Tx], None]:
+        return end_run(
+            self._run.id,
+            ending,
+            message_id="" if answer is None else answer.id,
+            text="" if answer is None else full_text(answer.parts),
+            settled=settled,
+        )
+
+    def _closing_row(self, ending: Ending) -> tuple[Message | None, Unit | None]:
+        """An answer that only says how the run ended, unless that is said or has no place."""
+        if self._closed_by is not None or self._run.kind == "summary":
+            return None, None
+        return self._messages.compose(
+            self._run.session_id,
+            "assistant",
+            [],
+            finish=self._finish_of(ending),
+            model=self._setting.model_id,
+            provider=self._setting.provider_id,
+        )
+
+    def _missing_results(self, message: Message, ending: Ending) -> list[tuple[Message, Unit]]:
+        """A result for every call that has none."""
+        missing: list[tuple[Message, Unit]] = []
+        for part in message.parts:
+            if isinstance(part, ToolCallPart) and part.data.id not in self._answered:
+                call = part.data
+                started = self._crash_of(call.name) if call.id in self._started else None
+                words = words_for_unanswered(ending, started)
+                result = self._results.get(call.id) or ToolResult(
+                    call.id, call.name, words, is_error=True
+                )
+                missing.append(self._result(result))
+        return missing
+
+    async def _finish(
+        self,
+        answer: Answer,
+        ending: Ending,
+        before: Unit | None,
+        after: Unit,
+        on_commit: Callable[[], None],
+    ) -> None:
+        finish = self._finish_of(ending)
+        try:
+            await self._messages.finish(
+                answer.draft, finish, before=before, after=after, on_commit=on_commit
+            )
+        except StoreBusy:
+            self._run.state = "ending"
+            await answer.draft.gone.wait()
+
+    async def _insist(self, unit: Callable[[Tx], None], on_commit: Callable[[], None]) -> None:
+        """Write until it is durable, or the store has closed."""
+        while True:
+            try:
+                await self._store.write(unit, lambda _: on_commit())
+            except StoreClosed:
+                return
+            except StoreBusy:
+                self._run.state = "ending"
+                await pause(self._clock, RETRY_S)
+            else:
+                return
+
+    def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return write
+
+
+def _do_nothing() -> None:
+    pass

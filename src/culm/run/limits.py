@@ -1,0 +1,198 @@
+"""How much a run may use up, what it has used, and when it only repeats itself. Pure."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from culm.config import Settings
+from culm.errors import InvalidRequest, ModelFailed
+from culm.model.base import Request, Usage
+from culm.wire.codec import encode
+from culm.wire.config import Model
+from culm.wire.endings import Ending
+from culm.wire.messages import (
+    BinaryPart,
+    FinishPart,
+    ImageUrlPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from culm.wire.runs import Limits, Used
+
+IMAGE_BYTES = 4000  # A picture is read as some thousand tokens, whatever its file weighs.
+
+RETRIES_MAX = 3
+RETRY_DELAYS_S = (5.0, 10.0, 20.0)
+RETRY_AFTER_S_MAX = 60.0  # A provider that wishes for more is not waited for.
+
+LOOP_STEPS = 10  # The steps looked at ...
+LOOP_REPEATS = 5  # ... of which this many may be the same.
+
+
+# --- retries
+
+
+def retry_delay_s(error: ModelFailed, attempt: int) -> float | None:
+    """How long to wait before the question is asked again; None if it is not. From attempt 0."""
+    if not error.transient or attempt >= RETRIES_MAX:
+        return None
+    wished = error.retry_after_s
+    if wished is None:
+        return RETRY_DELAYS_S[attempt]
+    return wished if wished <= RETRY_AFTER_S_MAX else None
+
+
+# --- use
+
+
+class Price(NamedTuple):
+    """USD per million tokens."""
+
+    input: float
+    output: float
+    cache_read: float
+    cache_write: float
+
+
+FREE = Price(0.0, 0.0, 0.0, 0.0)
+
+
+def price_of(model: Model, *, flat_rate: bool) -> Price:
+    if flat_rate:
+        return FREE
+    return Price(
+        model.cost_per_1m_in,
+        model.cost_per_1m_out,
+        model.cost_per_1m_out_cached,
+        model.cost_per_1m_in_cached,
+    )
+
+
+def used_of(usage: Usage | None, price: Price, request: Request, answer_bytes: int) -> Used:
+    """What one answer used. Where the provider did not count, an estimate that costs nothing."""
+    if usage is None or not (usage.input or usage.output or usage.cache_read or usage.cache_write):
+        return _estimated(request.messages, answer_bytes)
+    cost = usage.cost
+    if cost is None:
+        cost = (
+            usage.input * price.input
+            + usage.output * price.output
+            + usage.cache_read * price.cache_read
+            + usage.cache_write * price.cache_write
+        ) / 1_000_000
+    return Used(usage.input + usage.cache_read, usage.output, cost, estimated=False)
+
+
+def estimate(history: Iterable[Message], answer: Sequence[Part]) -> Used:
+    """What an answer used that was cut off before anybody counted."""
+    return _estimated(history, sum(map(_size, answer)))
+
+
+def _estimated(asked: Iterable[Message], answer_size: int) -> Used:
+    """A token has about four bytes. What is only estimated costs nothing."""
+    size = sum(_size(part) for message in asked for part in message.parts)
+    return Used(math.ceil(size / 4), math.ceil(answer_size / 4), 0.0, estimated=True)
+
+
+def _size(part: Part) -> int:
+    """About how many bytes a model reads of it."""
+    match part:
+        case TextPart(data=text):
+            return len(text.text.encode())
+        case ReasoningPart(data=reasoning):
+            return len(reasoning.thinking.encode())
+        case ToolCallPart(data=call):
+            return len(call.name) + len(call.input.encode())
+        case ToolResultPart(data=result):
+            return len(result.content.encode())
+        case BinaryPart(data=file) if file.mime_type.startswith("text/"):
+            return len(file.data)
+        case BinaryPart() | ImageUrlPart():
+            return IMAGE_BYTES
+        case ShellCommandPart(data=shell):
+            return len(shell.command.encode()) + len(shell.output.encode())
+        case FinishPart():
+            return 0
+
+
+# --- limits
+
+
+def check_limits(limits: Limits) -> None:
+    values = (limits.wall_s, limits.steps, limits.tokens, limits.cost)
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise InvalidRequest("limits must be numbers of at least 0")
+
+
+def effective(asked: Limits, settings: Settings) -> Limits:
+    """What a caller asked for, within what the server allows; 0 is no limit."""
+    return Limits(
+        wall_s=_lower(asked.wall_s, settings.run_wall_s),
+        steps=int(_lower(asked.steps, settings.run_steps_max)),
+        tokens=int(_lower(asked.tokens, settings.run_tokens_max)),
+        cost=_lower(asked.cost, settings.run_cost_max),
+    )
+
+
+def _lower(asked: float, allowed: float) -> float:
+    return min(asked, allowed) if asked and allowed else asked or allowed
+
+
+class Spent(NamedTuple):
+    steps: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+    def plus(self, used: Used) -> "Spent":
+        tokens = used.prompt_tokens + used.completion_tokens
+        return Spent(self.steps + 1, self.tokens + tokens, self.cost + used.cost)
+
+
+def over_limit(spent: Spent, limits: Limits) -> Ending | None:
+    """Whether another step is one too many. Wall time is watched by a timer instead."""
+    for what, has, limit in (
+        ("steps", spent.steps, limits.steps),
+        ("tokens", spent.tokens, limits.tokens),
+        ("USD", spent.cost, limits.cost),
+    ):
+        if limit and has >= limit:
+            return Ending("budget", "Limit reached", f"The run has used its {limit:g} {what}.")
+    return None
+
+
+# --- loops
+
+
+class Interaction(NamedTuple):
+    """A call and what came of it."""
+
+    name: str
+    input: str
+    output: str
+
+
+def fingerprint(step: Sequence[Interaction]) -> str:
+    """The same for steps that did the same; empty for one that called nothing."""
+    return hashlib.sha256(encode(step)).hexdigest() if step else ""
+
+
+def repeats_itself(fingerprints: Sequence[str]) -> bool:
+    """Whether more than five of the last ten steps were one and the same."""
+    if len(fingerprints) < LOOP_STEPS:
+        return False
+    counts = Counter(mark for mark in fingerprints[-LOOP_STEPS:] if mark)
+    return max(counts.values(), default=0) > LOOP_REPEATS
+
+
+LOOPED = Ending(
+    "loop",
+    "The agent repeated itself",
+    f"More than {LOOP_REPEATS} of its last {LOOP_STEPS} steps were the same.",
+)

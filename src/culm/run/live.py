@@ -1,0 +1,95 @@
+"""A run that has not ended: what was asked, how it stands, and how it is stopped."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from culm.ids import RunId, SessionId
+from culm.run.rules import Stop
+from culm.wire.agent import Attachment, Prompt
+from culm.wire.codec import encode
+from culm.wire.endings import Ending
+from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart
+from culm.wire.runs import HEAD_CHARS, Kind, Limits, QueuedPrompt, Settled, State
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wants; a prompt, or a summary of the session."""
+
+    kind: Kind = "prompt"
+    prompt: str = ""
+    attachments: Sequence[Attachment] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def size(self) -> int:
+        """About how much memory it takes, in bytes."""
+        return len(self.prompt) + sum(len(file.content) for file in self.attachments)
+
+    def parts(self) -> list[Part]:
+        """As the user message it becomes."""
+        files = [BinaryPart(Binary(a.file_path, a.mime_type, a.content)) for a in self.attachments]
+        return [TextPart(Text(self.prompt)), *files]
+
+
+def digest_of(body: Prompt) -> str:
+    """The same for the same prompt to the same session."""
+    digest = hashlib.sha256(encode((body.session_id, body.prompt, body.limits)))
+    for attachment in body.attachments:
+        digest.update(encode((attachment.file_path, attachment.file_name, attachment.mime_type)))
+        digest.update(hashlib.sha256(attachment.content).digest())
+    return digest.hexdigest()
+
+
+@dataclass(eq=False, slots=True)
+class LiveRun:
+    """Made by `Runs`, which alone changes it, together with the journal of its turn."""
+
+    id: RunId
+    session_id: SessionId
+    asked: Asked
+    given: bool
+    digest: str
+    provider: str
+    model: str
+    state: State
+    accepted: asyncio.Future[int | None]  # Its commit: its number, or None if it was known.
+    seq: int = 0
+    editing: asyncio.Future[None] | None = None  # The latest change of what it asks for.
+    stop: Stop | None = None
+    # The commit of the cancel that covers it; which runs that ended by itself.
+    cancelling: asyncio.Future[list[RunId]] | None = None
+    task: asyncio.Task[Ending] | None = None
+    given_up: asyncio.Future[None] | None = None  # Nobody waits for its task any longer.
+    host: "LiveRun | None" = None  # Whose turn it shares.
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: Ending | None = None  # Once that is durable ...
+    settled: Settled | None = None  # ... and what the cancel that covers it was told.
+
+    @property
+    def kind(self) -> Kind:
+        return self.asked.kind
+
+    @property
+    def cancelled(self) -> bool:
+        """A cancel covers it."""
+        return self.cancelling is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """What it asks for is durable, so that a turn may begin with it."""
+        return self.accepted.done() and (self.editing is None or self.editing.done())
+
+    @property
+    def is_waiting(self) -> bool:
+        """It is in the queue, and may still be changed there."""
+        return self.state == "queued" and self.stop is None and self.task is None
+
+    def head(self) -> QueuedPrompt:
+        return QueuedPrompt(self.id, self.asked.prompt[:HEAD_CHARS])
+
+    def give_up(self) -> None:
+        if self.given_up is not None and not self.given_up.done():
+            self.given_up.set_result(None)

@@ -1,0 +1,275 @@
+"""One turn: ask the model, run the calls it made, repeat until it makes none.
+
+Sees a model, tools, a journal and limits, and knows nothing of HTTP, SQL or WebSocket, so that a
+worker of the fleet runs the same loop. Cancelling the task that runs it ends the turn at once;
+whoever awaits that task writes the end, so nothing here cleans up after itself.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import msgspec
+
+from culm.errors import ModelFailed
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    Model,
+    ModelEvent,
+    ReasoningDelta,
+    Request,
+    TextDelta,
+    ToolSpec,
+)
+from culm.run.limits import (
+    LOOPED,
+    Interaction,
+    Price,
+    Spent,
+    fingerprint,
+    over_limit,
+    repeats_itself,
+    retry_delay_s,
+    used_of,
+)
+from culm.tools.base import Call, Result, Tool
+from culm.wire.codec import Json
+from culm.wire.config import SelectedModel
+from culm.wire.endings import Ending
+from culm.wire.messages import Message
+from culm.wire.runs import Limits, Outcome, Used
+
+PARALLEL_MAX = 5
+Growth = TextDelta | ReasoningDelta | CallBegan | CallDelta
+Pause = Callable[[float], Awaitable[None]]  # Waits so many seconds.
+RESULT_CHARS_MAX = 1 << 20  # No model reads more, and every client is sent it.
+RESULT_CUT = "\n[The rest of this result was cut off.]"
+BAD_ARGUMENTS = "The arguments of this call are not a JSON object. Repeat it with valid ones."
+
+
+class Growing(Protocol):
+    """An answer while it comes."""
+
+    def grow(self, event: Growth) -> None:
+        """Let the answer grow, for everybody to see."""
+        ...
+
+    async def clear(self) -> None:
+        """Take the answer back, before the question is asked again."""
+        ...
+
+
+class Journal(Growing, Protocol):
+    """Where a turn is written down. What is awaited is durable when the wait is over."""
+
+    async def begin_step(self) -> list[Message]:
+        """Take in what waits to join, begin an empty answer; returns what the model shall read."""
+        ...
+
+    async def know_calls(self) -> list[Call]:
+        """The answer is complete: its calls, each with its whole input."""
+        ...
+
+    async def start_call(self, call: Call) -> None: ...
+
+    async def answer_call(self, call: Call, result: Result) -> None: ...
+
+    def count(self, used: Used) -> None:
+        """Note what the answer used; written down with the end of the step."""
+        ...
+
+    async def end_step(self) -> None:
+        """All calls are answered and another step follows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything one turn needs."""
+
+    model: Model
+    tools: Mapping[str, Tool]
+    journal: Journal
+    limits: Limits
+    price: Price
+    system: str
+    settings: SelectedModel
+    pause: Pause
+    # Called between steps: replaces what the model reads by a summary if the context is nearly
+    # full. With an ending the turn is over; without one it goes on from the summary.
+    compact: Callable[[Ending | None], Awaitable[None]]
+
+
+async def take_turn(turn: Turn) -> Ending:
+    """Run one turn to its end; raises `ModelFailed` and what the journal raises."""
+    spent = Spent()
+    fingerprints: list[str] = []
+    while True:
+        request = _request(turn, await turn.journal.begin_step())
+        done, size = await ask(turn.model, request, turn.journal, turn.pause)
+        used = used_of(done.usage, turn.price, request, size)
+        turn.journal.count(used)
+        spent = spent.plus(used)
+        calls = await turn.journal.know_calls()
+        if not calls or done.reason == "max_tokens":
+            ending = _ending_of(done)
+            await turn.compact(ending)
+            return ending
+        results = await _run_calls(turn, calls)
+        if (outcome := _ends_turn(results)) is not None:
+            return Ending(outcome)
+        fingerprints.append(fingerprint(_interactions(calls, results)))
+        if repeats_itself(fingerprints):
+            return LOOPED
+        if (ending := over_limit(spent, turn.limits)) is not None:
+            return ending
+        await turn.journal.end_step()
+        await turn.compact(None)
+
+
+def _request(turn: Turn, messages: list[Message]) -> Request:
+    specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in turn.tools.values())
+    return Request(turn.system, messages, specs, turn.settings)
+
+
+def _ending_of(done: Done) -> Ending:
+    match done.reason:
+        case "max_tokens":
+            return Ending("max_tokens")
+        case "end_turn" | "tool_use":
+            return Ending("end_turn")
+        case "content_filter" | "unknown":
+            return Ending("end_turn", stop=done.reason)
+
+
+# --- asking
+
+
+async def ask(model: Model, request: Request, journal: Growing, pause: Pause) -> tuple[Done, int]:
+    """Ask until there is a whole answer, or until asking again makes no sense."""
+    attempt = 0
+    while True:
+        try:
+            return await listen(model.stream(request), journal.grow)
+        except ModelFailed as exc:
+            delay_s = retry_delay_s(exc, attempt)
+            if delay_s is None:
+                raise
+        attempt += 1
+        await journal.clear()
+        await pause(delay_s)
+
+
+async def listen(
+    stream: AsyncGenerator[ModelEvent],
+    grow: Callable[[Growth], None],
+) -> tuple[Done, int]:
+    """Pass an answer on as it comes; returns its end, and how many bytes it had."""
+    size = 0
+    async with aclosing(stream) as events:
+        async for event in events:
+            if isinstance(event, Done):
+                return event, size
+            if not isinstance(event, CallBegan):
+                size += len(event.text.encode())
+            grow(event)
+    raise ModelFailed("Answer cut off", "The model's answer ended before it was complete.")
+
+
+# --- calling
+
+
+async def _run_calls(turn: Turn, calls: Sequence[Call]) -> list[Result]:
+    """Run them in order, neighbours that allow it side by side; a result may end the turn."""
+    results: list[Result] = []
+    for batch in _batches(calls, turn.tools):
+        if len(batch) == 1:
+            results.append(await _run_call(turn, batch[0]))
+        else:
+            results += await _run_together(turn, batch)
+        if _ends_turn(results) is not None:
+            break
+    return results
+
+
+def _ends_turn(results: Sequence[Result]) -> Outcome | None:
+    return next((result.ends_turn for result in results if result.ends_turn), None)
+
+
+def _batches(calls: Sequence[Call], tools: Mapping[str, Tool]) -> Iterator[list[Call]]:
+    batch: list[Call] = []
+    for call in calls:
+        tool = tools.get(call.name)
+        if tool is not None and tool.parallel:
+            batch.append(call)
+            continue
+        if batch:
+            yield batch
+            batch = []
+        yield [call]
+    if batch:
+        yield batch
+
+
+async def _run_together(turn: Turn, batch: list[Call]) -> list[Result]:
+    room = asyncio.Semaphore(PARALLEL_MAX)
+
+    async def run(call: Call) -> Result:
+        async with room:
+            return await _run_call(turn, call)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(call), name=f"call {call.id}") for call in batch]
+    except ExceptionGroup as exc:
+        raise exc.exceptions[0] from exc  # All have one cause: the journal cannot write.
+    return [task.result() for task in tasks]
+
+
+async def _run_call(turn: Turn, call: Call) -> Result:
+    tool = turn.tools.get(call.name)
+    if tool is None:
+        known = ", ".join(sorted(turn.tools)) or "none"
+        result = Result(f"There is no tool {call.name!r}. Tools: {known}.", is_error=True)
+    elif call.arguments is None:
+        result = Result(BAD_ARGUMENTS, is_error=True)
+    else:
+        await turn.journal.start_call(call)
+        result = await _effect(tool, call)
+    await turn.journal.answer_call(call, result)
+    return result
+
+
+async def _effect(tool: Tool, call: Call) -> Result:
+    try:
+        result = await tool.run(call)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        result = Result("The tool was cancelled from inside.", is_error=True)
+    except Exception as exc:  # boundary: what a tool raises is for the model to read
+        result = Result(f"{type(exc).__name__}: {exc}", is_error=True)
+    if len(result.content) > RESULT_CHARS_MAX:
+        result = replace(result, content=result.content[:RESULT_CHARS_MAX] + RESULT_CUT)
+    return result
+
+
+def _interactions(calls: Sequence[Call], results: Sequence[Result]) -> list[Interaction]:
+    return [
+        Interaction(call.name, call.input, result.content)
+        for call, result in zip(calls, results, strict=False)
+    ]
+
+
+def parse_arguments(text: str) -> dict[str, Json] | None:
+    """The arguments of a call, or None if the model did not write a JSON object."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else None

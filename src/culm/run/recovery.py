@@ -1,0 +1,185 @@
+"""After the server ended, however it ended: every run it left gets a truthful record.
+
+One transaction, before anybody is told anything. Nothing is executed here: what may go on is
+handed back, what may not ends or is held, and each open call is answered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from culm.ids import Ids, SessionId
+from culm.run.live import Asked
+from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash, words_for_unanswered
+from culm.store.base import Tx
+from culm.store.messages import (
+    add_message,
+    capture,
+    close_message,
+    close_open_messages,
+    delete_message,
+    find_last_message,
+    find_open_message,
+)
+from culm.store.runs import (
+    Body,
+    Stored,
+    body_of,
+    calls_of_message,
+    end_run,
+    hold_run,
+    set_call_state,
+    unfinished_runs,
+)
+from culm.wire.endings import Ending, finish_of
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Message,
+    Part,
+    Role,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+    full_text,
+)
+from culm.wire.runs import Run
+
+_FIRST = {"active": 0, "folded": 1}
+WhyNot = Callable[[str, str], str]  # Why a provider's model cannot be used now, or nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    resumed: list[tuple[Stored, Body]]
+    held: list[Run]  # All that are at rest now, also from before.
+    ended: int
+
+
+def recover(
+    away_s: float, away_s_max: float, why_not: WhyNot, ids: Ids
+) -> Callable[[Tx], Recovered]:
+    """Decide about every run that has not ended."""
+
+    def unit(tx: Tx) -> Recovered:
+        left = unfinished_runs(tx)
+        # Those that ran come first: who shares a turn or waits behind it depends on its end.
+        left.sort(key=lambda one: _FIRST.get(one.run.state, len(_FIRST)))
+        interrupted: set[SessionId] = set()
+        resumed: list[tuple[Stored, Body]] = []
+        gone: set[str] = set()
+        for one in left:
+            run = one.run
+            if run.host_run_id in gone:
+                continue  # It shared the turn of one that has ended, and ended with it.
+            fate = fate_after_crash(
+                Crashed(
+                    state=run.state,
+                    cancelled=one.cancelled,
+                    behind_interrupted=run.session_id in interrupted,
+                    unusable=why_not(run.provider, run.model),
+                    away_s=away_s,
+                    away_s_max=away_s_max,
+                )
+            )
+            match fate:
+                case None:
+                    pass
+                case Resume():
+                    resumed.append((one, body_of(tx.connection, run.id)))
+                case Hold(reason=reason):
+                    hold_run(run.id, reason)(tx)
+                case End(ending=ending):
+                    _end(tx, one, ending, ids)
+                    gone.add(run.id)
+                    if ending.outcome == "interrupted":
+                        interrupted.add(run.session_id)
+                case _:
+                    assert_never(fate)
+        close_open_messages(tx)  # There are none, unless somebody else wrote them.
+        held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
+        return Recovered(resumed, held, len(gone))
+
+    return unit
+
+
+def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:
+    """As `TurnJournal.end`, from what is stored."""
+    run = one.run
+    answer: Message | None = None
+    if run.state == "active":
+        answer = _close(tx, one, ending, ids)
+    elif run.state == "accepted" and run.kind == "prompt":
+        asked = Asked("prompt", *body_of(tx.connection, run.id))
+        _add(tx, ids, run.session_id, "user", asked.parts(), Finish("stop", 0))
+        _add_answer(tx, ids, one, ending)
+    end_run(
+        run.id,
+        ending,
+        message_id="" if answer is None else answer.id,
+        text="" if answer is None else full_text(answer.parts),
+    )(tx)
+
+
+def _close(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> Message | None:
+    """Let the conversation say how the turn ended; returns the last answer."""
+    session_id = one.run.session_id
+    message = find_open_message(tx, session_id)
+    if message is not None and message.is_summary_message:
+        delete_message(message.id)(tx)
+        message = None
+    if message is None:
+        if one.run.kind == "summary":
+            return None  # It has no answer to say it in.
+        last = find_last_message(tx, session_id)
+        if last is not None and _is_final(last):
+            return last
+        return _add_answer(tx, ids, one, ending)
+    calls = calls_of_message(tx, message.id)
+    for part in message.parts:
+        if not isinstance(part, ToolCallPart):
+            continue
+        known = calls.get(part.data.id)
+        if known is not None and known.state == "answered":
+            continue
+        started = known.crash if known is not None and known.state == "started" else None
+        words = words_for_unanswered(ending, started)
+        result = ToolResult(part.data.id, part.data.name, words, is_error=True)
+        _add(tx, ids, session_id, "tool", [ToolResultPart(result)], Finish("stop", 0))
+        set_call_state(message.id, part.data.id, "answered")(tx)
+    return close_message(tx, message, finish_of(ending, tx.now))
+
+
+def _is_final(message: Message) -> bool:
+    reasons = [part.data.reason for part in message.parts if isinstance(part, FinishPart)]
+    return message.role == "assistant" and reasons != ["tool_use"]
+
+
+def _add_answer(tx: Tx, ids: Ids, one: Stored, ending: Ending) -> Message:
+    finish = finish_of(ending, tx.now)
+    run = one.run
+    return _add(tx, ids, run.session_id, "assistant", [], finish, run.model, run.provider)
+
+
+def _add(
+    tx: Tx,
+    ids: Ids,
+    session_id: SessionId,
+    role: Role,
+    parts: list[Part],
+    finish: Finish,
+    model: str = "",
+    provider: str = "",
+) -> Message:
+    message = Message(
+        ids.message(),
+        role,
+        session_id,
+        [*parts, FinishPart(finish)],
+        model,
+        provider,
+        created_at=tx.now,
+        updated_at=tx.now,
+    )
+    add_message(capture(message), is_open=False)(tx)
+    return message

@@ -1,0 +1,439 @@
+"""The live runs of a workspace: accepted once, taken in order, stopped on request, ended once.
+
+Owns the runs from acceptance to their committed end, and one worker task per session that has
+any. What may happen when is `rules.py`; what a run does in its turn is `turn.py`; what is
+written is `journal.py`. The event loop is the lock: what must not be torn apart is a plain `def`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from culm.errors import (
+    AgentNotReady,
+    AppError,
+    LimitExceeded,
+    NothingRuns,
+    RunFolded,
+    RunIdReused,
+    RunNotHeld,
+    SessionBusy,
+    WorkspaceClosing,
+)
+from culm.ids import RunId, SessionId
+from culm.run import rules
+from culm.run.journal import TurnJournal
+from culm.run.limits import effective
+from culm.run.live import Asked, LiveRun
+from culm.run.recovery import Recovered
+from culm.run.titles import give_title
+from culm.run.turn import World, hold_turn, setting_of
+from culm.store.runs import (
+    Body,
+    NewRun,
+    Stored,
+    accept_run,
+    add_cancel,
+    hold_run,
+    release_run,
+)
+from culm.wire.endings import CANCELED, Ending
+from culm.wire.runs import CancelTarget, QueueChanged, RunChanged, State, changed_of
+from culm.wire.sessions import Session
+
+log = logging.getLogger(__name__)
+
+ASKED_BYTES_MAX = 256 << 20  # What waits is in memory, with its attachments.
+STOP_S = 5.0  # What a stopped run has to let go of everything it started.
+
+
+class Runs:
+    def __init__(self, world: World, on_live: Callable[[int], None]) -> None:
+        self._world = world
+        self._on_live = on_live  # Told how many are live, whenever that changes.
+        self._lines: dict[SessionId, list[LiveRun]] = {}  # Each in the order of its queue.
+        self._by_id: dict[RunId, LiveRun] = {}
+        self._workers: dict[SessionId, asyncio.Task[None]] = {}
+        self._held: dict[RunId, RunChanged] = {}  # At rest, for a person to start or drop.
+        self._turns: dict[asyncio.Task[Ending], RunId] = {}
+        self._titling: dict[SessionId, asyncio.Task[None]] = {}
+        self._closing = False
+
+    # --- looking
+
+    def is_busy(self, session_id: str) -> bool:
+        """From the acceptance of a run until its end is committed."""
+        return SessionId(session_id) in self._lines
+
+    def live(self) -> list[LiveRun]:
+        return list(self._by_id.values())
+
+    def find(self, run_id: str) -> LiveRun | None:
+        return self._by_id.get(RunId(run_id))
+
+    def line(self, session_id: SessionId) -> Sequence[LiveRun]:
+        return self._lines.get(session_id, ())
+
+    def shown(self) -> Iterable[RunChanged | QueueChanged]:
+        """How things stand, for whoever begins to listen."""
+        durable = [run for run in self.live() if run.accepted.done()]
+        for run in durable:
+            yield RunChanged(run.id, run.session_id, run.state, run.seq, run.given)
+        yield from self._held.values()
+        for session_id in self._lines:
+            waiting = [run.head() for run in self.queued(session_id) if run in durable]
+            if waiting:
+                yield QueueChanged(session_id, waiting)
+
+    def queued(self, session_id: SessionId) -> list[LiveRun]:
+        """Those that wait and may still be changed."""
+        return [run for run in self.line(session_id) if run.is_waiting]
+
+    # --- accepting
+
+    def accept(
+        self,
+        session_id: SessionId,
+        asked: Asked,
+        *,
+        run_id: RunId | None = None,
+        digest: str = "",
+        steers: bool = False,
+    ) -> LiveRun:
+        """Take something on. From this step on a cancel reaches it; durable once `accepted` is.
+
+        The same id with the same content is the same run. Raises what a caller must hear.
+        """
+        if self._closing:
+            raise WorkspaceClosing
+        if run_id is not None and (known := self._by_id.get(run_id)) is not None:
+            if known.digest != digest:
+                raise RunIdReused(run_id)
+            return known
+        chosen = self._world.models.choose("large")
+        if chosen is None:
+            raise AgentNotReady
+        line = self.line(session_id)
+        if steers and all(run.stop is not None for run in line):
+            raise NothingRuns
+        if asked.kind == "summary" and line:
+            raise SessionBusy
+        self._check_room(line, asked)
+        new = NewRun(
+            id=run_id or self._world.ids.run(),
+            session_id=session_id,
+            kind=asked.kind,
+            state=rules.state_at_acceptance(line),
+            given=run_id is not None,
+            digest=digest,
+            prompt=asked.prompt,
+            attachments=asked.attachments,
+            limits=asked.limits,
+            provider=chosen.provider_id,
+            model=chosen.settings.model,
+        )
+        run = LiveRun(
+            id=new.id,
+            session_id=session_id,
+            asked=asked,
+            given=new.given,
+            digest=digest,
+            provider=new.provider,
+            model=new.model,
+            state=new.state,
+            accepted=asyncio.get_running_loop().create_future(),
+        )
+        self._enter(run)
+        run.accepted = self._world.store.write(
+            accept_run(new), partial(self._accepted, run), lambda _: self._leave(run)
+        )
+        return run
+
+    def _accepted(self, run: LiveRun, seq: int | None) -> None:
+        if seq is None:
+            self._leave(run)  # The same was accepted before, and has ended.
+        else:
+            run.seq = seq
+
+    def _check_room(self, line: Sequence[LiveRun], asked: Asked) -> None:
+        settings = self._world.settings
+        if len(line) > settings.queue_max:
+            raise LimitExceeded("runs waiting in this session", settings.queue_max)
+        if len(self._by_id) >= settings.runs_max:
+            raise LimitExceeded("live runs in this workspace", settings.runs_max)
+        if asked.size + sum(run.asked.size for run in self.live()) > ASKED_BYTES_MAX:
+            raise LimitExceeded("bytes in the prompts of live runs", ASKED_BYTES_MAX)
+
+    def resume(self, recovered: Recovered) -> None:
+        """Take on what the last server had accepted, each session's in the order of its queue."""
+        self._held = {run.id: changed_of(run) for run in recovered.held}
+        for one, body in recovered.resumed:
+            asked = Asked(one.run.kind, body.prompt, tuple(body.attachments), one.limits)
+            run = _live_again(one, asked, one.run.state)
+            run.accepted.set_result(run.seq)
+            self._enter(run)
+
+    def forget_held(self, run_id: RunId) -> None:
+        """It is at rest no longer."""
+        self._held.pop(run_id, None)
+
+    def forget_session(self, session_id: SessionId) -> None:
+        """It is gone, with all that was at rest there."""
+        if titling := self._titling.get(session_id):
+            titling.cancel()
+        self._held = {k: run for k, run in self._held.items() if run.session_id != session_id}
+
+    def release(self, held: Stored, body: Body) -> LiveRun:
+        """Let a held run wait for its turn; as `accept`, durable once `accepted` is."""
+        if self._closing:
+            raise WorkspaceClosing
+        if (known := self._by_id.get(held.run.id)) is not None:
+            raise RunNotHeld(known.id, known.state)
+        asked = Asked(held.run.kind, body.prompt, tuple(body.attachments), held.limits)
+        self._check_room(self.line(held.run.session_id), asked)
+        state = rules.state_at_acceptance(self.line(held.run.session_id))
+        run = _live_again(held, asked, state)
+        self._enter(run)
+        run.accepted = self._world.store.write(
+            release_run(run.id, run.session_id, state),
+            lambda _: self.forget_held(run.id),
+            lambda _: self._leave(run),
+        )
+        return run
+
+    def reorder(self, session_id: SessionId, run_ids: Sequence[RunId]) -> None:
+        """Let those that wait have this order, between who does not wait and who came since."""
+        places = {run_id: place for place, run_id in enumerate(run_ids)}
+
+        def place_of(run: LiveRun) -> int:
+            return places.get(run.id, len(places)) if run.is_waiting else -1
+
+        self._lines.get(session_id, []).sort(key=place_of)
+
+    def _enter(self, run: LiveRun) -> None:
+        self._by_id[run.id] = run
+        self._lines.setdefault(run.session_id, []).append(run)
+        if run.session_id not in self._workers and not self._closing:
+            self._workers[run.session_id] = self._world.tasks.create_task(
+                self._work(run.session_id), name=f"session {run.session_id}"
+            )
+        self._on_live(len(self._by_id))
+
+    def _leave(self, run: LiveRun) -> None:
+        if self._by_id.get(run.id) is not run:
+            return
+        del self._by_id[run.id]
+        line = self._lines[run.session_id]
+        line.remove(run)
+        if not line:
+            del self._lines[run.session_id]
+        run.ended.set()
+        self._on_live(len(self._by_id))
+
+    def _ended(self, run: LiveRun, ending: Ending) -> None:
+        """Its end is durable: it is no longer live, and so are those that shared its turn."""
+        for one in (run, *(other for other in self.line(run.session_id) if other.host is run)):
+            one.state, one.ending = "ended", ending
+            self._leave(one)
+
+    # --- stopping
+
+    def cancel(
+        self, runs: Iterable[LiveRun], target: CancelTarget
+    ) -> list[asyncio.Future[list[RunId]]]:
+        """Stop these runs now; the futures say when that is durable.
+
+        What is stopping already is not stopped again. A run accepted later is another object, so
+        nothing here can touch it.
+        """
+        named = list(runs)
+        fresh = [run for run in named if rules.covers(run)]
+        if fresh:
+            unit = add_cancel(
+                self._world.ids.cancel(), fresh[0].session_id, target, [run.id for run in fresh]
+            )
+
+            def committed(ended: list[RunId]) -> None:
+                for run in fresh:
+                    if run.id in ended:  # It only waited: the cancel itself ended it.
+                        run.settled = "canceled"
+                        self._ended(run, CANCELED)
+
+            def settled(write: asyncio.Future[list[RunId]]) -> None:
+                if write.exception() is not None:
+                    for run in fresh:  # They stop all the same; a further cancel writes it down.
+                        run.cancelling = None
+
+            written = self._world.store.write(unit, committed)
+            written.add_done_callback(settled)
+            for run in fresh:
+                run.cancelling = written
+                self._stop(run, "canceled")
+        return [run.cancelling for run in named if run.cancelling is not None]
+
+    def cancel_session(self, session_id: SessionId) -> list[asyncio.Future[list[RunId]]]:
+        return self.cancel(self.line(session_id), "session")
+
+    def cancel_run(self, run: LiveRun) -> list[asyncio.Future[list[RunId]]]:
+        if run.host is not None:
+            raise RunFolded(run.id, run.host.id)
+        return self.cancel([run], "run")
+
+    def _stop(self, run: LiveRun, why: rules.Stop) -> None:
+        if run.stop is not None:
+            return
+        run.stop = why
+        if run.task is not None:
+            run.task.cancel()
+            self._world.clock.call_later(STOP_S, run.give_up)
+
+    def on_store_failing(self) -> None:
+        """What cannot be written down is not done: every turn stops, and ends once it can be."""
+        for run in self.live():
+            if run.task is not None:
+                self._stop(run, "store")
+
+    async def stop(self) -> None:
+        """End what runs as interrupted; what waits stays accepted for the next start. Bounded."""
+        self._closing = True
+        for titling in self._titling.values():
+            titling.cancel()
+        for run in self.live():
+            if run.task is not None:
+                self._stop(run, "interrupted")
+        stopped = [run for run in self.live() if run.stop == "interrupted"]
+        if self._workers:
+            # What cannot be written now is not waited for: the next start finds it.
+            failing = self._world.store.health.state == "failing"
+            bound_s = STOP_S if failing else 2 * STOP_S
+            await asyncio.wait(self._workers.values(), timeout=bound_s)
+        for worker in self._workers.values():
+            worker.cancel()
+        for run_id in self._turns.values():
+            log.error("run %s does not let go; it is left behind", run_id)
+        for run in self.live():
+            run.ended.set()  # Here; whoever waits for more finds it at the next start.
+        interrupted = {run.session_id for run in stopped if _is_interrupted(run)}
+        holding = [
+            self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED))
+            for run in self.live()
+            if run.session_id in interrupted and run.is_waiting
+        ]
+        if holding:
+            await asyncio.wait(holding, timeout=STOP_S)
+
+    # --- working: one task per session, which alone takes its runs and writes their ends
+
+    async def _work(self, session_id: SessionId) -> None:
+        while not self._closing and (run := rules.next_run(self.line(session_id))) is not None:
+            try:
+                await self._carry_out(run)
+            except Exception:  # boundary: one run's trouble must not wedge its session
+                log.exception("the end of run %s was not written", run.id)
+                self._leave(run)
+            if not run.ended.is_set() and rules.next_run(self.line(session_id)) is run:
+                break  # The store has closed under us: the next start finds what is left.
+        del self._workers[session_id]
+
+    async def _carry_out(self, run: LiveRun) -> None:
+        world = self._world
+        journal = TurnJournal(
+            run,
+            setting_of(world, run),
+            world.store,
+            world.messages,
+            world.clock,
+            lambda: self._joining(run),
+        )
+        trouble = await self._prepare(run, journal)  # Beside the commit, which takes as long.
+        try:
+            await asyncio.shield(run.accepted)
+        except AppError:
+            return  # It was refused, and has left.
+        while run.editing is not None and not run.is_settled:
+            await asyncio.wait({run.editing})
+        if run.ended.is_set() or self._closing:
+            return
+        if rules.next_run(self.line(run.session_id)) is not run:
+            return  # A person has put another before it.
+        if run.stop is None:
+            ending = trouble or await self._take_turn(run, journal)
+        else:
+            ending = rules.ending_of_stop(run.stop)
+        if run.stop == "canceled":
+            stopped = run.task is None or run.task.done()
+            run.settled = rules.settled_by(ending, stopped=stopped)
+        await journal.end(ending, run.settled, partial(self._ended, run))
+
+    async def _prepare(self, run: LiveRun, journal: TurnJournal) -> Ending | None:
+        """Read what was said before; returns why that cannot be."""
+        try:
+            await journal.prepare()
+        except AppError as exc:
+            return Ending("error", "The conversation cannot be read", exc.message)
+        except Exception:  # boundary: what one conversation holds is that run's trouble
+            log.exception("the conversation of run %s cannot be read", run.id)
+            return Ending("error", "The conversation cannot be read", "See the server's log.")
+        return None
+
+    def _joining(self, host: LiveRun) -> list[LiveRun]:
+        """Who would share this turn now: of the others, those whose prompt is durable."""
+        others = [run for run in self.line(host.session_id) if run is not host]
+        return [run for run in others if run.is_settled and rules.folds(run, host)]
+
+    async def _take_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        limits = effective(run.asked.limits, self._world.settings)
+        # Not in the group, which would wait for a tool that never lets go: `stop` bounds it.
+        loop = asyncio.get_running_loop()
+        task = run.task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
+        self._turns[task] = run.id
+        task.add_done_callback(self._turns.pop)
+        run.given_up = asyncio.get_running_loop().create_future()
+        timer = None
+        if limits.wall_s:
+            timer = self._world.clock.call_later(limits.wall_s, lambda: self._stop(run, "budget"))
+        try:
+            await asyncio.wait({task, run.given_up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if task.done() and not task.cancelled():
+            return task.result()
+        if run.stop is None:  # Somebody cancelled it who does not own it.
+            return Ending("error", "Internal error", "The run was cancelled from inside.")
+        return rules.ending_of_stop(run.stop)
+
+    def _turn(self, run: LiveRun, journal: TurnJournal) -> Coroutine[Any, Any, Ending]:
+        return hold_turn(self._world, run, journal, lambda: self._begin_title(run, journal.session))
+
+    def _begin_title(self, run: LiveRun, session: Session) -> None:
+        """Beside the turn, and not stopped with it: a cancelled prompt still names its session."""
+        if not run.asked.prompt.strip() or session.id in self._titling or self._closing:
+            return
+        titling = self._world.tasks.create_task(
+            give_title(self._world, session, run.asked.prompt), name=f"title {session.id}"
+        )
+        self._titling[session.id] = titling
+        titling.add_done_callback(lambda _: self._titling.pop(session.id))
+
+
+def _is_interrupted(run: LiveRun) -> bool:
+    """By what its end says, or because that is not written yet."""
+    return run.ending is None or run.ending.outcome == "interrupted"
+
+
+def _live_again(left: Stored, asked: Asked, state: State) -> LiveRun:
+    return LiveRun(
+        id=left.run.id,
+        session_id=left.run.session_id,
+        asked=asked,
+        given=left.run.run_id_given,
+        digest=left.digest,
+        provider=left.run.provider,
+        model=left.run.model,
+        state=state,
+        accepted=asyncio.get_running_loop().create_future(),
+        seq=left.run.seq,
+    )

@@ -1,0 +1,97 @@
+"""Titles for sessions: a small model reads the first prompt and names the conversation."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from culm.clock import pause
+from culm.errors import AppError, ModelFailed
+from culm.ids import SessionId
+from culm.model.base import Model, Request, TextDelta
+from culm.model.choice import Chosen, Models
+from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
+from culm.run.limits import price_of, used_of
+from culm.run.loop import Growth, listen
+from culm.run.turn import World
+from culm.store.sessions import set_title
+from culm.wire.sessions import Session
+
+log = logging.getLogger(__name__)
+
+TITLE_S = 60.0  # Nobody waits for it, so it may take a while; but not for ever.
+TITLE_TOKENS = 40
+ANSWER_CHARS_MAX = 20_000  # With the thoughts of a model that thinks aloud.
+PROMPT_CHARS = 4000  # Enough of a prompt to name it by.
+
+
+async def give_title(world: World, session: Session, prompt: str) -> None:
+    """Ask the small model, else the large one, and save what it says; never fails a run."""
+    try:
+        title, cost = await _find_title(world, session.id, prompt)
+        unit = set_title(session.id, title, instead_of=session.title, cost=cost)
+        await world.store.write(unit)
+    except AppError as exc:
+        log.info("a title was not stored: %s", exc.message)
+    except Exception:  # boundary: without a title everything still works
+        log.exception("no title for session %s", session.id)
+
+
+async def _find_title(world: World, session_id: SessionId, prompt: str) -> tuple[str, float]:
+    for chosen in _candidates(world.models):
+        try:
+            return await _ask_in_time(world, chosen, session_id, prompt)
+        except AppError as exc:
+            log.info("no title from %s: %s", chosen.settings.model, exc.message)
+    return UNTITLED, 0.0
+
+
+def _candidates(models: Models) -> Iterable[Chosen]:
+    small, large = models.choose("small"), models.choose("large")
+    if small is not None:
+        yield small
+    if large is not None and large != small:
+        yield large
+
+
+async def _ask_in_time(
+    world: World, chosen: Chosen, session_id: SessionId, prompt: str
+) -> tuple[str, float]:
+    """By the world's clock, which `asyncio.timeout` does not know."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(_ask(world.models.open(chosen), chosen, session_id, prompt))
+            waiting = group.create_task(pause(world.clock, TITLE_S))
+            await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            asking.cancel()
+            waiting.cancel()
+    except ExceptionGroup as exc:
+        raise exc.exceptions[0] from exc
+    if asking.cancelled():
+        raise ModelFailed("No title", f"it took longer than {TITLE_S:g} s")
+    return asking.result()
+
+
+async def _ask(
+    model: Model, chosen: Chosen, session_id: SessionId, prompt: str
+) -> tuple[str, float]:
+    pieces: list[str] = []
+    size = 0
+
+    def grow(event: Growth) -> None:
+        nonlocal size
+        if isinstance(event, TextDelta):
+            pieces.append(event.text)
+            size += len(event.text)
+        if size > ANSWER_CHARS_MAX:
+            raise ModelFailed("No title", "the answer does not end")
+
+    tokens = chosen.info.default_max_tokens if chosen.info.can_reason else TITLE_TOKENS
+    request = Request(
+        TITLE_SYSTEM,
+        [user_message(session_id, prompt[:PROMPT_CHARS])],
+        settings=chosen.settings,
+        max_tokens=tokens or None,
+    )
+    done, _ = await listen(model.stream(request), grow)
+    price = price_of(chosen.info, flat_rate=chosen.flat_rate)
+    return title_of("".join(pieces), prompt), used_of(done.usage, price, request, size).cost

@@ -1,0 +1,49 @@
+"""Runs, each by its id."""
+
+from culm.server.api import Route
+from culm.wire.queries import RunsQuery
+from culm.wire.runs import CancelAnswer, EditPrompt, Run
+from culm.workspace.workspace import Workspace
+
+
+async def list_runs(workspace: Workspace, query: RunsQuery) -> list[Run]:
+    """List runs, the latest first; of one session or in one state if asked."""
+    return await workspace.agent.list_runs(query.session, query.state or None)
+
+
+async def get_run(workspace: Workspace, run_id: str) -> Run:
+    """Show one run."""
+    return await workspace.agent.get_run(run_id)
+
+
+async def cancel_run(workspace: Workspace, run_id: str) -> CancelAnswer:
+    """Stop one run and say what came of it: it stopped, was faster, or did not stop in time."""
+    return await workspace.agent.cancel_run(run_id)
+
+
+async def start_run(workspace: Workspace, run_id: str) -> Run:
+    """Let a held run go on."""
+    return await workspace.agent.start(run_id)
+
+
+async def drop_run(workspace: Workspace, run_id: str) -> Run:
+    """End a held run, or one that waits, before it began."""
+    return await workspace.agent.drop(run_id)
+
+
+async def edit_run(workspace: Workspace, run_id: str, body: EditPrompt) -> Run:
+    """Change the prompt of a run that waits."""
+    return await workspace.agent.edit(run_id, body.prompt)
+
+
+_W = "/v1/workspaces/{workspace_id}/runs"
+_R = f"{_W}/{{run_id}}"
+
+ROUTES = [
+    Route("GET", _W, list_runs),
+    Route("GET", _R, get_run),
+    Route("PUT", _R, edit_run),
+    Route("POST", f"{_R}/cancel", cancel_run),
+    Route("POST", f"{_R}/start", start_run),
+    Route("POST", f"{_R}/drop", drop_run),
+]

@@ -1,0 +1,478 @@
+"""Units and queries over runs, their cancels and their calls. What may happen when is `run/`'s."""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
+from culm.ids import CancelId, MessageId, RunId, SessionId
+from culm.store.base import Op, Tx, Unit
+from culm.store.sql import QUERIES
+from culm.wire.agent import Attachment
+from culm.wire.codec import decode, encode
+from culm.wire.endings import CANCELED, Ending, agent_event_of, run_complete_of
+from culm.wire.runs import (
+    HEAD_CHARS,
+    CancelChanged,
+    CancelledRun,
+    CancelTarget,
+    CrashPolicy,
+    Kind,
+    Limits,
+    QueueChanged,
+    QueuedPrompt,
+    Run,
+    Settled,
+    State,
+    Used,
+    changed_of,
+    settled_by,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run as it was accepted."""
+
+    id: RunId
+    session_id: SessionId
+    kind: Kind
+    state: Literal["accepted", "queued"]
+    given: bool
+    digest: str
+    prompt: str
+    attachments: Sequence[Attachment]
+    limits: Limits
+    provider: str
+    model: str
+
+
+class KnownCall(NamedTuple):
+    crash: CrashPolicy
+    state: Literal["known", "started", "answered"]
+
+
+class Stored(NamedTuple):
+    """A run with what clients are not shown of it."""
+
+    run: Run
+    digest: str
+    limits: Limits
+    cancelled: bool
+
+
+class Body(NamedTuple):
+    """What was asked, in full."""
+
+    prompt: str
+    attachments: list[Attachment]
+
+
+# --- the life of a run
+
+
+def accept_run(new: NewRun) -> Callable[[Tx], int | None]:
+    """Add it; returns its number, or None if the same was accepted before.
+
+    Raises `SessionNotFound`, `RunIdReused`.
+    """
+
+    def unit(tx: Tx) -> int | None:
+        known = tx.run("get_run", new.id).fetchone()
+        if known is not None:
+            if known["digest"] != new.digest:
+                raise RunIdReused(new.id)
+            return None
+        if tx.run("get_session", new.session_id).fetchone() is None:
+            raise SessionNotFound(new.session_id)
+        row = tx.run(
+            "add_run",
+            *(new.id, new.session_id, new.kind, new.state, new.given, new.digest),
+            *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
+            *(tx.now, _next_place(tx, new.session_id)),
+        ).fetchone()
+        tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
+        run = _tell_run(tx, row, "created")
+        _tell_queue_if(tx, new.session_id, new.state == "queued")
+        return run.seq
+
+    return unit
+
+
+def start_run(run_id: RunId, *, was_queued: bool) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        run = _tell_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
+        tx.run("delete_body", run_id)
+        _tell_queue_if(tx, run.session_id, was_queued)
+
+    return unit
+
+
+def fold_runs(run_ids: Iterable[RunId], host_id: RunId) -> Callable[[Tx], None]:
+    """Let queued runs share the turn of another."""
+
+    def unit(tx: Tx) -> None:
+        run: Run | None = None
+        for run_id in run_ids:
+            run = _tell_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
+            tx.run("delete_body", run_id)
+        if run is not None:
+            _tell_queue(tx, run.session_id)
+
+    return unit
+
+
+def end_run(
+    run_id: RunId,
+    ending: Ending,
+    *,
+    message_id: str = "",
+    text: str = "",
+    settled: Settled | None = None,
+) -> Callable[[Tx], None]:
+    """End it, tell everybody, and settle the cancels that cover it; runs folded into it follow.
+
+    To end what has ended changes nothing.
+    """
+
+    def unit(tx: Tx) -> None:
+        hosted: list[RunId] = [row["id"] for row in tx.run("folded_runs", run_id)]
+        row = tx.run("get_run", run_id).fetchone()
+        was_queued = row is not None and row["state"] == "queued"
+        _end_one(tx, run_id, ending, message_id, text, with_event=True)
+        for one in hosted:  # They shared a turn, so it is told to have ended once.
+            _end_one(tx, one, ending, message_id, text, with_event=False)
+        if row is not None:
+            _tell_queue_if(tx, row["session_id"], was_queued)
+        for one in (run_id, *hosted):
+            _settle(tx, one, settled or settled_by(ending.outcome))
+
+    return unit
+
+
+def unless_ended(run_id: RunId, unit: Unit) -> Callable[[Tx], None]:
+    """Do something that belongs to a run's end, if it has not had it."""
+
+    def guarded(tx: Tx) -> None:
+        row = tx.run("get_run", run_id).fetchone()
+        if row is not None and row["state"] != "ended":
+            unit(tx)
+
+    return guarded
+
+
+def _end_one(
+    tx: Tx, run_id: RunId, ending: Ending, message_id: str, text: str, *, with_event: bool
+) -> None:
+    values = (ending.outcome, ending.title, ending.details, message_id, tx.now, run_id)
+    row = tx.run("end_run", *values).fetchone()
+    if row is None:
+        return
+    run = _tell_run(tx, row)
+    tx.run("delete_body", run_id)
+    session = tx.run("get_session", run.session_id).fetchone()
+    title = "" if session is None else session["title"]
+    event = agent_event_of(ending, run.session_id, run_id, title)
+    if event is not None and with_event:
+        _tell(tx, "agent_event", "created", run, encode(event))
+    complete = run_complete_of(ending, run.session_id, run_id, message_id, text)
+    _tell(tx, "run_complete", "updated", run, encode(complete))
+
+
+def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
+    """Put it to rest before it started."""
+
+    def unit(tx: Tx) -> None:
+        before = tx.run("get_run", run_id).fetchone()
+        run = _tell_run(tx, tx.run("hold_run", reason, run_id).fetchone())
+        _tell_queue_if(tx, run.session_id, before["state"] == "queued")
+
+    return unit
+
+
+def release_run(
+    run_id: RunId, session_id: SessionId, state: Literal["accepted", "queued"]
+) -> Callable[[Tx], int | None]:
+    """Let a held run wait for its turn again, behind all others; raises `RunNotHeld`."""
+
+    def unit(tx: Tx) -> int | None:
+        _check_held(tx, run_id)
+        row = tx.run("release_run", state, _next_place(tx, session_id), run_id).fetchone()
+        run = _tell_run(tx, row)
+        _tell_queue_if(tx, session_id, state == "queued")
+        return run.seq
+
+    return unit
+
+
+def drop_run(run_id: RunId) -> Callable[[Tx], None]:
+    """End a held run; raises `RunNotHeld`."""
+
+    def unit(tx: Tx) -> None:
+        _check_held(tx, run_id)
+        end_run(run_id, CANCELED)(tx)
+
+    return unit
+
+
+def _check_held(tx: Tx, run_id: RunId) -> None:
+    row = tx.run("get_run", run_id).fetchone()
+    if row is None or row["state"] != "held":
+        raise RunNotHeld(run_id, "gone" if row is None else row["state"])
+
+
+def _next_place(tx: Tx, session_id: SessionId) -> int:
+    place: int = tx.run("next_place", session_id).fetchone()[0]
+    return place
+
+
+def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        tx.run("count_on_run", *used, run_id)
+
+    return unit
+
+
+# --- the queue
+
+
+def edit_prompt(run_id: RunId, prompt: str) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        row = tx.run("edit_run", prompt[:HEAD_CHARS], run_id).fetchone()
+        if row is None:
+            raise RunStarted(run_id)
+        tx.run("edit_body", prompt, run_id)
+        _tell_queue(tx, row["session_id"])
+
+    return unit
+
+
+def order_queue(session_id: SessionId, run_ids: Sequence[RunId]) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        for place, run_id in enumerate(run_ids, start=_next_place(tx, session_id)):
+            tx.run("place_run", place, run_id)
+        _tell_queue(tx, session_id)
+
+    return unit
+
+
+# --- cancels
+
+
+def add_cancel(
+    cancel_id: CancelId,
+    session_id: SessionId,
+    target: CancelTarget,
+    run_ids: Sequence[RunId],
+) -> Callable[[Tx], list[RunId]]:
+    """Note what was cancelled. What only waited ends here, and is returned."""
+
+    def unit(tx: Tx) -> list[RunId]:
+        rows = [tx.run("get_run", run_id).fetchone() for run_id in run_ids]
+        # Others were refused, or are at rest: those a person starts or drops.
+        known = [row for row in rows if row is not None and row["state"] != "held"]
+        if not known:
+            return []
+        tx.run("add_cancel", cancel_id, session_id, target, tx.now)
+        for row in known:
+            tx.run("add_cancelled_run", cancel_id, row["id"])
+        _tell_cancel(tx, cancel_id)
+        queued: list[RunId] = [row["id"] for row in known if row["state"] == "queued"]
+        for run_id in queued:
+            _end_one(tx, run_id, CANCELED, "", "", with_event=True)
+            tx.run("settle_cancelled_run", "canceled", run_id)
+        _tell_queue_if(tx, session_id, bool(queued))
+        over = [row for row in known if row["state"] == "ended"]
+        for row in over:
+            tx.run("settle_cancelled_run", settled_by(row["outcome"]), row["id"])
+        if queued or over:
+            _tell_cancel(tx, cancel_id)
+        return queued
+
+    return unit
+
+
+def _settle(tx: Tx, run_id: RunId, settled: Settled) -> None:
+    for row in tx.run("settle_cancelled_run", settled, run_id).fetchall():
+        _tell_cancel(tx, row["cancel_id"])
+
+
+def _tell_cancel(tx: Tx, cancel_id: CancelId) -> None:
+    cancel = tx.run("get_cancel", cancel_id).fetchone()
+    runs = [CancelledRun(*row) for row in tx.run("runs_of_cancel", cancel_id)]
+    changed = CancelChanged(
+        cancel_id=cancel_id,
+        session_id=cancel["session_id"],
+        target=cancel["target"],
+        state="settled" if all(run.settled for run in runs) else "requested",
+        runs=runs,
+    )
+    tx.tell(
+        "cancel_changed",
+        "updated",
+        session_id=changed.session_id,
+        entity_id=cancel_id,
+        payload=encode(changed),
+        stored=True,
+    )
+
+
+# --- calls
+
+
+def add_calls(
+    run_id: RunId, message_id: MessageId, calls: Iterable[tuple[str, str, str]]
+) -> Callable[[Tx], None]:
+    """Know the calls of a message (id, name, crash policy) before the first of them starts."""
+
+    def unit(tx: Tx) -> None:
+        for no, (call_id, name, crash) in enumerate(calls):
+            tx.run("add_call", message_id, call_id, no, run_id, name, crash)
+
+    return unit
+
+
+def set_call_state(
+    message_id: MessageId, call_id: str, state: Literal["started", "answered"]
+) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        tx.run("set_call_state", state, message_id, call_id)
+
+    return unit
+
+
+def calls_of_message(tx: Tx, message_id: MessageId) -> dict[str, KnownCall]:
+    rows = tx.run("calls_of_message", message_id)
+    return {row["call_id"]: KnownCall(row["crash"], row["state"]) for row in rows}
+
+
+# --- reading
+
+
+def run_of(row: sqlite3.Row) -> Run:
+    return Run(
+        id=row["id"],
+        session_id=row["session_id"],
+        kind=row["kind"],
+        state=row["state"],
+        seq=row["seq"],
+        run_id_given=bool(row["given"]),
+        prompt=row["prompt"],
+        provider=row["provider"],
+        model=row["model"],
+        outcome=row["outcome"],
+        title=row["title"],
+        details=row["details"],
+        host_run_id=row["host_id"],
+        message_id=row["message_id"],
+        steps=row["steps"],
+        prompt_tokens=row["prompt_tokens"],
+        completion_tokens=row["completion_tokens"],
+        cost=float(row["cost"]),
+        estimated=bool(row["estimated"]),
+        created_at=row["created_at"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def find_run(run_id: str) -> Callable[[sqlite3.Connection], Run | None]:
+    def query(connection: sqlite3.Connection) -> Run | None:
+        row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
+        return None if row is None else run_of(row)
+
+    return query
+
+
+def list_runs(
+    session_id: str, state: State | Literal[""], limit: int
+) -> Callable[[sqlite3.Connection], list[Run]]:
+    """The latest first."""
+
+    def query(connection: sqlite3.Connection) -> list[Run]:
+        rows = connection.execute(QUERIES["runs"], (session_id, state, limit))
+        return [run_of(row) for row in rows]
+
+    return query
+
+
+def open_runs(connection: sqlite3.Connection) -> list[Run]:
+    """Those that have not ended, held ones too."""
+    return [run_of(row) for row in connection.execute(QUERIES["unfinished_runs"])]
+
+
+def unfinished_runs(tx: Tx) -> list[Stored]:
+    """What was left behind, each session's in the order of its queue."""
+    rows = tx.run("unfinished_runs").fetchall()
+    return [_stored_of(tx.connection, row) for row in rows]
+
+
+def find_stored(connection: sqlite3.Connection, run_id: str) -> Stored | None:
+    row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
+    return None if row is None else _stored_of(connection, row)
+
+
+def body_of(connection: sqlite3.Connection, run_id: str) -> Body:
+    """Until it starts; from then on its user message has it."""
+    row = connection.execute(QUERIES["get_body"], (run_id,)).fetchone()
+    if row is None:
+        return Body("", [])
+    return Body(row["prompt"], decode(row["attachments"], list[Attachment]))
+
+
+def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
+    cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
+    return Stored(
+        run_of(row), row["digest"], decode(row["limits"], Limits), cancels.fetchone() is not None
+    )
+
+
+def count_unfinished(connection: sqlite3.Connection) -> int:
+    count: int = connection.execute(QUERIES["count_unfinished_runs"]).fetchone()[0]
+    return count
+
+
+def delete_runs_of_session(tx: Tx, session_id: SessionId) -> None:
+    """Forget them; those at rest end first, so that each has had its end, and their bodies go."""
+    for row in tx.run("held_runs_of_session", session_id).fetchall():
+        end_run(row["id"], CANCELED)(tx)
+    tx.run("delete_calls_of_session", session_id)
+    tx.run("delete_cancelled_runs_of_session", session_id)
+    tx.run("delete_cancels_of_session", session_id)
+    tx.run("delete_bodies_of_session", session_id)
+    tx.run("delete_runs_of_session", session_id)
+
+
+# --- telling
+
+
+def _tell(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:
+    tx.tell(type_, op, session_id=run.session_id, entity_id=run.id, payload=payload, stored=True)
+
+
+def _tell_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:
+    if row is None:
+        raise RunStarted("that was to be changed")
+    run = run_of(row)
+    _tell(tx, "run_changed", op, run, encode(changed_of(run)))
+    return run
+
+
+def _tell_queue_if(tx: Tx, session_id: SessionId, changed: bool) -> None:  # noqa: FBT001
+    if changed:
+        _tell_queue(tx, session_id)
+
+
+def _tell_queue(tx: Tx, session_id: SessionId) -> None:
+    rows = tx.run("queued_runs", session_id)
+    items = [QueuedPrompt(row["id"], row["prompt"]) for row in rows]
+    payload = encode(QueueChanged(session_id, items))
+    tx.tell(
+        "queue_changed",
+        "updated",
+        session_id=session_id,
+        entity_id=session_id,
+        payload=payload,
+        stored=True,
+    )

@@ -1,0 +1,231 @@
+"""A language-model provider played from a script, over real HTTP on loopback.
+
+Owns the socket, the routes and what was seen. It speaks OpenAI's chat completions and Anthropic's
+messages; `culm.testing.script` has the words of a script. Also a program:
+
+    python -m culm.testing.model_server --help
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from culm.clock import LoopClock
+from culm.errors import AppError, InvalidRequest, ListenFailed
+from culm.testing.answering import JSON, Exchange, problem
+from culm.testing.anthropic import Anthropic
+from culm.testing.base import Asked, Dialect
+from culm.testing.openai import OpenAI
+from culm.testing.script import Player, Reply, Script, parse_script
+from culm.testing.seen import UNREADABLE, History, Seen
+from culm.wire.codec import decode, encode
+
+BODY_BYTES_MAX = 64 << 20  # As the largest request that culm itself takes.
+STREAMS_MAX = 2_000
+BACKLOG = 2_000  # As many may connect at once.
+CLOSE_S = 5.0  # A handler that was cancelled needs no time; this bounds a mistake.
+DIALECTS: dict[str, type[Dialect]] = {
+    "/v1/chat/completions": OpenAI,
+    "/v1/messages": Anthropic,
+}
+# One list for both dialects: each finds the fields it looks for.
+MODELS = encode(
+    {
+        "object": "list",
+        "data": [
+            {
+                "id": "scripted",
+                "object": "model",
+                "created": 0,
+                "owned_by": "culm",
+                "type": "model",
+                "display_name": "Scripted",
+                "created_at": "1970-01-01T00:00:00Z",
+            }
+        ],
+        "first_id": "scripted",
+        "last_id": "scripted",
+        "has_more": False,
+    }
+)
+_EMPTY = Script()
+
+
+class ModelServer:
+    """A running server. Made by `open_model_server`."""
+
+    def __init__(self, script: Script) -> None:
+        self.url = ""  # Ends in `/v1`.
+        self._player = Player(script)
+        self._history = History()
+        self._clock = LoopClock()
+        # The task of each connection that is being answered, and what it writes to.
+        self._live: dict[asyncio.Task[None], asyncio.Transport] = {}
+        self._closing = False
+
+    @property
+    def requests(self) -> list[Seen]:
+        """Every request for an answer, in the order they came; the newest 10,000."""
+        return self._history.requests
+
+    def play(self, script: Script) -> None:
+        """Replace the script; answers that have begun go on."""
+        self._player = Player(script)
+
+    def add(self, reply: Reply) -> None:
+        """Append one to the replies that are given in order."""
+        self._player.add(reply)
+
+    def release(self, n: int | None = None) -> None:
+        """Let request `n`, or every request seen so far, pass its `hold_after`.
+
+        A request that has not reached it yet will not stop there. Raises `NotFound`.
+        """
+        for seen in self.requests if n is None else [self._history.get(n)]:
+            seen.released.set()
+
+    async def until_requests(self, n: int) -> None:
+        """Wait until `n` requests have come, as `Seen.n` counts them."""
+        await self._history.until(lambda: self._history.count >= n)
+
+    async def until_left(self, n: int) -> None:
+        """Wait for the client of request `n` to go; raises `Conflict` if it stayed to the end."""
+        await self._history.until_left(n)
+
+    # --- the rest is for `open_model_server`
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            *(web.post(path, self._answer) for path in DIALECTS),
+            web.get("/v1/models", self._models),
+            web.get("/culm/requests", self._requests),
+            web.post("/culm/release", self._release),
+            web.post("/culm/script", self._script),
+            web.route("*", "/{path:.*}", self._elsewhere),
+        ]
+
+    async def close(self) -> None:
+        """End every answer that is on its way."""
+        self._closing = True
+        tasks = set(self._live)
+        for transport in self._live.values():
+            transport.abort()  # A client that does not read would keep one that is only closed.
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        task, transport = request.task, request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        self._live[task] = transport
+        try:
+            return await self._answer_live(request, transport, DIALECTS[request.path])
+        finally:
+            del self._live[task]
+
+    async def _answer_live(
+        self, request: web.Request, transport: asyncio.Transport, dialect: type[Dialect]
+    ) -> web.StreamResponse:
+        try:
+            raw = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return problem(dialect, 413, f"a request may have at most {BODY_BYTES_MAX} bytes")
+        seen = self._history.record(request.path, request.headers, raw, self._clock.now_s())
+        try:
+            chosen = self._choose(request, transport, seen, dialect)
+            response = chosen if isinstance(chosen, web.Response) else await chosen.answer()
+            seen.ended = True
+            return response
+        except (asyncio.CancelledError, ConnectionError) as exc:
+            seen.left = not seen.ended and not self._closing
+            # A client that leaves is no error: to aiohttp, either is a request given up.
+            raise asyncio.CancelledError from exc
+        finally:
+            self._history.tell()
+
+    def _choose(
+        self,
+        request: web.Request,
+        transport: asyncio.Transport,
+        seen: Seen,
+        dialect: type[Dialect],
+    ) -> Exchange | web.Response:
+        if len(self._live) > STREAMS_MAX:
+            return problem(dialect, 503, f"at most {STREAMS_MAX} answers at a time")
+        try:
+            asked = decode(seen.raw, Asked)
+            reply = self._player.find_reply(lambda: asked.text)
+        except UNREADABLE as exc:
+            return problem(dialect, 400, f"the request is not usable: {exc}")
+        if reply is not None:
+            return Exchange(request, transport, seen, asked, reply, dialect)
+        return problem(
+            dialect,
+            500,
+            f"the script is exhausted: for request {seen.n} there is no rule that takes it,"
+            " no reply left and no `otherwise`",
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.Response(body=MODELS, content_type=JSON)
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._history.as_json(), content_type=JSON)
+
+    async def _release(self, request: web.Request) -> web.Response:
+        n = request.query.get("n")
+        try:
+            if n is not None and not n.isdecimal():
+                raise InvalidRequest("`n` must be the number of a request")
+            self.release(None if n is None else int(n))
+        except AppError as exc:
+            return problem(OpenAI, exc.status, exc.message)
+        return web.json_response({"ok": True})
+
+    async def _script(self, request: web.Request) -> web.Response:
+        try:
+            self.play(parse_script(await request.read()))
+        except AppError as exc:
+            return problem(OpenAI, exc.status, exc.message)
+        return web.json_response({"ok": True})
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in DIALECTS)])
+        return problem(OpenAI, 404, f"no {request.method} {request.path} here; there is {known}")
+
+
+@asynccontextmanager
+async def open_model_server(
+    script: Script = _EMPTY, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncGenerator[ModelServer]:
+    """Serve `script` while in the block; raises `ListenFailed`. Port 0 takes any free one."""
+    server = ModelServer(script)
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    app.add_routes(server.routes())
+    # A client that leaves ends its answer, which is how we see that it has left.
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+        name = f"[{host}]" if ":" in host else host
+        try:
+            await site.start()
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            raise ListenFailed(f"http://{name}:{port}", reason, hint="choose another port") from exc
+        server.url = f"http://{name}:{site.port}/v1"
+        yield server
+    finally:
+        await server.close()
+        await runner.cleanup()
+        await asyncio.sleep(0)  # The tasks of idle connections end in this turn of the loop.
+
+
+if __name__ == "__main__":
+    from culm.testing.command import main
+
+    main()

@@ -1,0 +1,100 @@
+"""The requests a `ModelServer` has seen, within bounds, and waiting for what becomes of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from culm.errors import Conflict, NotFound
+from culm.wire.codec import Json, encode
+
+REQUESTS_MAX = 10_000  # Beyond it the oldest are forgotten.
+BODY_BYTES_MAX = 256 << 20  # Of all remembered bodies; beyond it the oldest are dropped.
+# What decoding a body raises that is no JSON, or JSON nested a thousand deep.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """One request for an answer."""
+
+    n: int  # The first is 1.
+    path: str
+    headers: Mapping[str, str]  # Names are found whatever their case.
+    at: float  # When it had arrived whole; seconds since 1970.
+    raw: bytes  # The body as it came; empty once dropped.
+    left: bool = False  # The client went before the end.
+    ended: bool = False  # The answer was given to its end, or as far as the script says.
+    released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def body(self) -> Json:
+        """The decoded body; None if it was no JSON, or has been dropped."""
+        try:
+            return msgspec.json.decode(self.raw)
+        except UNREADABLE:
+            return None
+
+
+class History:
+    """Remembers requests in the order they came."""
+
+    def __init__(self) -> None:
+        self.requests: list[Seen] = []  # The newest `REQUESTS_MAX`.
+        self.count = 0  # Of all that ever came.
+        self._with_body: deque[Seen] = deque()
+        self._body_bytes = 0
+        self._changed = asyncio.Event()
+
+    def record(self, path: str, headers: Mapping[str, str], raw: bytes, at: float) -> Seen:
+        self.count += 1
+        seen = Seen(self.count, path, headers, at, raw)
+        self.requests.append(seen)
+        self._with_body.append(seen)
+        self._body_bytes += len(raw)
+        if len(self.requests) > REQUESTS_MAX:
+            self._drop_body(self.requests.pop(0))
+        while self._body_bytes > BODY_BYTES_MAX and len(self._with_body) > 1:
+            self._drop_body(self._with_body[0])
+        self.tell()
+        return seen
+
+    def get(self, n: int) -> Seen:
+        """Request `n`; raises `NotFound` if it has not come or is forgotten."""
+        if self.requests and 0 <= (at := n - self.requests[0].n) < len(self.requests):
+            return self.requests[at]
+        raise NotFound(f"there is no request {n}")
+
+    def tell(self) -> None:
+        """Wake everybody who waits: something has changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    async def until_left(self, n: int) -> None:
+        """Wait for the client of request `n` to go; raises `Conflict` if it stayed to the end."""
+        await self.until(lambda: self.count >= n)
+        seen = self.get(n)
+        await self.until(lambda: seen.left or seen.ended)
+        if not seen.left:
+            raise Conflict(f"the client of request {n} stayed to the end of the answer")
+
+    def as_json(self) -> bytes:
+        return encode(
+            [
+                {"n": s.n, "path": s.path, "body": s.body, "left": s.left, "ended": s.ended}
+                for s in self.requests
+            ]
+        )
+
+    def _drop_body(self, seen: Seen) -> None:
+        # Bodies are dropped in the order they came, and so is this one.
+        if self._with_body and self._with_body[0] is seen:
+            self._with_body.popleft()
+            self._body_bytes -= len(seen.raw)
+            seen.raw = b""

@@ -1,0 +1,176 @@
+"""An answer as the steps that send it: pure, so that every fault can be looked at as a value.
+
+Owns the order of things: which piece follows which, and after which delta the trouble comes.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from itertools import zip_longest
+
+from msgspec import Struct, UnsetType
+
+from culm.testing.base import Block, Dialect, Filled
+from culm.testing.script import Reply, ScriptedUsage
+
+WORD = re.compile(r"\S+\s*|\s+")
+ARGUMENT_CHARS = 8  # A piece of a call's arguments; providers send two or three tokens at once.
+
+
+class Aside(Struct, frozen=True, gc=False):
+    """Bytes that are no delta: they are neither counted nor paced."""
+
+    data: bytes
+
+
+class Stop(Enum):
+    """What happens instead of sending."""
+
+    HOLD = auto()
+    STALL = auto()
+    CUT = auto()
+    END = auto()
+
+
+Step = bytes | Aside | Stop  # Plain bytes are one delta.
+
+
+class Began(Struct, frozen=True, gc=False):
+    block: Block
+
+
+class Piece(Struct, frozen=True, gc=False):
+    block: Block
+    text: str
+
+
+class Ended(Struct, frozen=True, gc=False):
+    block: Block
+
+
+def steps(
+    reply: Reply, n: int, input_tokens: int, dialect: Dialect, now_ns: Callable[[], int]
+) -> Iterator[Step]:
+    """A streamed answer to request `n`, made while it is sent; `now_ns` stamps the deltas."""
+    yield Aside(dialect.head(usage_of(reply, input_tokens, 1)))
+    faults = _faults(reply, dialect)
+    sent = 0
+    while faults and not faults[0][0]:
+        yield faults.popleft()[1]
+    for event in events(reply, n, now_ns):
+        if isinstance(event, Began):
+            yield Aside(dialect.began(event.block))
+            if event.block.kind != "text" or not reply.long_line_bytes:
+                continue
+            yield _long_line(dialect, event.block, reply.long_line_bytes)
+        elif isinstance(event, Piece):
+            yield dialect.delta(event.block, event.text)
+        else:
+            yield Aside(dialect.ended(event.block))
+            continue
+        sent += 1
+        while faults and faults[0][0] <= sent:
+            yield faults.popleft()[1]
+    for _, step in faults:
+        yield step
+    yield Aside(dialect.tail(reply.finish_reason, usage_of(reply, input_tokens, sent)))
+
+
+def events(reply: Reply, n: int, now_ns: Callable[[], int]) -> Iterator[Began | Piece | Ended]:
+    """The blocks of an answer and their pieces, in the order in which they are sent."""
+    index = 0
+    if reply.reasoning:
+        yield from _one_block(Block("reasoning", index), _words(reply.reasoning))
+        index += 1
+    if reply.text or reply.deltas or reply.tokens or reply.long_line_bytes:
+        yield from _one_block(Block("text", index), _text(reply, now_ns))
+        index += 1
+    calls = [
+        (
+            Block(
+                "call",
+                index + number,
+                number,
+                f"call_{n}_{number}" if call.id is None else call.id,
+                call.name,
+            ),
+            _arguments(call.arguments),
+        )
+        for number, call in enumerate(reply.calls)
+    ]
+    if not reply.interleave:
+        for block, pieces in calls:
+            yield from _one_block(block, pieces)
+        return
+    for block, _ in calls:
+        yield Began(block)
+    for row in zip_longest(*(pieces for _, pieces in calls)):
+        for (block, _), piece in zip(calls, row, strict=True):
+            if piece is not None:
+                yield Piece(block, piece)
+    for block, _ in calls:
+        yield Ended(block)
+
+
+def content_of(reply: Reply, n: int, now_ns: Callable[[], int]) -> tuple[list[Filled], int]:
+    """The blocks of an answer that is not streamed, and how many deltas it would have had."""
+    found: dict[Block, list[str]] = {}
+    for event in events(reply, n, now_ns):
+        pieces = found.setdefault(event.block, [])
+        if isinstance(event, Piece):
+            pieces.append(event.text)
+    content = [Filled(block, "".join(pieces)) for block, pieces in found.items()]
+    return content, sum(map(len, found.values()))
+
+
+def usage_of(reply: Reply, input_tokens: int, output_tokens: int) -> ScriptedUsage | None:
+    """What the script says was used, or what is plausible if it says nothing."""
+    if isinstance(reply.usage, UnsetType):
+        return ScriptedUsage(input=input_tokens, output=output_tokens)
+    return reply.usage
+
+
+def _faults(reply: Reply, dialect: Dialect) -> deque[tuple[int, Step]]:
+    """What goes wrong, after how many deltas; in one place, what lets the answer go on first."""
+    planned: list[tuple[int | None, Step]] = [
+        (1 if reply.unknown_event else None, Aside(dialect.unknown())),
+        (reply.malformed_after, Aside(dialect.malformed())),
+        (reply.hold_after, Stop.HOLD),
+        (reply.error_after, Aside(dialect.failed())),
+        (reply.error_after, Stop.END),
+        (reply.stall_after, Stop.STALL),
+        (reply.cut_after, Stop.CUT),
+    ]
+    faults = [(after, step) for after, step in planned if after is not None]
+    return deque(sorted(faults, key=lambda fault: fault[0]))
+
+
+def _one_block(block: Block, pieces: Iterator[str]) -> Iterator[Began | Piece | Ended]:
+    yield Began(block)
+    for text in pieces:
+        yield Piece(block, text)
+    yield Ended(block)
+
+
+def _words(text: str) -> Iterator[str]:
+    return (match[0] for match in WORD.finditer(text))
+
+
+def _text(reply: Reply, now_ns: Callable[[], int]) -> Iterator[str]:
+    if reply.tokens and reply.stamp:
+        return (f"@{now_ns()} " for _ in range(reply.tokens))
+    if reply.tokens:
+        return (f"tok{n} " for n in range(reply.tokens))
+    pieces = iter(reply.deltas) if reply.deltas else _words(reply.text)
+    return (f"@{now_ns()} {piece}" for piece in pieces) if reply.stamp else pieces
+
+
+def _arguments(text: str) -> Iterator[str]:
+    return (text[at : at + ARGUMENT_CHARS] for at in range(0, len(text), ARGUMENT_CHARS))
+
+
+def _long_line(dialect: Dialect, block: Block, line_bytes: int) -> bytes:
+    """A delta whose line has this many bytes, or as few as the dialect can make it."""
+    line = dialect.delta(block, "").rstrip(b"\n").rpartition(b"\n")[2]
+    return dialect.delta(block, "x" * max(0, line_bytes - len(line)))

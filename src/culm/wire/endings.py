@@ -1,0 +1,76 @@
+"""How a run ended, and how each wire says it.
+
+A Crush client knows fewer reasons than we do: where ours is finer, it reads the nearest of its own
+and `culm_reason` has the exact one.
+"""
+
+from msgspec import Struct
+
+from culm.ids import SessionId
+from culm.wire.agent import AgentEvent, RunComplete
+from culm.wire.messages import Finish
+from culm.wire.runs import Outcome
+
+_AS_ERROR: tuple[Outcome, ...] = ("error", "budget", "loop", "interrupted")
+_OURS: tuple[Outcome, ...] = ("budget", "loop", "interrupted", "denied")
+
+
+class Ending(Struct, frozen=True):
+    outcome: Outcome
+    title: str = ""  # Of what went wrong; a banner.
+    details: str = ""
+    stop: str = ""  # How the model itself said it stopped, where that is finer than the outcome.
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome in _AS_ERROR
+
+
+CANCELED = Ending("canceled", "User canceled request")
+INTERRUPTED = Ending("interrupted", "Interrupted", "The server ended before this was finished.")
+
+
+def finish_of(ending: Ending, time: int) -> Finish:
+    """The last part of the last message."""
+    if ending.failed:
+        reason = "error"
+    elif ending.outcome == "denied":
+        reason = "end_turn"
+    else:
+        reason = ending.stop or ending.outcome
+    return Finish(reason, time, ending.title, ending.details, _culm_reason(ending))
+
+
+def run_complete_of(
+    ending: Ending, session_id: SessionId, run_id: str, message_id: str, text: str
+) -> RunComplete:
+    return RunComplete(
+        session_id=session_id,
+        run_id=run_id,
+        message_id=message_id,
+        text=text,
+        error=error_text(ending) if ending.failed else "",
+        cancelled=ending.outcome == "canceled",
+        culm_reason=_culm_reason(ending),
+    )
+
+
+def agent_event_of(
+    ending: Ending, session_id: SessionId, run_id: str, session_title: str
+) -> AgentEvent | None:
+    """None for a cancel, which is nobody's error and no one's success."""
+    if ending.outcome == "canceled":
+        return None
+    if ending.failed:
+        return AgentEvent("error", error=error_text(ending), run_id=run_id, session_id=session_id)
+    return AgentEvent(
+        "agent_finished", run_id=run_id, session_id=session_id, session_title=session_title
+    )
+
+
+def error_text(ending: Ending) -> str:
+    return f"{ending.title}: {ending.details}" if ending.details else ending.title
+
+
+def _culm_reason(ending: Ending) -> str:
+    return ending.outcome if ending.outcome in _OURS else ""

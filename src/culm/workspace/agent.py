@@ -1,0 +1,326 @@
+"""What clients ask of a workspace's agent: prompts, cancels, the queue, runs at rest.
+
+Each operation checks, calls `Runs` in one step and then waits for what is durable, so that a
+client that leaves changes nothing. The life of a run is `run/`'s.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from culm.errors import (
+    AgentNotReady,
+    InvalidRequest,
+    ModelFailed,
+    ModelMissing,
+    QueueDiffers,
+    RunIdReused,
+    RunNotFound,
+    RunNotHeld,
+    RunStarted,
+    SessionNotFound,
+    TooLarge,
+    WorkspaceClosing,
+)
+from culm.ids import RunId, SessionId
+from culm.model.choice import Models
+from culm.run.limits import check_limits
+from culm.run.live import Asked, LiveRun, digest_of
+from culm.run.runs import Runs
+from culm.store.base import Connection
+from culm.store.runs import (
+    Body,
+    Stored,
+    body_of,
+    drop_run,
+    edit_prompt,
+    find_run,
+    find_stored,
+    list_runs,
+    order_queue,
+)
+from culm.store.sessions import find_session
+from culm.store.store import Store
+from culm.wire.agent import AgentInfo, Attachment, Prompt
+from culm.wire.config import SelectedModel
+from culm.wire.runs import CancelAnswer, QueuedPrompt, Run, State
+
+RUNS_SHOWN = 500
+PROMPT_CHARS_MAX = 4 << 20
+ATTACHMENT_BYTES_MAX = 10 << 20  # Each; a Crush client sends at most 5 MiB.
+ATTACHMENTS_MAX = 100
+MIME_TYPES = ("text/", "image/")
+_RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # It stands in URLs and in a header.
+CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
+
+
+class Agent:
+    """The agent of one workspace, as its routes see it."""
+
+    def __init__(
+        self, runs: Runs, store: Store, models: Models, check_open: Callable[[], None]
+    ) -> None:
+        self._runs = runs
+        self._store = store
+        self._models = models
+        self._check_open = check_open  # Raises once the workspace is closing.
+
+    def info(self) -> AgentInfo:
+        chosen = self._models.choose("large")
+        if chosen is None:
+            return AgentInfo(
+                is_busy=bool(self._runs.live()), model_cfg=self._models.selected("large")
+            )
+        return AgentInfo(
+            is_busy=bool(self._runs.live()),
+            is_ready=True,
+            model=chosen.info,
+            model_cfg=chosen.settings,
+        )
+
+    def small_model(self, provider_id: str) -> SelectedModel:
+        """What would do small work: the one selected if it is that provider's, else the large."""
+        small = self._models.choose("small")
+        if small is not None and small.provider_id == provider_id:
+            return small.settings
+        return self._models.selected("large")
+
+    # --- asking for something
+
+    async def prompt(self, body: Prompt) -> RunId:
+        """Accept a prompt; when this returns it is durable.
+
+        The same id with the same content is the same run, whatever became of it; with other
+        content it is refused.
+        """
+        run_id, digest = RunId(body.run_id), digest_of(body)
+        if run_id and self._runs.find(run_id) is None and await self._was_accepted(run_id, digest):
+            return run_id
+        if not run_id or self._runs.find(run_id) is None:
+            self._check_ready()
+            _check_prompt(body)
+        asked = Asked("prompt", body.prompt, tuple(body.attachments), body.limits)
+        run = self._runs.accept(
+            SessionId(body.session_id), asked, run_id=run_id or None, digest=digest
+        )
+        await asyncio.shield(run.accepted)
+        return run.id
+
+    async def _was_accepted(self, run_id: RunId, digest: str) -> bool:
+        """Whether a run that is not live any more had this id; raises `RunIdReused`."""
+        known = await self._store.read(partial(find_stored, run_id=run_id))
+        if known is not None and known.digest != digest:
+            raise RunIdReused(run_id)
+        return known is not None
+
+    def _check_ready(self) -> None:
+        """Before anything else: without a model nothing that is asked can be done."""
+        self._check_open()
+        if self._models.choose("large") is None:
+            raise AgentNotReady
+
+    async def steer(self, session_id: SessionId, prompt: str) -> Run:
+        """Say something to what runs; it hears it before its next step."""
+        self._check_ready()
+        body = Prompt(session_id=session_id, prompt=prompt)
+        _check_prompt(body)
+        run = self._runs.accept(
+            session_id, Asked("prompt", prompt), digest=digest_of(body), steers=True
+        )
+        await asyncio.shield(run.accepted)
+        return await self.get_run(run.id)
+
+    async def accept_summary(self, session_id: SessionId) -> LiveRun | None:
+        """Begin to summarize a session; None if there is nothing in it."""
+        self._check_ready()
+        session = await self._store.read(find_session(session_id))
+        if session is None:
+            raise SessionNotFound(session_id)
+        if not session.message_count:
+            return None
+        run = self._runs.accept(session_id, Asked("summary"))
+        await asyncio.shield(run.accepted)
+        return run
+
+    async def summarize(self, session_id: SessionId) -> None:
+        """Summarize a session and wait for it; raises `ModelFailed` if that failed."""
+        run = await self.accept_summary(session_id)
+        if run is None:
+            return
+        await run.ended.wait()
+        if run.ending is None:
+            raise WorkspaceClosing  # Before it ended; the next start finds it.
+        if run.ending.failed:
+            raise ModelFailed(run.ending.title, run.ending.details or run.ending.title)
+
+    # --- stopping
+
+    async def cancel(self, session_id: SessionId) -> None:
+        """Stop every run of a session that is live now; durable when this returns."""
+        await _all(self._runs.cancel_session(session_id))
+
+    async def clear(self, session_id: SessionId) -> None:
+        """Stop those that only wait."""
+        await _all(self._runs.cancel(self._runs.queued(session_id), "queue"))
+
+    async def cancel_run(self, run_id: str) -> CancelAnswer:
+        """Stop one run and say, within a bound, what came of it."""
+        run = self._runs.find(run_id)
+        if run is None:
+            stored = await self.get_run(run_id)
+            if stored.state == "ended":
+                return CancelAnswer("already_ended", stored)
+            if stored.state == "held":
+                return CancelAnswer("canceled", await self.drop(run_id))
+            run = self._runs.find(run_id)  # A person started it meanwhile.
+            if run is None:
+                return CancelAnswer("already_ended", await self.get_run(run_id))
+        await _all(self._runs.cancel_run(run))
+        try:
+            async with asyncio.timeout(CANCEL_WAIT_S):
+                await run.ended.wait()
+        except TimeoutError:
+            return CancelAnswer("not_stopped", await self.get_run(run_id))
+        if run.ending is None:
+            raise WorkspaceClosing
+        return CancelAnswer(run.settled or "finished_first", await self.get_run(run_id))
+
+    # --- looking
+
+    async def get_run(self, run_id: str) -> Run:
+        run = await self._store.read(find_run(run_id))
+        if run is None:
+            raise RunNotFound(run_id)
+        return self._present(run)
+
+    async def list_runs(self, session_id: str, state: State | None) -> list[Run]:
+        """The latest first."""
+        runs = await self._store.read(list_runs(session_id, state or "", RUNS_SHOWN))
+        return [self._present(run) for run in runs]
+
+    def queue(self, session_id: SessionId) -> list[QueuedPrompt]:
+        waiting = self._runs.queued(session_id)
+        return [QueuedPrompt(run.id, run.asked.prompt) for run in waiting]
+
+    def _present(self, run: Run) -> Run:
+        live = self._runs.find(run.id)
+        if live is not None and live.state == "ending":
+            run.state = "ending"  # Which the store cannot know: it is why.
+        return run
+
+    # --- the queue
+
+    async def edit(self, run_id: str, prompt: str) -> Run:
+        """Change what waits; raises `RunStarted` if it does not wait any more."""
+        self._check_open()
+        run = await self._get_waiting(run_id)
+        while run.editing is not None and not run.editing.done():
+            await asyncio.wait({run.editing})  # One after the other: each may fail alone.
+            run = await self._get_waiting(run_id)
+        before = run.asked
+        _check_prompt(Prompt(run.session_id, prompt, attachments=list(before.attachments)))
+        run.asked = replace(before, prompt=prompt)
+
+        def failed(_: Exception) -> None:
+            run.asked = before
+
+        run.editing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
+        await asyncio.shield(run.editing)
+        return await self.get_run(run_id)
+
+    async def order(self, session_id: SessionId, run_ids: Sequence[RunId]) -> list[QueuedPrompt]:
+        """Let the queue have this order; raises `QueueDiffers` if it has other runs by now."""
+        self._check_open()
+        before = [run.id for run in self._runs.queued(session_id)]
+        if sorted(run_ids) != sorted(before):
+            raise QueueDiffers
+        if not before:
+            return []
+        self._runs.reorder(session_id, run_ids)
+        await asyncio.shield(
+            self._store.write(
+                order_queue(session_id, run_ids),
+                on_fail=lambda _: self._runs.reorder(session_id, before),
+            )
+        )
+        return self.queue(session_id)
+
+    async def _get_waiting(self, run_id: str) -> LiveRun:
+        run = self._runs.find(run_id)
+        if run is None:
+            await self.get_run(run_id)  # Raises if there never was one.
+        if run is None or not run.is_waiting:
+            raise RunStarted(run_id)
+        return run
+
+    # --- runs at rest
+
+    async def start(self, run_id: str) -> Run:
+        """Let a held run go on; raises `RunNotHeld`, `ModelMissing`."""
+        self._check_open()
+        held, body = await self._get_held(run_id)
+        if reason := self._models.why_not(held.run.provider, held.run.model):
+            raise ModelMissing(reason)
+        await asyncio.shield(self._runs.release(held, body).accepted)
+        return await self.get_run(run_id)
+
+    async def drop(self, run_id: str) -> Run:
+        """End a held run, or one that only waits, without a trace in its conversation."""
+        if (live := self._runs.find(run_id)) is not None:
+            if not live.is_waiting:
+                raise RunStarted(run_id)
+            await _all(self._runs.cancel_run(live))
+        else:
+            held, _ = await self._get_held(run_id)
+            dropped = self._store.write(
+                drop_run(held.run.id), lambda _: self._runs.forget_held(held.run.id)
+            )
+            await asyncio.shield(dropped)
+        return await self.get_run(run_id)
+
+    async def _get_held(self, run_id: str) -> tuple[Stored, Body]:
+        def query(connection: Connection) -> tuple[Stored | None, Body]:
+            return find_stored(connection, run_id), body_of(connection, run_id)
+
+        found, body = await self._store.read(query)
+        if found is None:
+            raise RunNotFound(run_id)
+        if found.run.state != "held":
+            raise RunNotHeld(run_id, found.run.state)
+        return found, body
+
+
+async def _all(commits: Iterable[asyncio.Future[list[RunId]]]) -> None:
+    for commit in commits:
+        await asyncio.shield(commit)
+
+
+def _check_prompt(body: Prompt) -> None:
+    """Raises `InvalidRequest`, `TooLarge`."""
+    if not body.session_id:
+        raise InvalidRequest("session id is missing")
+    if body.run_id and not _RUN_ID.fullmatch(body.run_id):
+        raise InvalidRequest("run_id must be 1 to 200 visible ASCII characters", hint="a UUID is")
+    if len(body.prompt) > PROMPT_CHARS_MAX:
+        raise TooLarge(f"prompt may have at most {PROMPT_CHARS_MAX} characters")
+    if len(body.attachments) > ATTACHMENTS_MAX:
+        raise TooLarge(f"a prompt may have at most {ATTACHMENTS_MAX} attachments")
+    for attachment in body.attachments:
+        _check_attachment(attachment)
+    has_text_file = any(a.mime_type.startswith("text/") for a in body.attachments)
+    if not body.prompt.strip() and not has_text_file:
+        raise InvalidRequest("prompt is empty")
+    check_limits(body.limits)
+
+
+def _check_attachment(attachment: Attachment) -> None:
+    name = attachment.file_name or attachment.file_path or "attachment"
+    if len(attachment.content) > ATTACHMENT_BYTES_MAX:
+        raise TooLarge(f"{name} may have at most {ATTACHMENT_BYTES_MAX} bytes")
+    if not attachment.mime_type.startswith(MIME_TYPES):
+        raise InvalidRequest(
+            f"{name} is of type {attachment.mime_type!r}, which no model is given",
+            hint="attach text or an image",
+        )

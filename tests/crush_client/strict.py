@@ -1,0 +1,90 @@
+"""What a Crush client would stumble over, or never read, in an event that decodes all the same.
+
+Pure: a line of the stream in, sentences out. What does not decode at all is `events.parse_line`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.crush_client.events import parse_line
+from tests.crush_client.golang import Record, record
+from tests.crush_client.types import EVENT_PAYLOADS, PARTS, part_type
+
+FINISH_REASONS: Mapping[str, frozenset[str]] = {
+    "user": frozenset({"stop"}),
+    "tool": frozenset({"stop"}),
+    "system": frozenset({"stop"}),
+    "assistant": frozenset(
+        {"end_turn", "max_tokens", "tool_use", "canceled", "error", "content_filter", "unknown"}
+    ),
+}
+AGENT_EVENTS = frozenset(
+    {"agent_finished", "error", "re_authenticate", "aws_sso_auth", "aws_sso_auth_result"}
+)
+ONCE = ("text", "reasoning", "finish")  # Of several only the first is read.
+OURS = frozenset({"cursor", "rev", "culm_reason"})  # Keys a client ignores, and we meant it to.
+
+
+def surprises(line: bytes) -> list[str]:
+    """What is odd about one line; an empty one is a heartbeat and never is."""
+    if not line.strip():
+        return []
+    event = parse_line(line)
+    if event is None:
+        return ["the client skips it"]
+    if event.error is not None:
+        return [str(event.error)]
+    found: list[str] = []
+    if event.op not in ("created", "updated", "deleted"):
+        found.append(f"operation {event.op!r}")
+    if event.type == "agent_event" and event.payload.text("type") not in AGENT_EVENTS:
+        found.append(f"agent_event {event.payload.text('type')!r}")
+    if event.type == "message" and event.op != "deleted":
+        found += _in_message(event.payload)
+    raw = json.loads(line.removeprefix(b"data:"))
+    return [*found, *(f"key {key!r}" for key in _unread(event.type, raw) if key not in OURS)]
+
+
+def _in_message(message: Record) -> Iterator[str]:
+    role, parts = message.text("role"), message.records("parts")
+    if role not in FINISH_REASONS:
+        yield f"role {role!r}"
+        return
+    kinds = Counter(part_type(part) for part in parts)
+    yield from (f"{kinds[kind]} parts of type {kind}" for kind in ONCE if kinds[kind] > 1)
+    if role == "tool" and kinds["tool_result"] != 1:
+        yield f"{kinds['tool_result']} results in one message"
+    for part in parts:
+        match part_type(part):
+            case "finish" if part.text("reason") not in FINISH_REASONS[role]:
+                yield f"finish reason {part.text('reason')!r} of role {role}"
+            case "tool_call" if part.flag("finished") and not _is_json(part.text("input")):
+                yield f"a finished call with input {part.text('input')!r}"
+            case _:
+                pass
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unread(kind: str, outer: Mapping[str, Any]) -> Iterator[str]:
+    """Names that no field of the client takes."""
+    payload = outer["payload"]["payload"]
+    yield from outer.keys() - {"type", "payload"}
+    yield from outer["payload"].keys() - {"type", "payload"}
+    yield from payload.keys() - _names(record(EVENT_PAYLOADS[kind].zero()))
+    if kind == "message":
+        for part in payload["parts"]:
+            yield from part.keys() - {"type", "data"}
+            yield from part["data"].keys() - _names(record(PARTS[part["type"]].zero()))
+
+
+def _names(value: Record) -> set[str]:
+    return {name.rstrip("?") for name in value.kind.fields}

@@ -1,0 +1,321 @@
+"""Prompts and cancels for real: what a person sees while an agent works, and after it."""
+
+from pathlib import Path
+
+from culm.events.hub import COALESCE_S
+from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
+from tests.crush_client.agents import (
+    assert_flawless,
+    events_of,
+    open_agent,
+    open_attached,
+    said,
+    told,
+    until_over,
+)
+from tests.crush_client.screen import Call
+from tests.crush_client.types import part_type
+
+WAITING = ScriptedCall(name="wait", id="call_1", input={"n": 1})
+CANCELLED_CALL = "Error: user cancelled assistant tool calling"
+
+
+# --- a turn
+
+
+async def test_a_prompt_is_told_in_the_order_of_the_reference_and_idle_by_its_end(
+    tmp_path: Path, kind: str
+) -> None:
+    usage = ScriptedUsage(input=900, output=4)
+    reply = Reply(deltas=["Hello", " there."], hold_after=1, usage=usage)
+    async with open_agent(tmp_path, kind, reply) as agent, open_attached(agent) as tui:
+        assert await tui.send_prompt("hi")
+        assert tui.screen.is_busy
+        asked = await agent.question()
+        await tui.until(lambda: len(tui.screen.items) == 2)
+        await agent.title()  # It is asked for once the answer has begun.
+        agent.flow.clock.advance(COALESCE_S)
+        await tui.until(lambda: said(tui)[-1] == ("assistant", "Hello", ""))
+        agent.model.release(asked)
+        await until_over(tui)
+        turn = [
+            "session created",
+            "message created user stop",
+            "session updated",
+            "message created assistant",
+            "session updated",
+            "message updated assistant",
+            "session updated",
+            "message updated assistant end_turn",
+            "agent_finished",
+            "run_complete",
+        ]
+        await tui.until(lambda: "run_complete" in told(tui))
+        assert told(tui) == turn
+        assert (tui.screen.tokens, tui.screen.title) == (904, "New Session")
+        created = events_of(tui)[3].payload
+        assert created.records("parts") == []
+        assert (created.text("model"), created.text("provider")) == ("demo-1", "demo")
+        agent.model.release(await agent.title())
+        await tui.until(lambda: tui.screen.title == "Greeting")
+        assert told(tui) == [*turn, "session updated"]
+        assert said(tui) == [("user", "hi", "stop"), ("assistant", "Hello there.", "end_turn")]
+        assert_flawless(tui)
+
+
+async def test_the_end_of_a_run_has_its_answer_and_the_title_of_its_session(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(text="Hello there.")) as agent,
+        open_attached(agent) as tui,
+    ):
+        assert await tui.send_prompt("hi")
+        await tui.until(lambda: "run_complete" in told(tui))
+        finished, complete = [
+            event.payload
+            for event in events_of(tui)
+            if event.type in ("agent_event", "run_complete")
+        ]
+        answer = list(tui.screen.items)[-1]
+        assert finished.text("session_id") == tui.screen.session_id
+        assert finished.text("session_title") == "New Session"
+        assert (complete.text("session_id"), complete.text("message_id")) == (
+            tui.screen.session_id,
+            answer,
+        )
+        assert (complete.text("text"), complete.text("error")) == ("Hello there.", "")
+        assert complete.text("run_id")  # Made by the server, as the client gave none.
+        assert_flawless(tui)
+
+
+async def test_a_call_is_shown_unfinished_then_whole_then_with_its_result(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = (
+        Reply(reasoning="Hmm.", deltas=["I wait."], calls=[WAITING], hold_after=3),
+        Reply(text="Waited."),
+    )
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        assert await tui.send_prompt("wait for it")
+        asked = await agent.question()
+        await tui.until(lambda: "call_1" in tui.screen.calls)
+        shown = tui.screen.calls["call_1"]
+        assert (shown.name, shown.finished, shown.state) == ("wait", False, "pending")
+        agent.model.release(asked)
+        await tui.until(lambda: tui.screen.calls["call_1"].finished)
+        whole = Call("call_1", "wait", '{"n":1}', finished=True)
+        assert tui.screen.calls["call_1"] == whole
+        agent.gate.opened.set()
+        await until_over(tui)
+        whole.state, whole.result = "done", "waited"
+        assert tui.screen.calls == {"call_1": whole}
+        assert said(tui) == [
+            ("user", "wait for it", "stop"),
+            ("assistant", "I wait.", "tool_use"),
+            ("assistant", "Waited.", "end_turn"),
+        ]
+        assert_flawless(tui)
+
+
+async def test_a_result_is_a_new_message_between_the_call_and_the_end_of_its_step(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(calls=[WAITING]), Reply(text="Waited.")
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        agent.gate.opened.set()
+        assert await tui.send_prompt("wait for it")
+        await until_over(tui)
+        messages = [words for words in told(tui) if words.startswith("message")]
+        assert list(dict.fromkeys(messages)) == [
+            "message created user stop",
+            "message created assistant",
+            "message updated assistant",
+            "message created tool stop",
+            "message updated assistant tool_use",
+            "message updated assistant end_turn",
+        ]
+        first = next(
+            part
+            for event in events_of(tui)
+            if event.type == "message"
+            for part in event.payload.records("parts")
+            if part_type(part) == "tool_call"
+        )
+        assert (first.text("input"), first.flag("finished")) == ("", False)
+        assert_flawless(tui)
+
+
+async def test_a_finished_turn_is_the_same_after_a_reload_and_selects_no_other_model(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(reasoning="Hmm.", text="I wait.", calls=[WAITING]), Reply(text="Waited.")
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        agent.gate.opened.set()
+        assert await tui.send_prompt("wait for it")
+        await until_over(tui)
+        items, calls = dict(tui.screen.items), dict(tui.screen.calls)
+        assert await tui.sessions.load(tui.screen.session_id)
+        assert (tui.screen.items, tui.screen.calls) == (items, calls)
+        assert tui.sessions.prompts == ["wait for it"]
+        assert "POST W/config/model" not in tui.sent
+        assert_flawless(tui)
+
+
+async def test_an_answer_that_breaks_off_is_taken_back_and_comes_again(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(deltas=["A first try"], cut_after=1), Reply(text="A second one.")
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        assert await tui.send_prompt("hi")
+        await agent.question()
+        shrunk = ("assistant", "", "")
+        await tui.until(lambda: told(tui)[-1] == "message updated assistant")
+        assert said(tui)[-1] == shrunk
+        while len(agent.model.requests) < 3:  # With the one for a title.
+            agent.flow.clock.advance(1)
+            await agent.flow.settle()
+        await until_over(tui)
+        assert said(tui)[-1] == ("assistant", "A second one.", "end_turn")
+        assert_flawless(tui)
+
+
+# --- what goes wrong
+
+
+async def test_a_failed_turn_shows_a_banner_with_a_title_and_details(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(status=401)) as agent,
+        open_attached(agent) as tui,
+    ):
+        assert await tui.send_prompt("hi")
+        await until_over(tui, finish="error")
+        title, details = list(tui.screen.items.values())[-1].banner
+        assert title == "Authentication problem"
+        assert "refused the key (401)" in details
+        await tui.until(lambda: "run_complete" in told(tui))
+        assert told(tui)[-3:] == ["message updated assistant error", "error", "run_complete"]
+        error, complete = (event.payload for event in events_of(tui)[-2:])
+        assert error.text("error") == complete.text("error") == f"{title}: {details}"
+        assert error.text("run_id") == complete.text("run_id") != ""
+        assert_flawless(tui)
+
+
+async def test_a_run_that_reaches_a_limit_ends_in_words_the_client_knows(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(calls=[WAITING]), Reply(text="Never asked.")) as agent,
+        open_attached(agent) as tui,
+    ):
+        agent.gate.opened.set()
+        await tui.sessions.create()
+        body = {"session_id": tui.screen.session_id, "prompt": "go", "limits": {"steps": 1}}
+        await tui.api.call(36, body)
+        await until_over(tui, finish="error")
+        assert list(tui.screen.items.values())[-1].banner[0] == "Limit reached"
+        await tui.until(lambda: "run_complete" in told(tui))
+        assert b'"culm_reason":"budget"' in tui.events.lines[-2]
+        assert_flawless(tui)
+
+
+async def test_a_refused_answer_and_one_that_is_cut_off_end_in_the_words_of_the_client(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = [Reply(text="No.", finish=word) for word in ("content_filter", "max_tokens", "odd")]
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        for finish in ("content_filter", "max_tokens", "unknown"):
+            assert await tui.send_prompt("please")
+            await until_over(tui, finish=finish)
+        assert_flawless(tui)
+
+
+# --- cancelling
+
+
+async def test_esc_esc_ends_a_turn_at_once_keeps_its_text_and_is_nobodys_error(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(deltas=["Once upon"], hold_after=1)) as agent,
+        open_attached(agent) as tui,
+    ):
+        assert await tui.send_prompt("tell me a story")
+        await agent.question()
+        await agent.title()
+        await tui.cancel()
+        await until_over(tui, finish="canceled")
+        assert said(tui)[-1] == ("assistant", "Once upon", "canceled")
+        await tui.until(lambda: "run_complete cancelled" in told(tui))
+        assert {"agent_finished", "error"}.isdisjoint(told(tui))
+        finish = events_of(tui)[-2].payload.records("parts")[-1]
+        assert finish.text("message") == "User canceled request"
+        assert_flawless(tui)
+
+
+async def test_a_cancel_right_after_the_prompt_leaves_the_prompt_and_a_cancelled_answer(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(text="Never said.", hold_after=0)) as agent,
+        open_attached(agent) as tui,
+    ):
+        await tui.sessions.create()
+        await tui.api.call(36, {"session_id": tui.screen.session_id, "prompt": "oops"})
+        await tui.cancel()
+        await until_over(tui, finish="canceled")
+        assert said(tui) == [("user", "oops", "stop"), ("assistant", "", "canceled")]
+        await tui.until(lambda: "run_complete cancelled" in told(tui))
+        assert_flawless(tui)
+
+
+async def test_a_cancel_while_arguments_come_completes_the_call_and_answers_it(
+    tmp_path: Path, kind: str
+) -> None:
+    call = ScriptedCall(name="wait", id="call_1", input={"text": "long enough for two"})
+    async with (
+        open_agent(tmp_path, kind, Reply(calls=[call], hold_after=1)) as agent,
+        open_attached(agent) as tui,
+    ):
+        assert await tui.send_prompt("call")
+        await tui.until(lambda: "call_1" in tui.screen.calls)
+        await tui.cancel()
+        await until_over(tui, finish="canceled")
+        await tui.until(lambda: tui.screen.calls["call_1"].state == "done")
+        shown = Call("call_1", "wait", "{}", finished=True, state="done", result=CANCELLED_CALL)
+        assert tui.screen.calls == {"call_1": shown}
+        assert not agent.gate.entered.is_set()
+        assert_flawless(tui)
+
+
+async def test_a_cancel_while_a_tool_works_stops_it_and_the_model_is_not_asked_again(
+    tmp_path: Path, kind: str
+) -> None:
+    replies = Reply(text="I wait.", calls=[WAITING]), Reply(text="Never asked.")
+    async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
+        assert await tui.send_prompt("wait")
+        await agent.gate.entered.wait()
+        await tui.cancel()
+        await until_over(tui, finish="canceled")
+        assert tui.screen.calls["call_1"].result == CANCELLED_CALL
+        assert said(tui)[-1] == ("assistant", "I wait.", "canceled")
+        await agent.title()
+        assert len(agent.model.requests) == 2
+        assert_flawless(tui)
+
+
+async def test_a_cancel_of_nothing_does_not_touch_the_next_prompt(
+    tmp_path: Path, kind: str
+) -> None:
+    async with (
+        open_agent(tmp_path, kind, Reply(text="Hello.")) as agent,
+        open_attached(agent) as tui,
+    ):
+        await tui.sessions.create()
+        await tui.cancel()
+        assert await tui.send_prompt("hi")
+        await until_over(tui)
+        assert said(tui)[-1] == ("assistant", "Hello.", "end_turn")
+        assert_flawless(tui)

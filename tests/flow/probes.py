@@ -1,0 +1,127 @@
+"""What a test of runs holds in its hand: scripts, a clock that waits, tools that remember."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from culm.model.base import ToolSpec
+from culm.testing.script import Reply, Rule, Script, ScriptedCall
+from culm.tools.base import Call, Result
+from culm.wire.codec import Json
+from culm.wire.runs import CrashPolicy
+from tests.flow.drive import until
+from tests.support import FakeClock, FakeTimer
+
+TITLE = Rule(when="Write a title", reply=Reply(text="A title"))
+SUMMARY = "Summarize this conversation"  # What the system says to a model that is to do so.
+
+
+def script(*replies: Reply, rules: Iterable[Rule] = (), then: str = "Fine.") -> Script:
+    """These answers in order, then the same one for ever; titles beside them."""
+    return Script(list(replies), [TITLE, *rules], Reply(text=then))
+
+
+def calling(*names: str, text: str = "", **inputs: Json) -> Reply:
+    """An answer that calls these tools, each with the same input."""
+    return Reply(text=text, calls=[ScriptedCall(name=name, input=inputs) for name in names])
+
+
+# --- time
+
+
+class Wound(FakeClock):
+    """A clock that can wait for somebody to wait."""
+
+    def __init__(self, now_s: float = 1_800_000_000.0) -> None:
+        super().__init__(now_s)
+        self._asked: list[tuple[float, FakeTimer]] = []
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> FakeTimer:
+        timer = super().call_later(delay_s, action)
+        self._asked.append((delay_s, timer))
+        return timer
+
+    def is_armed(self, delay_s: float) -> bool:
+        """Whether somebody waits who asked for just so long."""
+        now_s = self.now_s()
+        return any(
+            asked == delay_s and timer.at_s > now_s and not timer.cancelled
+            for asked, timer in self._asked
+        )
+
+    async def pass_pause(self, delay_s: float, *, less_s: float = 0.0) -> None:
+        """Wait until somebody has begun to wait for so long, and let that time pass."""
+        await until(lambda: self.is_armed(delay_s))
+        self.advance(delay_s - less_s)
+
+
+# --- tools
+
+
+@dataclass(eq=False)
+class Probe:
+    """A tool that remembers its calls; what else it does is `effect`'s."""
+
+    name: str
+    effect: Callable[[Call], Awaitable[Result]] | None = None
+    parallel: bool = False
+    crash: CrashPolicy = "ask"
+    calls: list[Call] = field(default_factory=list[Call])
+
+    @property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, f"Does {self.name}.", {"type": "object", "properties": {}})
+
+    async def run(self, call: Call) -> Result:
+        self.calls.append(call)
+        if self.effect is None:
+            return Result(f"{self.name} {len(self.calls)}")
+        return await self.effect(call)
+
+
+class Gate:
+    """An effect that lasts until `release`; a cancel ends it like any tool."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0  # That were inside at once.
+        self._open = asyncio.Event()
+
+    def release(self) -> None:
+        self._open.set()
+
+    async def pass_through(self, call: Call) -> Result:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await self._open.wait()
+            return Result(f"{call.name} passed")
+        finally:
+            self.inside -= 1
+
+    async def clean_up_slowly(self, call: Call) -> Result:
+        """Last until cancelled, and then until released."""
+        self.inside += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._open.wait()
+            self.inside -= 1
+        return Result("never")
+
+    async def answer_a_cancel(self, call: Call) -> Result:
+        """As `pass_through`, but a cancel makes it say what it has so far."""
+        try:
+            return await self.pass_through(call)
+        except asyncio.CancelledError:
+            return Result("this much was done")
+
+    async def be_deaf(self, call: Call) -> Result:
+        """As `pass_through`, and a cancel is not heard."""
+        self.inside += 1
+        while not self._open.is_set():
+            try:
+                await self._open.wait()
+            except asyncio.CancelledError:
+                continue
+        return Result(f"{call.name} was deaf")

@@ -1,0 +1,216 @@
+"""The story's runs: a whole turn, a queue, cancels, summaries, a failure, and a server that ends.
+
+Every answer of the model is one that stops where a step of the story needs it to, so that what
+may happen side by side is told in one order.
+"""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from culm.events.hub import COALESCE_S
+from culm.ids import SessionId
+from culm.model.base import ToolSpec
+from culm.run.limits import RETRY_DELAYS_S
+from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
+from culm.tools.base import Call, Result
+from culm.wire.runs import CrashPolicy
+from tests.flow.drive import UNKNOWN, Answer, until
+from tests.golden.story import TITLE, A, R, S, Story, W
+
+USAGE = ScriptedUsage(input=900, output=12, cache_read=800)
+NAMED = Reply(text="A flaky test", hold_after=0, usage=ScriptedUsage(input=50, output=4))
+SCRIPT = Script(rules=[Rule(TITLE.decode(), NAMED)])
+SHOT = {"file_path": "shot.png", "file_name": "shot.png", "mime_type": "image/png"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tool that always answers the same."""
+
+    name: str
+    result: Result
+    parallel: bool = False
+    crash: CrashPolicy = "again"
+
+    @property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, "For the story.", {"type": "object"})
+
+    async def run(self, call: Call) -> Result:
+        return self.result
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Known("bash", Result("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
+        Known("view", Result("package main\n")),
+    )
+}
+
+
+async def prompt(
+    story: Story, session_id: str, text: str, run: int | None = None, **more: object
+) -> Answer:
+    """Ask for something; `run` is the place of the id that the client gives."""
+    body: dict[str, object] = {"session_id": session_id, "prompt": text, **more}
+    if run is not None:
+        body["run_id"] = story.run_ids[run]
+    return await story.ask("POST", f"{W}/agent", body)
+
+
+async def take_a_turn(story: Story, session_id: SessionId) -> None:
+    """A turn with everything in it: a retry, reasoning, calls and their results, text, a title."""
+    model, clock = story.model, story.clock
+    for reply in (
+        Reply(deltas=["A first try"], cut_after=1),
+        Reply(
+            reasoning="Hmm.",
+            calls=[ScriptedCall(name="bash", id="call_1", input="")],
+            hold_after=1,
+            usage=USAGE,
+        ),
+        Reply(
+            deltas=["Let me look. 🙂"],
+            calls=[ScriptedCall(name="view", id="call_2", input={"n": 1})],
+            hold_after=2,
+            usage=USAGE,
+        ),
+        Reply(deltas=["It fails", " in one place."], hold_after=1, usage=USAGE),
+    ):
+        model.add(reply)
+    attachments = [{**SHOT, "content": "iVBORw0KGgo="}]
+    said = "What fails here? “Ärger” 🙂 <b>&</b>"
+    await prompt(story, session_id, said, attachments=attachments, limits={"steps": 50})
+    await story.question()
+    await story.heard(b"A first try")
+    await until(lambda: RETRY_DELAYS_S[0] in clock.delays)
+    await story.settle()
+    clock.advance(RETRY_DELAYS_S[0])
+    for marker in (b"Hmm.", b'"kind":"input"'):
+        asked = await story.question()
+        await story.heard(marker)
+        clock.advance(COALESCE_S)
+        await story.settle()
+        model.release(asked)
+    asked = await story.question()
+    await story.heard(b"It fails")
+    clock.advance(COALESCE_S)
+    async with AsyncExitStack() as exits:
+        raw = await story.attach(exits, 2, "delta", types="message_snapshot,message_delta")
+        model.release(asked)
+        await raw.until(b"in one place")
+        await story.idle(session_id)
+    await story.gone(2)
+    model.release(await story.title())
+    await story.heard(b'"title":"A flaky test"')
+    await story.tick()
+
+
+async def use_the_queue(story: Story, session_id: SessionId) -> None:
+    """While one run is at work others wait, are changed, join it or are dropped."""
+    model, runs = story.model, story.run_ids
+    call = ScriptedCall(name="bash", id="call_3", input="")
+    model.add(Reply(deltas=["Let me see."], calls=[call], hold_after=0, usage=USAGE))
+    model.add(Reply(deltas=["Two files."], usage=USAGE))
+    model.add(Reply(hold_after=0, deltas=["Never said"]))
+    await prompt(story, session_id, "List the files.", 0)
+    asked = await story.question()
+    await prompt(story, session_id, "Then test.", 1)
+    await prompt(story, session_id, "Then commit.", 2)
+    await prompt(story, session_id, "Then test.", 1)
+    await prompt(story, session_id, "Then rest.", 1)
+    await prompt(story, session_id, " ")
+    await prompt(story, UNKNOWN, "hi")
+    await story.ask("GET", f"{W}/agent")
+    await story.ask("GET", A, session_id=session_id)
+    for path in ("prompts/queued", "prompts/list", "queue"):
+        await story.ask("GET", f"{A}/{path}", session_id=session_id)
+    edited = {"prompt": "Then run all tests."}
+    for run_id in (runs[1], runs[0], UNKNOWN):
+        await story.ask("PUT", R, edited, run_id=run_id)
+    for order in ([runs[2], runs[1]], [runs[1]]):
+        await story.ask("PUT", f"{A}/queue", {"run_ids": order}, session_id=session_id)
+    for run_id in (runs[2], runs[0]):
+        await story.ask("POST", f"{R}/drop", run_id=run_id)
+    await story.ask("POST", f"{A}/steer", {"prompt": "Only in Go."}, session_id=session_id)
+    for path in ("summarize", "compact"):
+        await story.ask("POST", f"{A}/{path}", session_id=session_id)
+    await story.ask("DELETE", S, session_id=session_id)
+    await story.tick()
+    model.release(asked)
+    await story.question()
+    await story.question()  # The next run has begun.
+    await story.settle()
+    await prompt(story, session_id, "And then?", 3)
+    await story.ask("POST", f"{A}/prompts/clear", session_id=session_id)
+    await story.ask("POST", f"{A}/cancel", session_id=session_id)
+    await story.idle(session_id)
+    await story.ask("POST", f"{A}/cancel", session_id=session_id)
+    await story.ask("POST", f"{A}/steer", {"prompt": "Too late."}, session_id=session_id)
+    await story.tick()
+
+
+async def end_runs(story: Story, session_id: SessionId, empty_id: SessionId) -> None:
+    """Cancel one by its id, let one fail, and summarize."""
+    model, runs = story.model, story.run_ids
+    model.add(Reply(deltas=["I am at"], hold_after=1))
+    await prompt(story, session_id, "Count to a million.", 4)
+    await story.question()
+    await story.heard(b"I am at")
+    await story.tick()
+    for run_id in (runs[4], runs[4], UNKNOWN):
+        await story.ask("POST", f"{R}/cancel", run_id=run_id)
+    await story.tick()
+    model.add(Reply(status=401))
+    await prompt(story, session_id, "Try without a key.", 5)
+    await story.question()
+    await story.idle(session_id)
+    await story.tick()
+    model.add(Reply(deltas=["They look for a flaky test."], usage=USAGE))
+    await story.ask("POST", f"{A}/summarize", session_id=session_id)
+    await story.question()
+    await story.tick()
+    model.add(Reply(deltas=["They look in vain"], hold_after=1))
+    await story.ask("POST", f"{A}/compact", session_id=session_id)
+    await story.question()
+    await story.heard(b"in vain")
+    await story.ask("POST", f"{A}/cancel", session_id=session_id)
+    await story.idle(session_id)
+    for path in ("summarize", "compact"):
+        await story.ask("POST", f"{A}/{path}", session_id=empty_id)
+    await story.tick()
+    await story.ask("GET", f"{W}/runs")
+    await story.ask("GET", f"{W}/runs", query={"session": session_id, "state": "active"})
+    for run_id in (runs[0], UNKNOWN):
+        await story.ask("GET", R, run_id=run_id)
+
+
+async def leave_runs_behind(story: Story, session_id: SessionId) -> None:
+    """When the workspace closes one run is at work and two wait."""
+    story.model.add(Reply(deltas=["Cut off in the"], hold_after=1))
+    await prompt(story, session_id, "Take your time.", 6)
+    await story.question()
+    await story.heard(b"Cut off in the")
+    await prompt(story, session_id, "And say it again.", 7)
+    await prompt(story, session_id, "And again.", 8)
+    await story.settle()
+
+
+async def find_runs_again(story: Story, session_id: SessionId) -> None:
+    """They are at rest: others pass them, and a person decides."""
+    model, runs = story.model, story.run_ids
+    await story.ask("GET", f"{W}/runs", query={"state": "held"})
+    await story.ask("GET", f"{W}/snapshot")
+    model.add(Reply(deltas=["I was first."], hold_after=0, usage=USAGE))
+    model.add(Reply(deltas=["I was interrupted."], usage=USAGE))
+    await prompt(story, session_id, "Is anybody there?", 9)
+    asked = await story.question()
+    for _ in range(2):
+        await story.ask("POST", f"{R}/start", run_id=runs[7])
+    for _ in range(2):
+        await story.ask("POST", f"{R}/drop", run_id=runs[8])
+    model.release(asked)
+    await story.question()
+    await story.idle(session_id)
+    await story.tick()

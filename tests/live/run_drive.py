@@ -1,0 +1,175 @@
+"""Runs seen from outside: a scripted model, a server that asks it, and what both were told."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from culm.client.http import Client, RemoteWorkspace
+from culm.client.stream import Stream, Told
+from culm.ids import SessionId
+from culm.testing.model_server import ModelServer
+from culm.testing.script import Reply, Rule, Script
+from culm.testing.seen import Seen
+from culm.wire.agent import RunComplete
+from culm.wire.codec import decode
+from culm.wire.messages import FinishPart, Message, full_text
+from culm.wire.runs import Outcome, Run
+from tests.live.harness import SERVE, ProcessServer, open_client_of, open_process_server
+from tests.support import WAIT_S, model_config
+
+TITLES = "Write a title"  # How a request for one begins.
+HELD = Reply(deltas=["It ", "has ", "begun ", "and ", "ended."], hold_after=3)
+HELD_SAID, HELD_WHOLE = "It has begun ", "It has begun and ended."
+
+
+def script(*replies: Reply, otherwise: Reply | None = None) -> Script:
+    """Answers to prompts, in order; a title is always the same."""
+    return Script(list(replies), [Rule(TITLES, Reply(text="A title"))], otherwise)
+
+
+def write_config(folder: Path, model: ModelServer, **settings: object) -> Path:
+    """A configuration file that names this model."""
+    file = folder / "culm.json"
+    file.write_text(json.dumps({**model_config(model.url), **settings}))
+    return file
+
+
+@asynccontextmanager
+async def open_agent(
+    folder: Path, model: ModelServer, *args: str, program: tuple[str, ...] = SERVE
+) -> AsyncGenerator[tuple[ProcessServer, Client]]:
+    """A server whose agent asks this model, and a client that has joined nothing yet."""
+    config = folder / "culm.json"
+    if not config.exists():
+        write_config(folder, model)
+    given = ("--host", f"unix://{folder}/s", "--config", str(config), *args)
+    async with (
+        open_process_server(folder, *given, program=program) as server,
+        open_client_of(server) as client,
+    ):
+        yield server, client
+
+
+# --- what the model was asked
+
+
+class Words(Struct):
+    """One message of a question, as a provider reads it."""
+
+    role: str
+    content: str | None = None
+    tool_call_id: str = ""
+    tool_calls: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+
+    def begins(self, words: str) -> bool:
+        return (self.content or "").startswith(words)
+
+
+class Question(Struct):
+    messages: list[Words]
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """Who said what, without the system's words."""
+        return [(m.role, m.content or "") for m in self.messages if m.role != "system"]
+
+
+def asked(model: ModelServer) -> list[Seen]:
+    """All requests that were no question for a title."""
+    return [seen for seen in model.requests if not _question(seen).messages[0].begins(TITLES)]
+
+
+def questions(model: ModelServer) -> list[Question]:
+    return [_question(seen) for seen in asked(model)]
+
+
+def _question(seen: Seen) -> Question:
+    return decode(seen.raw, Question)
+
+
+async def until_asked(model: ModelServer, count: int) -> None:
+    """Wait until so many questions have come, titles apart."""
+    async with asyncio.timeout(WAIT_S):
+        while len(asked(model)) < count:
+            await model.until_requests(len(model.requests) + 1)
+
+
+async def until_let_go(model: ModelServer, seen: Seen) -> None:
+    """Wait until the one who asked has gone before the end of the answer."""
+    async with asyncio.timeout(WAIT_S):
+        await model.until_left(seen.n)
+
+
+# --- what clients are told
+
+
+class Watch:
+    """A client's stream, all it told so far, kept through restarts. Made by `open_watch`."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.told: list[Told] = []
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        async with aclosing(self.stream.events()) as events:
+            async for told in events:
+                self.told.append(told)
+                self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+        async with asyncio.timeout(wait_s):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_complete(self, *run_ids: str, wait_s: float = WAIT_S) -> None:
+        await self.until(lambda: {c.run_id for c in self.completes()} >= {*run_ids}, wait_s)
+
+    def completes(self) -> list[RunComplete]:
+        return [t.read(RunComplete) for t in self.told if t.type == "run_complete"]
+
+    def completed(self) -> list[str]:
+        """Which runs were told to be complete, each as often as it was."""
+        return sorted(complete.run_id for complete in self.completes())
+
+
+@asynccontextmanager
+async def open_watch(remote: RemoteWorkspace, cursor: str = "") -> AsyncGenerator[Watch]:
+    """Listen while in the block, from a cursor or from now on."""
+    connected = asyncio.Event()
+    watch = Watch(Stream(remote, cursor=cursor, on_connected=connected.set))
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(watch.run(), name="watch")
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await connected.wait()
+            yield watch
+        finally:
+            task.cancel()
+
+
+async def outcomes(remote: RemoteWorkspace, run_ids: Iterable[str]) -> list[Outcome | None]:
+    return [(await remote.run(run_id)).outcome for run_id in run_ids]
+
+
+async def act_on(remote: RemoteWorkspace, run_id: str, what: str) -> Run:
+    """Start or drop a run."""
+    return await remote.client.ask("POST", remote.path(f"/runs/{run_id}/{what}"), Run)
+
+
+async def rows(remote: RemoteWorkspace, session_id: SessionId) -> list[tuple[str, str, str, str]]:
+    """The session's messages: role, text, and how each was finished, in both wires' words."""
+    return [
+        (message.role, full_text(message.parts), *finish_of(message))
+        for message in await remote.messages(session_id)
+    ]
+
+
+def finish_of(message: Message) -> tuple[str, str]:
+    (finish,) = [part.data for part in message.parts if isinstance(part, FinishPart)]
+    return finish.reason, finish.culm_reason

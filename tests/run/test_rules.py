@@ -1,0 +1,158 @@
+"""The tables of docs/contract/runs.md, row by row."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pytest
+
+from culm.ids import SessionId
+from culm.run import rules
+from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash
+from culm.wire.endings import CANCELED, INTERRUPTED, Ending, agent_event_of, finish_of
+from culm.wire.endings import run_complete_of as complete_of
+from culm.wire.runs import CrashPolicy, Kind, Outcome, State
+from tests.support import contract
+
+SESSION = SessionId("s")
+AWAY_S_MAX = 600.0
+
+
+@dataclass
+class Standing:
+    state: State = "queued"
+    kind: Kind = "prompt"
+    given: bool = False
+    stop: rules.Stop | None = None
+    cancelled: bool = False
+
+
+def test_whoever_finds_others_live_is_queued() -> None:
+    assert rules.state_at_acceptance([]) == "accepted"
+    assert rules.state_at_acceptance([Standing("active")]) == "queued"
+
+
+@contract("EXC-10")
+def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
+    first, second = Standing("queued", given=True), Standing("queued")
+    assert rules.next_run([Standing("folded"), Standing("ending"), first, second]) is first
+    assert rules.next_run([]) is None
+
+
+@contract("INV-34", "INV-35")
+@pytest.mark.parametrize(
+    ("run", "host", "folds"),
+    [
+        (Standing(), Standing("active"), True),
+        (Standing(given=True), Standing("active"), False),
+        (Standing(stop="canceled"), Standing("active"), False),
+        (Standing(kind="summary"), Standing("active"), False),
+        (Standing(), Standing("active", kind="summary"), False),
+        (Standing("folded"), Standing("active"), False),
+    ],
+)
+def test_a_queued_prompt_folds_unless_its_caller_gave_an_id(
+    run: Standing, host: Standing, *, folds: bool
+) -> None:
+    assert rules.folds(run, host) is folds
+
+
+@contract("INV-50")
+def test_a_cancel_covers_what_no_earlier_one_did() -> None:
+    assert rules.covers(Standing("active"))
+    assert rules.covers(Standing("ending", stop="store")), "it may be found again by a restart"
+    assert not rules.covers(Standing("active", stop="canceled", cancelled=True))
+
+
+def test_only_what_had_its_turn_or_was_next_leaves_messages() -> None:
+    leaves = [state for state in get_args(State) if rules.leaves_rows(state)]
+    assert leaves == ["accepted", "active", "waiting", "ending", "folded", "ended"]
+
+
+def test_a_cancel_gets_one_word_per_run() -> None:
+    assert rules.settled_by(CANCELED, stopped=True) == "canceled"
+    assert rules.settled_by(Ending("end_turn"), stopped=True) == "finished_first"
+    assert rules.settled_by(CANCELED, stopped=False) == "not_stopped"
+
+
+def crashed(
+    state: State,
+    *,
+    cancelled: bool = False,
+    behind: bool = False,
+    unusable: str = "",
+    away_s: float = 0.0,
+) -> Crashed:
+    return Crashed(state, cancelled, behind, unusable, away_s, AWAY_S_MAX)
+
+
+@contract("EXC-16")
+@pytest.mark.parametrize(
+    ("run", "fate"),
+    [
+        (crashed("held"), None),
+        (crashed("held", cancelled=True), None),
+        (crashed("active"), End(INTERRUPTED)),
+        (crashed("folded"), End(INTERRUPTED)),
+        (crashed("active", cancelled=True), End(CANCELED)),
+        (crashed("accepted", cancelled=True), End(CANCELED)),
+        (crashed("queued", cancelled=True, behind=True, away_s=1e9), End(CANCELED)),
+        (crashed("accepted"), Resume()),
+        (crashed("queued", away_s=AWAY_S_MAX), Resume()),
+        (crashed("queued", behind=True), Hold(rules.BEHIND_INTERRUPTED)),
+        (crashed("accepted", unusable="no key"), Hold("no key")),
+        (crashed("accepted", away_s=660), Hold("the server was away for 11 min")),
+        (crashed("accepted", away_s=7200), Hold("the server was away for 2.0 h")),
+    ],
+)
+def test_each_run_that_a_crash_left_has_one_fate(
+    run: Crashed, fate: End | Hold | Resume | None
+) -> None:
+    assert fate_after_crash(run) == fate
+
+
+@contract("EXC-16")
+def test_what_a_model_reads_of_an_open_call_depends_on_what_may_have_happened() -> None:
+    words = {
+        (state, crash): rules.words_for_call(state, crash)
+        for state in get_args(Literal["known", "started"])
+        for crash in get_args(CrashPolicy)
+    }
+    assert len(set(words.values())) == 4  # Not started is one; started differs by policy.
+    assert "safe to repeat" in words["started", "again"]
+    assert "Do not repeat" in words["started", "never"]
+    for crash in get_args(CrashPolicy):
+        assert rules.words_for_unanswered(INTERRUPTED, crash) == words["started", crash]
+    assert rules.words_for_unanswered(INTERRUPTED, None) == words["known", "again"]
+
+
+def test_no_started_call_is_ever_said_not_to_have_run() -> None:
+    for outcome in get_args(Outcome):
+        assert "Not run" not in rules.words_for_unanswered(Ending(outcome), "never")
+
+
+@contract("EXC-23", "INV-39", "INV-42")
+@pytest.mark.parametrize(
+    ("outcome", "reason", "event", "culm_reason"),
+    [
+        ("end_turn", "end_turn", "agent_finished", ""),
+        ("max_tokens", "max_tokens", "agent_finished", ""),
+        ("canceled", "canceled", None, ""),
+        ("denied", "end_turn", "agent_finished", "denied"),
+        ("error", "error", "error", ""),
+        ("budget", "error", "error", "budget"),
+        ("loop", "error", "error", "loop"),
+        ("interrupted", "error", "error", "interrupted"),
+    ],
+)
+def test_each_outcome_has_the_nearest_word_a_crush_client_knows_and_its_own(
+    outcome: Outcome, reason: str, event: str | None, culm_reason: str
+) -> None:
+    ending = Ending(outcome, "Title", "details")
+    finish = finish_of(ending, 7)
+    assert (finish.reason, finish.time, finish.culm_reason) == (reason, 7, culm_reason)
+    told = agent_event_of(ending, SESSION, "r", "t")
+    assert (told.type if told else None) == event
+    complete = complete_of(ending, SESSION, "r", "m", "text")
+    assert complete.cancelled is (outcome == "canceled")
+    assert complete.error == ("Title: details" if event == "error" else "")
+    assert complete.culm_reason == culm_reason

@@ -1,0 +1,573 @@
+"""What must hold when the dust has settled: each promise a function over what is stored.
+
+`World` has what happened outside; `Final` is the store as it ended, with its whole log.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from culm.ids import MessageId, RunId
+from culm.store.messages import all_messages
+from culm.store.runs import run_of
+from culm.store.sessions import all_sessions
+from culm.wire.agent import AgentEvent, RunComplete
+from culm.wire.codec import decode, encode
+from culm.wire.endings import Ending, finish_of
+from culm.wire.messages import (
+    BinaryPart,
+    Finish,
+    FinishPart,
+    Message,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+    full_text,
+)
+from culm.wire.runs import CancelChanged, Limits, QueueChanged, Run, RunChanged
+from culm.wire.sessions import Session
+from tests.sim.runs_actors import Observer, has_file
+from tests.sim.runs_world import TITLE_COST, Question, RunServer, World
+
+
+@dataclass(frozen=True)
+class Logged:
+    seq: int
+    type: str
+    run_id: str
+    session_id: str
+    changed: RunChanged | None
+    complete: RunComplete | None
+    queue: list[RunId] | None
+    cancel: CancelChanged | None
+    event: AgentEvent | None
+
+
+class Final:
+    """The end of a world."""
+
+    def __init__(self, server: RunServer) -> None:
+        connection = server.file.connection
+        rows = server.file.rows("SELECT * FROM runs ORDER BY seq")
+        self.server = server
+        self.world: World = server.world
+        self.runs: dict[str, Run] = {row["id"]: run_of(row) for row in rows}
+        self.prompts: dict[str, str] = {row["id"]: row["prompt"] for row in rows}
+        self.sessions: list[Session] = all_sessions(connection)
+        self.messages: dict[str, list[Message]] = defaultdict(list)
+        for raw in all_messages(1 << 30)(connection):
+            self.messages[raw.session_id].append(decode(encode(raw), Message))
+        self.log = list(self._read_log())
+        self.history: dict[str, list[RunChanged]] = defaultdict(list)
+        for event in self.log:
+            if event.changed is not None:
+                self.history[event.run_id].append(event.changed)
+
+    def _read_log(self) -> Iterator[Logged]:
+        for row in self.server.file.rows("SELECT * FROM events ORDER BY seq"):
+            about = (row["seq"], row["type"], row["entity_id"], row["session_id"])
+            fields: str = row["fields"]
+            yield Logged(
+                *about,
+                changed=decode(fields, RunChanged) if row["type"] == "run_changed" else None,
+                complete=decode(fields, RunComplete) if row["type"] == "run_complete" else None,
+                queue=_queue_in(fields) if row["type"] == "queue_changed" else None,
+                cancel=decode(fields, CancelChanged) if row["type"] == "cancel_changed" else None,
+                event=decode(fields, AgentEvent) if row["type"] == "agent_event" else None,
+            )
+
+    def was(self, run_id: str, state: str) -> bool:
+        return any(changed.state == state for changed in self.history[run_id])
+
+    def last_before_end(self, run_id: str) -> str:
+        return [changed.state for changed in self.history[run_id] if changed.state != "ended"][-1]
+
+    def said(self, run_id: str) -> list[int]:
+        """Where the prompt of a run is in its conversation."""
+        token = self.prompts[run_id].split()[0]
+        messages = self.messages[self.runs[run_id].session_id]
+        return [
+            n
+            for n, m in enumerate(messages)
+            if m.role == "user" and full_text(m.parts).startswith(f"{token} ")
+        ]
+
+
+def _queue_in(fields: str) -> list[RunId]:
+    return [item.run_id for item in decode(fields, QueueChanged).items]
+
+
+def finish_in(message: Message) -> Finish | None:
+    return next((p.data for p in message.parts if isinstance(p, FinishPart)), None)
+
+
+# --- runs
+
+
+def nothing_answered_is_lost(final: Final) -> None:
+    """INV-29, EXC-16: what was answered exists, and has ended or is held for a person."""
+    for sent in final.world.sent.values():
+        if sent.answered and sent.session_id not in final.world.deleted:
+            assert sent.answered in final.runs, f"lost: {sent}"
+            stored = final.prompts[sent.answered]
+            assert stored.split()[0] == sent.token, f"{stored} instead of {sent}"
+
+
+def nothing_is_live(final: Final) -> None:
+    """EXC-1: every queue goes on to its end; what is held says why."""
+    for run in final.runs.values():
+        assert run.state in ("ended", "held"), f"still live: {run}"
+        assert run.state != "held" or run.title, f"held without a reason: {run}"
+        assert run.state != "ended" or run.outcome, f"ended without an outcome: {run}"
+    workspace = final.server.workspace
+    assert workspace is not None
+    assert workspace.runs.live() == []
+    assert workspace.claims.live_runs == 0
+    assert not any(workspace.runs.is_busy(session.id) for session in final.sessions)
+
+
+def every_run_is_completed_once(final: Final) -> None:
+    """INV-36, EXC-12: one `run_complete` for every run that ended, none for another."""
+    told = Counter(event.run_id for event in final.log if event.complete is not None)
+    accepted = set(final.history)
+    assert set(told) <= accepted, "a run that was never accepted is complete"
+    for run_id in accepted:
+        ended = final.history[run_id][-1].state == "ended"
+        assert told[run_id] == (1 if ended else 0), f"{run_id} is told {told[run_id]} times"
+        if run_id in final.runs:
+            assert final.history[run_id][-1].state == final.runs[run_id].state
+
+
+def nothing_follows_the_end(final: Final) -> None:
+    """INV-37: a run's end is the last of it, and carries what the last message says."""
+    ended: set[str] = set()
+    for event in final.log:
+        if event.changed is not None:
+            assert event.run_id not in ended, f"{event.run_id} changed after its end"
+        if event.complete is not None:
+            ended.add(event.run_id)
+            run = final.runs.get(event.run_id)
+            if run is None:
+                continue
+            complete = event.complete
+            assert complete.message_id == run.message_id
+            assert complete.cancelled == (run.outcome == "canceled")
+            assert bool(complete.error) == (
+                run.outcome in ("error", "budget", "loop", "interrupted")
+            ), complete
+            if run.message_id:
+                messages = {m.id: m for m in final.messages[run.session_id]}
+                assert run.message_id in {*messages}, f"{run} names a message that is not there"
+                answer = messages[complete.message_id]  # pyright: ignore[reportArgumentType]
+                assert answer.role == "assistant", f"{run} names what a {answer.role} said"
+                assert full_text(answer.parts) == complete.text
+
+
+def messages_end_before_their_run(final: Final) -> None:
+    """INV-37: nothing of a turn is written after its `run_complete`."""
+    written = {event.run_id: event.seq for event in final.log if event.type == "message"}
+    completed = {event.run_id: event.seq for event in final.log if event.complete is not None}
+    for run in final.runs.values():
+        if run.kind == "summary" or run.state != "ended":
+            continue
+        messages = final.messages[run.session_id]
+        for first in final.said(run.id):
+            for n, message in enumerate(messages[first:]):
+                if n and message.role == "user":
+                    break
+                # A summary may be a run of its own.
+                assert message.is_summary_message or written[message.id] < completed[run.id], (
+                    f"{message} after {run}"
+                )
+
+
+def failures_are_told_as_such(final: Final) -> None:
+    """INV-39, INV-42: an `error` for what failed, nothing for what was cancelled."""
+    told = Counter((e.run_id, e.event.type) for e in final.log if e.event is not None)
+    for run in final.runs.values():
+        if run.state != "ended" or run.host_run_id:
+            continue
+        failed = run.outcome in ("error", "budget", "loop", "interrupted")
+        fine = not failed and run.outcome != "canceled"
+        assert told[run.id, "error"] == failed, run
+        assert told[run.id, "agent_finished"] == fine, run
+
+
+def cancels_are_told_to_their_end(final: Final) -> None:
+    """The last that was told of a cancel is that it is settled."""
+    last = {event.cancel.cancel_id: event for event in final.log if event.cancel is not None}
+    for event in last.values():
+        assert event.cancel is not None
+        gone = event.session_id in final.world.deleted
+        assert gone or event.cancel.state == "settled", event.cancel
+
+
+def turns_do_not_overlap(final: Final) -> None:
+    """EXC-11, INV-32: a turn begins after the end of the one before it was told."""
+    active: dict[str, str] = {}
+    for event in final.log:
+        if event.changed is not None and event.changed.state == "active":
+            other = active.get(event.session_id)
+            assert other is None, f"{event.run_id} began before the end of {other}"
+            active[event.session_id] = event.run_id
+        if event.complete is not None and active.get(event.session_id) == event.run_id:
+            del active[event.session_id]
+
+
+def turns_are_in_order(final: Final) -> None:
+    """EXC-10: turns begin in the order of acceptance, unless a person changed it."""
+    begun: dict[str, list[int]] = defaultdict(list)
+    for event in final.log:
+        changed = event.changed
+        if changed is None or changed.state != "active" or final.was(event.run_id, "held"):
+            continue
+        if event.session_id not in final.world.ordered:
+            begun[event.session_id].append(changed.seq)
+    for session_id, numbers in begun.items():
+        assert numbers == sorted(numbers), f"{session_id}: {numbers}"
+
+
+def queues_go_in_order(final: Final) -> None:
+    """EXC-10, EXC-20: who leaves the queue for a turn was told to be its first."""
+    queues: dict[str, list[RunId]] = defaultdict(list)
+    states: dict[str, str] = {}
+    for event in final.log:
+        if event.queue is not None:
+            queues[event.session_id] = event.queue
+        if event.changed is not None:
+            state = event.changed.state
+            if state == "active" and states[event.run_id] == "queued":
+                first = queues[event.session_id][:1]
+                assert first == [event.run_id], f"{event.run_id} before {first}"
+            states[event.run_id] = state
+    for session_id, queue in queues.items():
+        assert queue == [] or session_id in final.world.deleted, f"{queue} still waits"
+
+
+def turns_do_not_mix(final: Final) -> None:
+    """INV-34: from a prompt to its last answer there is nobody else's, except who joined."""
+    for run in final.runs.values():
+        if run.kind == "summary" or not final.was(run.id, "active") or run.state != "ended":
+            continue
+        messages = final.messages[run.session_id]
+        first = final.said(run.id)[0]
+        last = [message.id for message in messages].index(MessageId(run.message_id))
+        tokens = {
+            final.prompts[other.id].split()[0]
+            for other in final.runs.values()
+            if run.id in (other.id, other.host_run_id)
+        }
+        for message in messages[first : last + 1]:
+            if message.role == "user":
+                assert full_text(message.parts).split()[0] in tokens, f"{message} in {run}"
+
+
+def folded_runs_end_with_their_host(final: Final) -> None:
+    """INV-35: a run that shares a turn has its host's end, told right after it."""
+    completes = [event for event in final.log if event.complete is not None]
+    place = {event.run_id: n for n, event in enumerate(completes)}
+    for run in final.runs.values():
+        if not final.was(run.id, "folded"):
+            assert not run.host_run_id
+            continue
+        assert not run.run_id_given, f"folded although its id was given: {run}"
+        host = final.runs[run.host_run_id]
+        same = (run.outcome, run.message_id, run.title) == (
+            host.outcome,
+            host.message_id,
+            host.title,
+        )
+        assert same, f"{run} differs from {host}"
+        between = completes[place[host.id] + 1 : place[run.id]]
+        assert place[host.id] < place[run.id], f"{run.id} ends before its host"
+        assert all(final.runs[e.run_id].host_run_id == host.id for e in between)
+
+
+def only_the_cancelled_are_cancelled(final: Final) -> None:
+    """INV-48, INV-44: no cancel ends a run that did not exist when it came."""
+    world = final.world
+    for run in final.runs.values():
+        if run.outcome == "canceled":
+            assert {run.id, run.host_run_id} & world.tried, f"nobody cancelled {run}"
+        if run.id in world.sealed:
+            assert run.state == "ended", f"cancelled and held: {run}"
+            assert run.outcome != "interrupted", f"a cancel was answered and is lost: {run}"
+            if not final.was(run.id, "active") and not final.was(run.id, "folded"):
+                assert run.outcome in ("canceled", "error"), f"cancelled before it began: {run}"
+
+
+def cancels_are_settled_once(final: Final) -> None:
+    """INV-44, INV-50: a cancel that covers nothing new leaves no row; each run has one word."""
+    rows = final.server.file.rows("SELECT session_id FROM cancels")
+    for session_id, count in Counter(row[0] for row in rows).items():
+        assert count <= final.world.cancels[session_id], "a cancel without effect left a row"
+    settled = final.server.file.rows("SELECT run_id, settled FROM cancelled_runs")
+    assert max(Counter(row[0] for row in settled).values(), default=0) <= 1, "covered twice"
+    for run_id, word in settled:
+        run = final.runs[run_id]
+        assert word, f"a cancel of {run} is not settled"
+        if word != "not_stopped":
+            assert word == ("canceled" if run.outcome == "canceled" else "finished_first"), run
+    for run_id, word in final.world.words.items():
+        if word == "canceled" and run_id in final.runs:
+            assert final.runs[run_id].outcome == "canceled"
+
+
+# --- messages
+
+
+def conversations_are_closed(final: Final) -> None:
+    """EXC-16: no message stays open, and each says how it ended."""
+    assert final.server.file.rows("SELECT id FROM messages WHERE is_open = 1") == []
+    assert final.server.file.rows("SELECT message_id FROM chunks") == []
+    for messages in final.messages.values():
+        for message in messages:
+            finishes = [part for part in message.parts if isinstance(part, FinishPart)]
+            assert len(finishes) == 1, f"{message} has {len(finishes)} ends"
+            for part in message.parts:
+                assert not isinstance(part, ToolCallPart) or part.data.finished
+
+
+def every_call_has_one_result(final: Final) -> None:
+    """INV-57: in every conversation, whatever became of the run."""
+    for messages in final.messages.values():
+        calls: list[str] = []
+        results: list[str] = []
+        for message in messages:
+            if message.role == "assistant":
+                assert sorted(results) == sorted(calls), f"before {message}: {calls}, {results}"
+                calls = [p.data.id for p in message.parts if isinstance(p, ToolCallPart)]
+                results = []
+            results += [r.tool_call_id for r in results_in(message)]
+        assert sorted(results) == sorted(calls), f"at the end: {calls}, {results}"
+
+
+def results_in(message: Message) -> list[ToolResult]:
+    return [part.data for part in message.parts if isinstance(part, ToolResultPart)]
+
+
+def prompts_are_said_once(final: Final) -> None:
+    """INV-43, INV-56: one user message for what was begun, none for what only waited."""
+    for run in final.runs.values():
+        if run.kind == "summary":
+            continue
+        said = final.said(run.id)
+        last = final.last_before_end(run.id)
+        if last in ("active", "folded"):
+            assert len(said) == 1, f"{run} is said {len(said)} times"
+            messages = final.messages[run.session_id]
+            parts = messages[said[0]].parts
+            assert full_text(parts) == final.prompts[run.id]
+            files = sum(isinstance(part, BinaryPart) for part in parts)
+            assert files == has_file(final.prompts[run.id].split()[0]), f"{run}: {parts}"
+        elif run.state == "held" or (last != "accepted" and run.outcome == "canceled"):
+            assert said == [], f"{run} only waited, and is said"
+        else:
+            assert len(said) == 1, f"{run} never began, and is said {len(said)} times"
+            answer = final.messages[run.session_id][said[0] + 1]
+            assert answer.role == "assistant"
+            finish = finish_in(answer)
+            assert finish is not None
+            assert answer.parts == [FinishPart(finish)], f"{run}: {answer}"
+            assert finish.reason == _reason(run), f"{run}: {answer}"
+
+
+def _reason(run: Run) -> str:
+    assert run.outcome is not None
+    return finish_of(Ending(run.outcome), 0).reason
+
+
+def answers_say_how_the_run_ended(final: Final) -> None:
+    """The record is truthful: `end_turn` only for what the model ended, and its words whole."""
+    for run in final.runs.values():
+        if not final.was(run.id, "active") or run.state != "ended" or run.kind == "summary":
+            continue
+        messages = {m.id: m for m in final.messages[run.session_id]}
+        assert run.message_id, f"{run} has no answer"
+        answer = messages[run.message_id]  # pyright: ignore[reportArgumentType]
+        finish = finish_in(answer)
+        assert finish is not None
+        asked = [q for q in final.world.questions if q.run_id == run.id and q.kind == "turn"]
+        if run.outcome in ("end_turn", "max_tokens"):
+            last = asked[-1]
+            assert last.state == "done", f"{run} ended before the model did: {last}"
+            assert full_text(answer.parts) == last.said
+            assert finish.reason in (run.outcome, "unknown", "content_filter")
+        elif finish.reason != _reason(run):
+            # Its last answer was whole; what came to its end was the summary after it.
+            last = asked[-1]
+            assert (last.state, last.full) == ("done", True), f"{run}: {finish}"
+
+
+def ends_have_a_cause(final: Final) -> None:
+    """Nothing fails by itself: whatever went wrong with a run, the world did it."""
+    world = final.world
+    broken = {q.run_id for q in world.questions if q.state != "done"}
+    acted = {effect.run_id for effect in world.effects}
+    for run in final.runs.values():
+        host = run.host_run_id or run.id
+        match run.outcome:
+            case "error" if run.title == "Nothing can be stored":
+                assert world.store_failed, f"{run} failed by itself"
+            case "error":
+                assert host in broken, f"{run} failed by itself"
+            case "interrupted":
+                assert final.server.lives > 1, run
+            case "denied":
+                assert host in acted, run
+            case "loop":
+                raise AssertionError(run)
+            case _:
+                pass
+
+
+def texts_are_what_was_streamed(final: Final) -> None:
+    """What is stored of an answer is what the model said, from its beginning."""
+    said = {f"a{q.n}": q.said for q in final.world.questions}
+    for messages in final.messages.values():
+        for message in messages:
+            text = full_text(message.parts)
+            if message.role == "assistant" and text:
+                assert said[text.partition(":")[0]].startswith(text), f"{message}"
+
+
+def effects_are_told(final: Final) -> None:
+    """EXC-9: what happened is not called undone, and what did not happen is not called done."""
+    acted = Counter(effect.token for effect in final.world.effects)
+    assert max(acted.values(), default=0) <= 1, f"acted twice: {acted}"
+    for messages in final.messages.values():
+        inputs: dict[str, str] = {}
+        for message in messages:
+            for part in message.parts:
+                if isinstance(part, ToolCallPart):
+                    inputs[part.data.id] = part.data.input
+            for result in results_in(message):
+                token = inputs[result.tool_call_id].partition('"token":"')[2].rstrip('"}')
+                if token and acted[token]:
+                    assert not result.content.startswith("Not run"), f"{token} did run: {result}"
+                if result.content.startswith(("did ", "did not stop ")):
+                    assert acted[result.content.split()[-1]], f"{result} did not happen"
+
+
+# --- what was counted
+
+
+def costs_add_up(final: Final) -> None:
+    """EXC-18: a session has what its runs counted, each answer at most once, and its titles."""
+    for session in final.sessions:
+        runs = [run for run in final.runs.values() if run.session_id == session.id]
+        titles, rest = divmod(session.cost, TITLE_COST)
+        asked = [q for q in final.world.questions if q.session_id == session.id]
+        assert titles <= sum(q.kind == "title" for q in asked)
+        assert rest == sum(run.cost for run in runs), f"{session} and its runs differ"
+        for run in runs:
+            mine = [q for q in asked if q.run_id == run.id and q.cost]
+            _check_cost(run, mine)
+
+
+def _check_cost(run: Run, asked: list[Question]) -> None:
+    costs = {int(q.cost) for q in asked if q.state == "done"}
+    counted = {1 << bit for bit in range(64) if int(run.cost) >> bit & 1}
+    assert counted <= costs, f"{run} counted what it did not use: {counted - costs}"
+    if run.outcome in ("end_turn", "max_tokens"):
+        assert counted == costs, f"{run} did not count {costs - counted}"
+    if not asked:
+        return  # Nothing it asked has a price to know it by.
+    tokens = [q.tokens for q in asked if int(q.cost) in counted]
+    sums = (sum(t[0] for t in tokens), sum(t[1] for t in tokens))
+    used = (run.prompt_tokens, run.completion_tokens)
+    assert used == sums or (run.estimated and used > sums), f"{run} counted {used}, not {sums}"
+
+
+def limits_are_kept(final: Final) -> None:
+    """A run asks no more often than it may, and `budget` is said of those with a limit only."""
+    for sent in final.world.sent.values():
+        run = final.runs.get(sent.answered)
+        if run is None or sent.limits is None:
+            continue
+        asked = [q for q in final.world.questions if q.run_id == run.id and q.kind == "turn"]
+        done = sum(q.state == "done" for q in asked)
+        assert not sent.limits.steps or done <= sent.limits.steps, f"{run}: {asked}"
+        if run.outcome == "budget" and not run.host_run_id:
+            assert sent.limits != Limits(), f"{run} had no limit"
+
+
+def nothing_is_orphaned(final: Final) -> None:
+    """What belonged to a run or a session went with it."""
+    for table in ("calls", "cancelled_runs"):
+        query = f"SELECT run_id FROM {table} WHERE run_id NOT IN (SELECT id FROM runs)"
+        assert final.server.file.rows(query) == [], table
+    assert {run.session_id for run in final.runs.values()} <= {s.id for s in final.sessions}
+
+
+def folded_prompts_are_read(final: Final) -> None:
+    """INV-35: what joined a turn that ended well was read by the model."""
+    for run in final.runs.values():
+        if run.outcome == "end_turn" and run.kind == "prompt":
+            token = final.prompts[run.id].split()[0]
+            host = run.host_run_id or run.id
+            asked = [q for q in final.world.questions if q.run_id == host]
+            assert any(f"'{token} " in q.read for q in asked), f"nobody read {run}"
+
+
+# --- observers
+
+
+def observers_end_with_what_is_stored(final: Final, observers: list[Observer]) -> None:
+    """INV-65, EXC-13: whoever resumed by cursor has every run, once ended and once told."""
+    stored = {m.id: m for messages in final.messages.values() for m in messages}
+    sessions = {session.id: session for session in final.sessions}
+    for observer in observers:
+        assert observer.mirror.messages == stored
+        assert observer.mirror.sessions == sessions
+        assert max(Counter(observer.completed).values(), default=0) <= 1, "told twice"
+        completes = {event.run_id for event in final.log if event.complete is not None}
+        assert set(observer.completed) == completes, "a run's end was not told"
+        for run in final.runs.values():
+            known = observer.runs[run.id]
+            assert (known.state, known.outcome) == (run.state, run.outcome)
+        for session_id, queue in observer.queues.items():
+            assert session_id in final.world.deleted or queue.items == [], f"{queue}"
+
+
+CHECKS = (
+    nothing_answered_is_lost,
+    nothing_is_live,
+    every_run_is_completed_once,
+    nothing_follows_the_end,
+    messages_end_before_their_run,
+    failures_are_told_as_such,
+    cancels_are_told_to_their_end,
+    turns_do_not_overlap,
+    turns_are_in_order,
+    queues_go_in_order,
+    turns_do_not_mix,
+    folded_runs_end_with_their_host,
+    only_the_cancelled_are_cancelled,
+    cancels_are_settled_once,
+    conversations_are_closed,
+    every_call_has_one_result,
+    prompts_are_said_once,
+    answers_say_how_the_run_ended,
+    ends_have_a_cause,
+    texts_are_what_was_streamed,
+    effects_are_told,
+    costs_add_up,
+    limits_are_kept,
+    nothing_is_orphaned,
+    folded_prompts_are_read,
+)
+
+
+def check_all(server: RunServer, observers: list[Observer]) -> None:
+    final = Final(server)
+    for check in CHECKS:
+        check(final)
+    observers_end_with_what_is_stored(final, observers)
+
+
+def log_is_told_in_order(observers: list[Observer]) -> None:
+    for observer in observers:
+        numbers = [int(cursor.rpartition(".")[2]) for cursor in observer.seen]
+        assert all(a < b for a, b in pairwise(numbers)), "an event came twice or out of order"

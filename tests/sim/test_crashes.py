@@ -1,0 +1,329 @@
+"""A crash, or a full disk, at every commit of a scripted turn: enumerated and not drawn."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pytest
+
+from culm.errors import AppError
+from culm.ids import Ids, RunId, SessionId
+from culm.model.base import CallBegan, CallDelta, Done, TextDelta, Usage
+from tests.sim.loop import SimLoop, simulate
+from tests.sim.runs_actors import Client, Observer
+from tests.sim.runs_checks import Final, check_all, log_is_told_in_order
+from tests.sim.runs_world import (
+    NEARLY_FULL,
+    Death,
+    Gone,
+    Question,
+    RunServer,
+    Sent,
+    Step,
+    World,
+    number_tasks,
+)
+from tests.support import contract
+
+Then = Literal["pass", "cancel, pass", "pass, cancel", "kill", "cancel, kill"]
+THENS: tuple[Then, ...] = get_args(Then)
+DEATHS: tuple[Death, ...] = ("before", "after", "told")
+SHORT_S, LONG_S = 1.0, 700.0  # Outages: what waited goes on by itself, or is held.
+
+
+# --- what happens
+
+
+def play(
+    world: World, *, full: bool = False, first: str = "write"
+) -> Callable[[Question], Sequence[Step]]:
+    """The first turn calls three tools, one alone and two together, and then says something."""
+
+    def plan(question: Question) -> Sequence[Step]:
+        said = TextDelta(f"a{question.n}: done")
+        turns = [q for q in world.questions if q.run_id == question.run_id and q.kind == "turn"]
+        if question.kind != "turn" or question.run_id != "first" or len(turns) > 1:
+            return [0.01, said, 0.2, TextDelta(" indeed"), Done("end_turn", Usage(1, 1))]
+        calls: list[Step] = []
+        for key, (name, token) in enumerate(((first, "t1"), ("look", "t2"), ("look", "t3"))):
+            world.tokens[token] = question.run_id
+            calls += [CallBegan(key, token, name), CallDelta(key, f'{{"token":"{token}"}}')]
+        question.full = full
+        usage = Usage(NEARLY_FULL if full else 1, 1)
+        return [0.01, said, 0.15, *calls, 0.01, Done("tool_use", usage)]
+
+    return plan
+
+
+Script = Callable[[RunServer, SessionId], Awaitable[None]]
+
+
+async def a_turn(server: RunServer, session_id: SessionId) -> None:
+    """A prompt, and two behind it: one that waits for its turn, one that joins."""
+    client = Client(server, patient=True)
+    for token, given in (("p1.", "first"), ("p2.", "second"), ("p3.", "")):
+        with contextlib.suppress(Gone, AppError):
+            await client.send(Sent(token, session_id, given, f"{token} do it"))
+
+
+async def a_turn_with_a_summary(server: RunServer, session_id: SessionId) -> None:
+    """The context is nearly full after the first step: it is summarized in mid-turn."""
+    server.plan = play(server.world, full=True)
+    await a_turn(server, session_id)
+
+
+async def a_cancel_before_the_start(server: RunServer, session_id: SessionId) -> None:
+    await a_turn(server, session_id)
+    await cancel_and_go_on(server, session_id)
+
+
+async def a_cancel_during_a_call(server: RunServer, session_id: SessionId) -> None:
+    await a_turn(server, session_id)
+    deadline_s = server.loop.time() + 5
+    while not server.world.effects and server.loop.time() < deadline_s:
+        await server.file.after(1, timeout_s=1)
+    await cancel_and_go_on(server, session_id)
+
+
+async def a_cancel_during_a_stubborn_call(server: RunServer, session_id: SessionId) -> None:
+    """The tool makes a result of its own cancel."""
+    server.plan = play(server.world, first="stubborn")
+    await a_cancel_during_a_call(server, session_id)
+
+
+async def a_crowd(server: RunServer, session_id: SessionId) -> None:
+    """Prompts that would join come in with every commit, also right before a step begins."""
+    client = Client(server, patient=True)
+
+    async def say(token: str, given: str = "") -> None:
+        with contextlib.suppress(Gone, AppError):
+            await client.send(Sent(token, session_id, given, f"{token} do it"))
+
+    async with asyncio.TaskGroup() as crowd:
+        crowd.create_task(say("p1.", "first"))
+        for n in range(2, 14):
+            await server.file.after(1, timeout_s=0.3)
+            crowd.create_task(say(f"p{n}."))
+
+
+async def cancel_and_go_on(server: RunServer, session_id: SessionId) -> None:
+    client = Client(server, patient=True)
+    with contextlib.suppress(Gone, AppError):
+        await client.cancel_session(session_id)
+    with contextlib.suppress(Gone, AppError):
+        await client.send(Sent("p4.", session_id, "fourth", "p4. go on"))
+
+
+async def a_summary(server: RunServer, session_id: SessionId) -> None:
+    """Somebody asks for a summary, others for something behind it, and it is cancelled."""
+    client = Client(server, patient=True)
+    with contextlib.suppress(Gone, AppError):
+        await client.send(Sent("p5.", session_id, "fifth", "p5. begin"))
+    await asyncio.sleep(2)
+    for ask in (client.accept_summary, client.cancel_session):
+        with contextlib.suppress(Gone, AppError):
+            await ask(session_id)
+        with contextlib.suppress(Gone, AppError):
+            token = f"p{6 + server.world.number()}."
+            await client.send(Sent(token, session_id, "", f"{token} and this"))
+
+
+async def a_stop(server: RunServer, session_id: SessionId) -> None:
+    """SIGTERM in mid-turn, and it may not live to the end of that."""
+    await a_turn(server, session_id)
+    await asyncio.sleep(0.1)
+    server.stop(SHORT_S)
+
+
+SCRIPTS: tuple[Script, ...] = (
+    a_turn,
+    a_turn_with_a_summary,
+    a_cancel_before_the_start,
+    a_cancel_during_a_call,
+    a_cancel_during_a_stubborn_call,
+    a_crowd,
+    a_summary,
+    a_stop,
+)
+
+
+# --- what goes wrong
+
+
+@dataclass(frozen=True)
+class Crash:
+    """It is killed at a commit of the script."""
+
+    commit: int
+    death: Death
+    outage_s: float
+
+    async def happen(self, server: RunServer, _: SessionId) -> None:
+        server.file.die = (server.file.commits + self.commit, self.death)
+        server.outages = (self.outage_s,)
+
+
+@dataclass(frozen=True)
+class BadCommit:
+    """One commit fails, and the next one does not."""
+
+    commit: int
+
+    async def happen(self, server: RunServer, _: SessionId) -> None:
+        server.file.bad = {server.file.groups + self.commit}
+        server.world.store_failed = True
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """From a commit on nothing can be stored, until that passes or it is killed."""
+
+    commit: int
+    then: Then
+
+    async def happen(self, server: RunServer, session_id: SessionId) -> None:
+        file = server.file
+        first = file.groups + self.commit
+        file.bad = set(range(first, first + 10_000))
+        server.world.store_failed = True
+        server.outages = (SHORT_S,)
+        deadline_s = server.loop.time() + 30
+        while file.groups < first and server.loop.time() < deadline_s:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.4)  # What is tried again every second, was once, and will be soon.
+        client = Client(server, patient=True)
+        for what in self.then.split(", "):
+            if what == "pass":
+                file.bad.clear()
+            elif what == "kill":
+                server.kill()
+                file.bad.clear()
+            else:
+                with contextlib.suppress(Gone, AppError):
+                    await client.cancel_session(session_id)
+
+
+Fault = Crash | BadCommit | FullDisk
+Faults = Callable[[int], Iterator[Fault]]  # Of so many commits.
+
+
+def commits_of(script: Script, fault: Fault | None) -> int:
+    """Play the script in a world of its own; returns how many commits it took."""
+
+    async def one_world(loop: SimLoop) -> int:
+        world = World(loop, faulty=False)
+        loop.set_exception_handler(world.on_problem)
+        number_tasks(loop)
+        server = RunServer(loop, world)
+        server.file.group_max = 1
+        server.plan = play(world)
+        with contextlib.closing(server.file):
+            return await live_through(server, script, fault)
+
+    return simulate(0, one_world)
+
+
+async def live_through(server: RunServer, script: Script, fault: Fault | None) -> int:
+    observer = Observer(server, Ids(1))
+    server.observers = [observer]
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(server.run()), tasks.create_task(observer.run())]
+        await server.up.wait()
+        session = await server.request(lambda workspace: workspace.create_session("Untitled"))
+        while not observer.loaded:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        began = server.file.commits
+        if fault is not None:
+            tasks.create_task(fault.happen(server, session.id))
+            await asyncio.sleep(0)
+        await script(server, session.id)
+        await asyncio.sleep(60)
+        commits = server.file.commits - began
+        server.file.die = None
+        await asyncio.sleep(LONG_S)
+        await server.up.wait()
+        differ = isinstance(fault, Crash) and fault.death == "told"
+        await decide_what_is_held(server, differ=differ)
+        await asyncio.sleep(60)
+        assert not server.world.problems, server.world.problems
+        check_all(server, [observer])
+        check_outcomes(Final(server))
+        log_is_told_in_order([observer])
+        for task in background:
+            task.cancel()
+    return commits
+
+
+async def decide_what_is_held(server: RunServer, *, differ: bool) -> None:
+    """A person lets it go on; another one may wish to drop it, just then."""
+    client = Client(server, patient=True)
+
+    async def drop(run_id: str) -> None:
+        with contextlib.suppress(AppError):
+            await client.drop_run(RunId(run_id))
+
+    async def start(run_id: str) -> None:
+        with contextlib.suppress(*([AppError] if differ else [])):
+            await client.start_run(run_id)
+
+    for row in server.file.rows("SELECT id FROM runs WHERE state = 'held' ORDER BY seq"):
+        async with asyncio.TaskGroup() as persons:
+            persons.create_task(start(row[0]))
+            if differ:
+                persons.create_task(drop(row[0]))
+
+
+def check_outcomes(final: Final) -> None:
+    """`end_turn` is said only of what the model ended, in one life."""
+    for run in final.runs.values():
+        assert run.state == "ended", run
+        lives = {q.life for q in final.world.questions if q.run_id == (run.host_run_id or run.id)}
+        assert len(lives) <= 1, f"{run} was asked about in lives {lives}"
+        assert lives or run.outcome != "end_turn", f"{run} without a question"
+        assert run.outcome != "error" or final.world.store_failed, f"{run}"
+
+
+def survives(script: Script, faults: Faults) -> None:
+    undisturbed = commits_of(script, None)
+    assert undisturbed > 5
+    for fault in faults(undisturbed):
+        try:
+            commits_of(script, fault)
+        except BaseException as exc:
+            exc.add_note(f"{fault} of {undisturbed} commits")
+            raise
+
+
+def crashes(commits: int, outage_s: float = SHORT_S) -> Iterator[Fault]:
+    for commit in range(1, commits + 1):
+        yield from (Crash(commit, death, outage_s) for death in DEATHS)
+
+
+def long_crashes(commits: int) -> Iterator[Fault]:
+    return crashes(commits, LONG_S)
+
+
+def full_disks(commits: int) -> Iterator[Fault]:
+    for commit in range(1, commits + 1):
+        yield BadCommit(commit)
+        yield from (FullDisk(commit, then) for then in THENS)
+
+
+def name_of(script: Script) -> str:
+    return getattr(script, "__name__", "script")
+
+
+@contract("EXC-9", "EXC-16", "INV-36", "INV-57")
+@pytest.mark.parametrize("faults", [crashes, long_crashes])
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_a_crash_at_any_commit_leaves_a_true_record(script: Script, faults: Faults) -> None:
+    survives(script, faults)
+
+
+@contract("EXC-16", "INV-36", "INV-57")
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_a_full_disk_at_any_commit_leaves_a_true_record(script: Script) -> None:
+    survives(script, full_disks)

@@ -1,0 +1,121 @@
+"""Runs under thousands of seeds: prompts, cancels, faults and crashes, and one truthful record."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from culm.errors import AppError
+from culm.ids import Ids
+from culm.workspace.workspace import Workspace
+from tests.sim.loop import SimLoop, simulate
+from tests.sim.runs_actors import SESSIONS, Client, Observer, trouble
+from tests.sim.runs_checks import check_all, log_is_told_in_order
+from tests.sim.runs_world import Gone, RunServer, World, number_tasks
+
+CLIENTS = 3
+OPERATIONS = 10  # Of each.
+SETTLE_S = 20_000.0  # Virtual; retries, stalls and slow tools are well inside.
+SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "2000"))
+BATCH = 20
+
+
+async def one_world(loop: SimLoop) -> None:
+    world = World(loop, stubborn=loop.random.random() < 0.25)
+    loop.set_exception_handler(world.on_problem)
+    number_tasks(loop)
+    server = RunServer(loop, world)
+    with contextlib.closing(server.file):
+        await live_through(server)
+
+
+async def live_through(server: RunServer) -> None:
+    loop, world = server.loop, server.world
+    ids = Ids(loop.random.randrange(1 << 30))
+    observers = [Observer(server, ids)]
+    server.observers = list(observers)
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(server.run())]
+        background += [tasks.create_task(observer.run()) for observer in observers]
+        for _ in range(SESSIONS):
+            await begin(server)
+        while not all(observer.loaded for observer in observers):
+            await asyncio.sleep(0.01)
+        worries = tasks.create_task(trouble(server, observers))
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(CLIENTS):
+                clients.create_task(Client(server, OPERATIONS).run())
+        worries.cancel()
+        await settle(server, observers)
+        assert not world.problems, world.problems
+        check_all(server, observers)
+        log_is_told_in_order(observers)
+        await start_once_more(server)
+        for task in background:
+            task.cancel()
+
+
+async def begin(server: RunServer) -> None:
+    await server.up.wait()
+
+    async def serve(workspace: Workspace) -> None:
+        session = await workspace.create_session("Untitled")
+        server.world.sessions.append(session.id)
+
+    await server.request(serve)
+
+
+async def settle(server: RunServer, observers: list[Observer]) -> None:
+    """No more faults: everything that can end, ends, and persons decide about what is held."""
+    world, file = server.world, server.file
+    world.faulty = world.stubborn = False
+    file.is_full = file.is_busy = False
+    file.die = None
+    file.bad.clear()
+    for observer in observers:
+        observer.sleepy = observer.away_s = 0.0
+    await quiet(server)
+    person = Client(server, 0)
+    for _ in range(3):
+        await server.up.wait()
+        with contextlib.suppress(Gone, AppError):
+            await (person.start() if server.loop.random.random() < 0.5 else person.drop())
+    await quiet(server)
+    await asyncio.sleep(200)  # Titles, and observers that were cut off.
+
+
+async def quiet(server: RunServer) -> None:
+    deadline_s = server.loop.time() + SETTLE_S
+    while server.loop.time() < deadline_s and not server.world.problems:
+        await asyncio.sleep(3)
+        await server.up.wait()
+        if server.workspace is not None and not server.workspace.runs.live():
+            return
+
+
+async def start_once_more(server: RunServer) -> None:
+    """A start that finds everything in order changes nothing and tells nothing."""
+    before = server.last_seq()
+    server.outage_s = 1.0
+    server.kill()
+    await asyncio.sleep(1)
+    await server.up.wait()
+    await asyncio.sleep(5)
+    assert server.last_seq() == before, "a start on a settled store told something"
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """Simulated servers complain much, and formatting that takes a fifth of the time."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_run_ends_once_and_its_record_is_true(first: int) -> None:
+    for seed in range(first, min(first + BATCH, SEEDS)):
+        simulate(seed, one_world)

@@ -1,0 +1,310 @@
+"""Each safeguard of runs, switched off: the simulation must miss it."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from culm.errors import StoreClosed
+from culm.ids import RunId, SessionId
+from culm.run import journal, recovery, rules, runs
+from culm.run.journal import TurnJournal
+from culm.run.live import LiveRun
+from culm.run.runs import Runs
+from culm.store import runs as store_runs
+from culm.store.base import Tx, Unit
+from culm.store.runs import KnownCall
+from culm.store.sql import QUERIES
+from culm.tools.base import Call
+from culm.wire.endings import Ending
+from culm.wire.messages import Message
+from tests.sim.loop import simulate
+from tests.sim.test_crashes import (
+    Faults,
+    Script,
+    a_cancel_before_the_start,
+    a_cancel_during_a_stubborn_call,
+    a_turn,
+    crashes,
+    full_disks,
+    long_crashes,
+    survives,
+)
+from tests.sim.test_runs import one_world
+
+SEEDS = range(150)
+fate_after_crash = rules.fate_after_crash
+
+
+def fails_somewhere() -> bool:
+    return any(is_missed(partial(simulate, seed, one_world)) for seed in SEEDS)
+
+
+def is_missed(world: Callable[[], None]) -> bool:
+    try:
+        world()
+    except AssertionError:
+        return True
+    except BaseExceptionGroup as exc:
+        # What was switched off must be missed; an ablation that does not fit proves nothing.
+        return exc.subgroup((TypeError, AttributeError, NameError, LookupError)) is None
+    return False
+
+
+# --- what is switched off
+
+
+def recovery_does_not_look_at_cancels(patch: pytest.MonkeyPatch) -> None:
+    def careless(run: rules.Crashed) -> object:
+        return fate_after_crash(run._replace(cancelled=False))
+
+    patch.setattr(recovery, "fate_after_crash", careless)
+
+
+def recovery_goes_on_with_what_ran(patch: pytest.MonkeyPatch) -> None:
+    def careless(run: rules.Crashed) -> object:
+        return fate_after_crash(run._replace(state="accepted"))
+
+    patch.setattr(recovery, "fate_after_crash", careless)
+
+
+def recovery_leaves_calls_without_results(patch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> dict[str, object]:
+        return defaultdict(lambda: KnownCall("again", "answered"))
+
+    patch.setattr(recovery, "calls_of_message", none)
+
+
+def a_long_absence_does_not_matter(patch: pytest.MonkeyPatch) -> None:
+    def careless(run: rules.Crashed) -> object:
+        return fate_after_crash(run._replace(away_s=0.0))
+
+    patch.setattr(recovery, "fate_after_crash", careless)
+
+
+def a_cancel_is_not_written(patch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> Callable[[Tx], list[str]]:
+        return lambda tx: []
+
+    patch.setattr(runs, "add_cancel", nothing)
+
+
+def a_cancel_covers_the_session_for_ever(patch: pytest.MonkeyPatch) -> None:
+    careless = """SELECT 1 FROM cancels JOIN runs USING (session_id) WHERE runs.id = ?"""
+    patch.setitem(QUERIES, "is_cancelled", careless)
+
+
+def a_cancel_spares_what_stops_anyway(patch: pytest.MonkeyPatch) -> None:
+    def careless(run: LiveRun) -> bool:
+        return run.stop is None
+
+    patch.setattr(rules, "covers", careless)
+
+
+def a_cancel_does_not_reach_the_turn(patch: pytest.MonkeyPatch) -> None:
+    def mark_only(_: Runs, run: LiveRun, why: rules.Stop) -> None:
+        run.stop = why
+
+    patch.setattr(Runs, "_stop", mark_only)
+    patch.setattr(TurnJournal, "_check_going", do_nothing)
+
+
+def a_cancel_is_written_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    def careless(_: LiveRun) -> bool:
+        return True
+
+    patch.setattr(rules, "covers", careless)
+
+
+def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> None:
+    accept = Runs.accept
+
+    def hasty(self: Runs, *args: Any, **kwargs: Any) -> LiveRun:  # noqa: ANN401
+        run = accept(self, *args, **kwargs)
+        if not run.accepted.done():
+            run.accepted = asyncio.get_running_loop().create_future()
+            run.accepted.set_result(0)
+        return run
+
+    patch.setattr(Runs, "accept", hasty)
+
+
+def calls_start_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+    async def hasty(self: TurnJournal, call: Call) -> None:
+        self._started.add(call.id)  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(TurnJournal, "start_call", hasty)
+
+
+def the_model_is_asked_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+    begin_step = TurnJournal.begin_step
+
+    async def hasty(self: TurnJournal) -> list[Message]:
+        step = asyncio.get_running_loop().create_task(begin_step(self))
+        await asyncio.sleep(0)
+        step.cancel()
+        return self.history
+
+    patch.setattr(TurnJournal, "begin_step", hasty)
+
+
+def an_end_is_tried_once(patch: pytest.MonkeyPatch) -> None:
+    async def give_up(*_: object) -> None:
+        raise StoreClosed
+
+    patch.setattr(journal, "pause", give_up)
+
+
+def an_end_does_not_wait_for_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    def untracked(_: TurnJournal, write: asyncio.Future[None]) -> asyncio.Future[None]:
+        return write
+
+    patch.setattr(TurnJournal, "_track", untracked)
+
+
+def what_has_ended_ends_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(QUERIES, "end_run", QUERIES["end_run"].replace("AND state <> 'ended'", ""))
+    an_end_leaves_rows_whatever_ended_it(patch)
+
+
+def an_end_leaves_rows_whatever_ended_it(patch: pytest.MonkeyPatch) -> None:
+    def always(_: RunId, unit: Unit) -> Unit:
+        return unit
+
+    patch.setattr(journal, "unless_ended", always)
+
+
+def an_end_is_told_before_it_is_known_here(patch: pytest.MonkeyPatch) -> None:
+    ended = Runs._ended  # pyright: ignore[reportPrivateUsage]
+
+    def late(self: Runs, run: LiveRun, ending: Ending) -> None:
+        asyncio.get_running_loop().call_soon(ended, self, run, ending)
+
+    patch.setattr(Runs, "_ended", late)
+
+
+def given_ids_are_folded(patch: pytest.MonkeyPatch) -> None:
+    def always(run: LiveRun, host: LiveRun) -> bool:
+        return run.state == "queued" and run.stop is None and host.kind == run.kind == "prompt"
+
+    patch.setattr(rules, "folds", always)
+
+
+def a_run_joins_itself(patch: pytest.MonkeyPatch) -> None:
+    def all_of(self: Runs, host: LiveRun) -> list[LiveRun]:
+        return [run for run in self.line(host.session_id) if rules.folds(run, host)]
+
+    patch.setattr(Runs, "_joining", all_of)
+
+
+def those_who_joined_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(QUERIES, "folded_runs", QUERIES["folded_runs"] + " LIMIT 0")
+
+
+def the_last_comes_first(patch: pytest.MonkeyPatch) -> None:
+    next_run = rules.next_run
+    patch.setattr(rules, "next_run", lambda line: next_run(line[::-1]))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+
+def two_turns_at_once(patch: pytest.MonkeyPatch) -> None:
+    async def eager(self: Runs, session_id: SessionId) -> None:
+        async with asyncio.TaskGroup() as turns:
+            for run in self.line(session_id):
+                turns.create_task(self._carry_out(run))  # pyright: ignore[reportPrivateUsage]
+        del self._workers[session_id]  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Runs, "_work", eager)
+
+
+def a_stubborn_tool_keeps_its_turn_going(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TurnJournal, "_check_going", do_nothing)
+
+
+def a_turn_that_was_given_up_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TurnJournal, "_check_going", do_nothing)
+    patch.setattr(TurnJournal, "_check_open", do_nothing)
+
+
+def nothing_is_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TurnJournal, "_usage", do_nothing)
+
+
+def usage_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    twice = QUERIES["count_on_run"].replace("cost = cost + ?", "cost = cost + 2 * ?")
+    patch.setitem(QUERIES, "count_on_run", twice)
+
+
+def a_held_run_is_released_whatever_became_of_it(patch: pytest.MonkeyPatch) -> None:
+    careless = QUERIES["release_run"].replace("AND state = 'held'", "")
+    patch.setitem(QUERIES, "release_run", careless)
+    patch.setattr(store_runs, "_check_held", do_nothing)
+
+
+def closing_starts_what_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Runs, "_closing", property(lambda _: False, do_nothing), raising=False)
+
+
+def do_nothing(*_: object) -> None:
+    pass
+
+
+Ablation = Callable[[pytest.MonkeyPatch], None]
+
+DRAWN: tuple[Ablation, ...] = (
+    recovery_goes_on_with_what_ran,
+    recovery_leaves_calls_without_results,
+    a_long_absence_does_not_matter,
+    a_cancel_is_not_written,
+    a_cancel_covers_the_session_for_ever,
+    a_cancel_does_not_reach_the_turn,
+    a_cancel_is_written_again_and_again,
+    prompts_are_answered_before_they_are_stored,
+    calls_start_before_that_is_stored,
+    the_model_is_asked_before_that_is_stored,
+    an_end_is_tried_once,
+    an_end_does_not_wait_for_what_is_on_its_way,
+    what_has_ended_ends_again,
+    an_end_is_told_before_it_is_known_here,
+    given_ids_are_folded,
+    a_run_joins_itself,
+    those_who_joined_are_forgotten,
+    the_last_comes_first,
+    two_turns_at_once,
+    a_turn_that_was_given_up_goes_on,
+    nothing_is_counted,
+    usage_is_counted_twice,
+    closing_starts_what_waits,
+)
+# Too rare to be drawn in a hundred worlds.
+ENUMERATED: tuple[tuple[Ablation, Script, Faults], ...] = (
+    (recovery_does_not_look_at_cancels, a_cancel_before_the_start, crashes),
+    (a_cancel_spares_what_stops_anyway, a_turn, full_disks),
+    (a_stubborn_tool_keeps_its_turn_going, a_cancel_during_a_stubborn_call, crashes),
+    (a_held_run_is_released_whatever_became_of_it, a_turn, long_crashes),
+)
+
+
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize("ablation", DRAWN, ids=name_of)
+def test_if_a_safeguard_is_off_the_simulation_notices(
+    ablation: Ablation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation(monkeypatch)
+    assert fails_somewhere()
+
+
+@pytest.mark.parametrize(("ablation", "script", "faults"), ENUMERATED, ids=name_of)
+def test_if_a_safeguard_is_off_some_commit_shows_it(
+    ablation: Ablation,
+    script: Script,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ablation(monkeypatch)
+    assert is_missed(partial(survives, script, faults))
