@@ -118,13 +118,17 @@ class Stream(asyncio.Protocol):
         self.reads = self.size = self.completes = 0
 
     async def until_complete(self, count: int, timeout_s: float) -> None:
-        """Wait for the ends of so many runs since `begin`."""
-        async with asyncio.timeout(timeout_s):
-            while self.completes < count:
-                if self.lost:
-                    raise RuntimeError("the server closed the event stream")
-                self._more.clear()
-                await self._more.wait()
+        """Wait for the ends of so many runs since `begin`; raises `TimeoutError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.completes < count:
+                    if self.lost:
+                        raise RuntimeError("the server closed the event stream")
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            words = f"{self.completes} of {count} runs ended within {timeout_s:.0f} s"
+            raise TimeoutError(words) from None
 
     def close(self) -> None:
         if self._transport is not None:

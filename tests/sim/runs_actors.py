@@ -12,7 +12,8 @@ from culm.run.live import LiveRun
 from culm.wire.agent import Attachment, Prompt, RunComplete
 from culm.wire.runs import Limits, QueueChanged, RunChanged
 from culm.workspace.workspace import Workspace
-from tests.sim.runs_world import Gone, RunServer, Sent, World
+from tests.sim.runs_outside import Sent, World
+from tests.sim.runs_world import Gone, RunServer
 from tests.sim.world import SimClient, SimSocket
 
 T = TypeVar("T")

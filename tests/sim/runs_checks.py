@@ -28,7 +28,8 @@ from culm.wire.messages import (
 from culm.wire.runs import CancelChanged, Limits, QueueChanged, Run, RunChanged
 from culm.wire.sessions import Session
 from tests.sim.runs_actors import Observer, has_file
-from tests.sim.runs_world import TITLE_COST, Question, RunServer, World
+from tests.sim.runs_outside import TITLE_COST, Question, World
+from tests.sim.runs_world import RunServer
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ seed that fails, and how to repeat it. The exit status is 1 if one did.
 
 import argparse
 import logging
+import math
 import multiprocessing
 import os
 import sys
 import traceback
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import count, islice
 
 from culm.clock import LoopClock
@@ -17,13 +19,23 @@ from tests.sim.loop import simulate
 from tests.sim.test_runs import one_world
 
 BATCH = 25  # Seeds between two looks at the clock.
+Tried = tuple[
+    int, list[tuple[int, str]]
+]  # How many worlds, and the seeds that failed, each with why.
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.soak", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=None, help="how many (default: any number)")
+    parser.add_argument(
+        "--seeds", type=int, default=None, help="how many (default: all there is time for)"
+    )
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first (default: 0)")
-    parser.add_argument("--minutes", type=float, default=None, help="how long (default: for ever)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=None,
+        help="how long (default: 10, or as long as --seeds takes)",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
     if options.seeds is None and options.minutes is None:
@@ -34,28 +46,32 @@ def main() -> int:
 def soak(first: int, seeds: int | None, minutes: float | None, jobs: int) -> int:
     clock = LoopClock()
     began_s = clock.now_s()
-    deadline_s = began_s + 60 * minutes if minutes is not None else None
+    ends_s = began_s + 60 * minutes if minutes is not None else math.inf
     numbers = count(first) if seeds is None else iter(range(first, first + seeds))
-    batches = iter(lambda: list(islice(numbers, BATCH)), [])
     done, failed = 0, list[int]()
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for tried, bad in pool.imap_unordered(run_batch, batches):
-            done += tried
-            for seed, error in bad:
-                failed.append(seed)
-                say(f"\nseed {seed} failed:\n{error}\n")
-            took_s = clock.now_s() - began_s
-            say(f"\r{done} worlds in {took_s:.0f} s, {len(failed)} failed ")
-            if deadline_s is not None and clock.now_s() > deadline_s:
-                pool.terminate()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running: set[Future[Tried]] = set()
+        while True:
+            while len(running) <= jobs and clock.now_s() < ends_s:
+                if not (batch := list(islice(numbers, BATCH))):
+                    break
+                running.add(pool.submit(run_batch, batch))
+            if not running:
                 break
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            for tried, bad in (future.result() for future in ready):
+                done += tried
+                for seed, error in bad:
+                    failed.append(seed)
+                    say(f"\nseed {seed} failed:\n{error}\n")
+            say(f"\r{done} worlds in {clock.now_s() - began_s:.0f} s, {len(failed)} failed ")
     say(f"\n{'failed: ' + ' '.join(map(str, sorted(failed))) if failed else 'all well'}\n")
     if failed:
         say(f"repeat one with: python -m tests.sim.soak --from {min(failed)} --seeds 1 --jobs 1\n")
     return 1 if failed else 0
 
 
-def run_batch(seeds: list[int]) -> tuple[int, list[tuple[int, str]]]:
+def run_batch(seeds: list[int]) -> Tried:
     logging.disable(logging.CRITICAL)  # Simulated servers have much to complain about.
     bad: list[tuple[int, str]] = []
     for seed in seeds:

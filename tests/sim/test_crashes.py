@@ -14,17 +14,9 @@ from culm.model.base import CallBegan, CallDelta, Done, TextDelta, Usage
 from tests.sim.loop import SimLoop, simulate
 from tests.sim.runs_actors import Client, Observer
 from tests.sim.runs_checks import Final, check_all, log_is_told_in_order
-from tests.sim.runs_world import (
-    NEARLY_FULL,
-    Death,
-    Gone,
-    Question,
-    RunServer,
-    Sent,
-    Step,
-    World,
-    number_tasks,
-)
+from tests.sim.runs_disk import Death, number_tasks
+from tests.sim.runs_outside import NEARLY_FULL, Question, Sent, Step, World
+from tests.sim.runs_world import Gone, RunServer
 from tests.support import contract
 
 Then = Literal["pass", "cancel, pass", "pass, cancel", "kill", "cancel, kill"]
@@ -93,6 +85,12 @@ async def a_cancel_during_a_stubborn_call(server: RunServer, session_id: Session
     await a_cancel_during_a_call(server, session_id)
 
 
+async def a_cancel_during_a_deaf_call(server: RunServer, session_id: SessionId) -> None:
+    """The tool is given up, and comes back when its run has ended."""
+    server.plan = play(server.world, first="deaf")
+    await a_cancel_during_a_call(server, session_id)
+
+
 async def a_crowd(server: RunServer, session_id: SessionId) -> None:
     """Prompts that would join come in with every commit, also right before a step begins."""
     client = Client(server, patient=True)
@@ -143,6 +141,7 @@ SCRIPTS: tuple[Script, ...] = (
     a_cancel_before_the_start,
     a_cancel_during_a_call,
     a_cancel_during_a_stubborn_call,
+    a_cancel_during_a_deaf_call,
     a_crowd,
     a_summary,
     a_stop,

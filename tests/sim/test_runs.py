@@ -14,7 +14,10 @@ from culm.workspace.workspace import Workspace
 from tests.sim.loop import SimLoop, simulate
 from tests.sim.runs_actors import SESSIONS, Client, Observer, trouble
 from tests.sim.runs_checks import check_all, log_is_told_in_order
-from tests.sim.runs_world import Gone, RunServer, World, number_tasks
+from tests.sim.runs_disk import number_tasks
+from tests.sim.runs_outside import World
+from tests.sim.runs_world import Gone, RunServer
+from tests.support import contract
 
 CLIENTS = 3
 OPERATIONS = 10  # Of each.
@@ -115,6 +118,10 @@ def no_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@contract("INV-29", "INV-32", "INV-34", "INV-35", "INV-36", "INV-37", "INV-39", "INV-40", "INV-41")
+@contract("INV-42", "INV-43", "INV-44", "INV-47", "INV-48", "INV-49", "INV-50", "INV-53", "INV-56")
+@contract("INV-57", "INV-58", "INV-82", "EXC-1", "EXC-3", "EXC-8", "EXC-9", "EXC-10", "EXC-11")
+@contract("EXC-12", "EXC-16", "EXC-18", "EXC-20")
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_every_run_ends_once_and_its_record_is_true(first: int) -> None:
     for seed in range(first, min(first + BATCH, SEEDS)):

@@ -26,6 +26,7 @@ from tests.sim.test_crashes import (
     Faults,
     Script,
     a_cancel_before_the_start,
+    a_cancel_during_a_deaf_call,
     a_cancel_during_a_stubborn_call,
     a_turn,
     crashes,
@@ -165,6 +166,16 @@ def an_end_does_not_wait_for_what_is_on_its_way(patch: pytest.MonkeyPatch) -> No
     patch.setattr(TurnJournal, "_track", untracked)
 
 
+def an_end_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    tell = store_runs._tell  # pyright: ignore[reportPrivateUsage]
+
+    def silent(tx: Tx, type_: str, *about: Any) -> None:  # noqa: ANN401
+        if type_ != "run_complete":
+            tell(tx, type_, *about)
+
+    patch.setattr(store_runs, "_tell", silent)
+
+
 def what_has_ended_ends_again(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(QUERIES, "end_run", QUERIES["end_run"].replace("AND state <> 'ended'", ""))
     an_end_leaves_rows_whatever_ended_it(patch)
@@ -266,6 +277,7 @@ DRAWN: tuple[Ablation, ...] = (
     the_model_is_asked_before_that_is_stored,
     an_end_is_tried_once,
     an_end_does_not_wait_for_what_is_on_its_way,
+    an_end_is_not_told,
     what_has_ended_ends_again,
     an_end_is_told_before_it_is_known_here,
     given_ids_are_folded,
@@ -273,7 +285,6 @@ DRAWN: tuple[Ablation, ...] = (
     those_who_joined_are_forgotten,
     the_last_comes_first,
     two_turns_at_once,
-    a_turn_that_was_given_up_goes_on,
     nothing_is_counted,
     usage_is_counted_twice,
     closing_starts_what_waits,
@@ -283,6 +294,7 @@ ENUMERATED: tuple[tuple[Ablation, Script, Faults], ...] = (
     (recovery_does_not_look_at_cancels, a_cancel_before_the_start, crashes),
     (a_cancel_spares_what_stops_anyway, a_turn, full_disks),
     (a_stubborn_tool_keeps_its_turn_going, a_cancel_during_a_stubborn_call, crashes),
+    (a_turn_that_was_given_up_goes_on, a_cancel_during_a_deaf_call, crashes),
     (a_held_run_is_released_whatever_became_of_it, a_turn, long_crashes),
 )
 

@@ -57,7 +57,7 @@ class LiveRun:
     state: State
     accepted: asyncio.Future[int | None]  # Its commit: its number, or None if it was known.
     seq: int = 0
-    editing: asyncio.Future[None] | None = None  # The latest change of what it asks for.
+    changing: asyncio.Future[None] | None = None  # Its latest change while it waited.
     stop: Stop | None = None
     # The commit of the cancel that covers it; which runs that ended by itself.
     cancelling: asyncio.Future[list[RunId]] | None = None
@@ -80,7 +80,7 @@ class LiveRun:
     @property
     def is_settled(self) -> bool:
         """What it asks for is durable, so that a turn may begin with it."""
-        return self.accepted.done() and (self.editing is None or self.editing.done())
+        return self.accepted.done() and (self.changing is None or self.changing.done())
 
     @property
     def is_waiting(self) -> bool:

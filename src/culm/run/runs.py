@@ -352,8 +352,8 @@ class Runs:
             await asyncio.shield(run.accepted)
         except AppError:
             return  # It was refused, and has left.
-        while run.editing is not None and not run.is_settled:
-            await asyncio.wait({run.editing})
+        while run.changing is not None and not run.is_settled:
+            await asyncio.wait({run.changing})
         if run.ended.is_set() or self._closing:
             return
         if rules.next_run(self.line(run.session_id)) is not run:

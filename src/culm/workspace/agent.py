@@ -216,8 +216,8 @@ class Agent:
         """Change what waits; raises `RunStarted` if it does not wait any more."""
         self._check_open()
         run = await self._get_waiting(run_id)
-        while run.editing is not None and not run.editing.done():
-            await asyncio.wait({run.editing})  # One after the other: each may fail alone.
+        while run.changing is not None and not run.changing.done():
+            await asyncio.wait({run.changing})  # One after the other: each may fail alone.
             run = await self._get_waiting(run_id)
         before = run.asked
         _check_prompt(Prompt(run.session_id, prompt, attachments=list(before.attachments)))
@@ -226,25 +226,24 @@ class Agent:
         def failed(_: Exception) -> None:
             run.asked = before
 
-        run.editing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
-        await asyncio.shield(run.editing)
+        run.changing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
+        await asyncio.shield(run.changing)
         return await self.get_run(run_id)
 
     async def order(self, session_id: SessionId, run_ids: Sequence[RunId]) -> list[QueuedPrompt]:
         """Let the queue have this order; raises `QueueDiffers` if it has other runs by now."""
         self._check_open()
-        before = [run.id for run in self._runs.queued(session_id)]
-        if sorted(run_ids) != sorted(before):
+        waiting = self._runs.queued(session_id)
+        if sorted(run_ids) != sorted(run.id for run in waiting):
             raise QueueDiffers
-        if not before:
+        if not waiting:
             return []
-        self._runs.reorder(session_id, run_ids)
-        await asyncio.shield(
-            self._store.write(
-                order_queue(session_id, run_ids),
-                on_fail=lambda _: self._runs.reorder(session_id, before),
-            )
+        written = self._store.write(
+            order_queue(session_id, run_ids), lambda _: self._runs.reorder(session_id, run_ids)
         )
+        for run in waiting:
+            run.changing = written  # None of them is taken before it is known who is first.
+        await asyncio.shield(written)
         return self.queue(session_id)
 
     async def _get_waiting(self, run_id: str) -> LiveRun:

@@ -1,0 +1,232 @@
+"""A disk on which a process may die at an exact commit, and the lives that it survives.
+
+Whatever a life starts, directly or not, has its context: that is how a kill finds it. What is left
+of it on the loop can neither write nor act.
+"""
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from functools import cache
+from itertools import count
+from typing import Any, Literal, TypeVar
+
+from culm.store.memory import MemoryDatabase, MemoryFile
+from culm.workspace.workspace import Workspace
+from tests.sim.loop import SimClock, SimLoop
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+# It dies before a commit, after it and before anybody hears of it, or when somebody has heard.
+Death = Literal["before", "after", "told"]
+
+
+class Killed(BaseException):
+    """The process ends in the middle of what it does."""
+
+
+# --- a disk that can be the last thing a process sees
+
+
+Moment = Literal["before", "after"]
+
+
+def _do_nothing(_: Moment) -> None:
+    pass
+
+
+class _Connection(sqlite3.Connection):
+    """Calls `on_commit` around every commit; whoever raises there dies with it."""
+
+    on_commit: "Callable[[Moment], None]" = staticmethod(_do_nothing)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:  # noqa: ANN401
+        if sql != "COMMIT":
+            return super().execute(sql, parameters)
+        self.on_commit("before")
+        cursor = super().execute(sql, parameters)
+        self.on_commit("after")
+        return cursor
+
+
+@cache
+def _empty() -> MemoryFile:
+    return MemoryFile()
+
+
+class SimFile(MemoryFile):
+    """What survives, and the place where a process may die at an exact commit."""
+
+    def __init__(self) -> None:
+        connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
+        _empty().connection.backup(connection)  # Cheaper than its own migrations.
+        self.database = None
+        self.is_full = self.is_busy = False
+        self.bad: set[int] = set()  # Groups that cannot be committed, by number.
+        self.groups = 0  # That were tried ...
+        self.refused = 0  # ... and that were not committed, or not even taken.
+        self.group_max = 1024
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.on_commit = self._on_commit
+        self.connection = connection
+        self.commits = 0
+        self.die: tuple[int, Death] | None = None  # At which commit.
+        self.on_death: Callable[[], None] = lambda: None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def full(self) -> bool:
+        """Asked once for each group that is about to be committed."""
+        self.groups += 1
+        full = self.is_full or self.groups in self.bad
+        self.refused += full
+        return full
+
+    @property
+    def busy(self) -> bool:
+        """Asked once for each write."""
+        self.refused += self.is_busy
+        return self.is_busy
+
+    async def after(self, commits: int, timeout_s: float) -> None:
+        """Wait for so many commits, so that what follows comes right behind one."""
+        commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self.commits + commits, commit))
+        await asyncio.wait({commit}, timeout=timeout_s)
+
+    def _on_commit(self, when: Moment) -> None:
+        if when == "before":
+            self.commits += 1
+        if self.die is not None and self.commits >= self.die[0]:
+            if self.die[1] == when:
+                self.die = None
+                self.on_death()
+                raise Killed
+            if self.die[1] == "told" and when == "after":
+                self.die = None
+                asyncio.get_running_loop().call_soon(self.on_death)
+        if when == "after" and self._waiting:
+            due = [commit for number, commit in self._waiting if number <= self.commits]
+            self._waiting = [one for one in self._waiting if one[0] > self.commits]
+            for commit in due:
+                commit.set_result(None)
+
+    def rows(self, sql: str, *values: str | int) -> list[sqlite3.Row]:
+        return self.connection.execute(sql, values).fetchall()
+
+
+class SlowDatabase:
+    """Reads that take a while, as threads do."""
+
+    def __init__(self, database: MemoryDatabase, loop: SimLoop) -> None:
+        self.submit = database.submit
+        self.close = database.close
+        self._read = database.read
+        self._random = loop.random
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        await asyncio.sleep(self._random.choice((0, 0, 0, 0.0001, 0.0005, 0.01)))
+        return await self._read(query)
+
+
+# --- one life of the server
+
+
+class SimTask(asyncio.Task[Any]):
+    """Hashed by its number, not by its address, so that sets of tasks have one order."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+_LIFE: ContextVar["Life | None"] = ContextVar("life", default=None)
+
+
+def number_tasks(loop: SimLoop) -> None:
+    """Let a seed repeat itself even where tasks are in a set, and each life know its tasks."""
+    numbers = count(1)
+
+    def make(
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **about: Any,  # noqa: ANN401
+    ) -> SimTask:
+        task = SimTask(coro, loop=loop, **about)
+        task.number = next(numbers)
+        context: Context | None = about.get("context")
+        life = _LIFE.get() if context is None else context.get(_LIFE)
+        if life is not None:
+            life.tasks[task] = None
+            task.add_done_callback(lambda done: life.tasks.pop(done, None))
+        return task
+
+    loop.set_task_factory(make)
+
+
+class Life:
+    """One incarnation of the server, from its start to its end, whatever that is.
+
+    Whatever it starts, directly or not, has its context: that is how a kill finds it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.equipped = True  # It has a model.
+        self.dead = False  # Killed: what is left of it on the loop must not act.
+        self.left = False  # It has closed, and said that nothing of it runs any more.
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.streams: Counter[str] = Counter()  # Model streams in flight, by session.
+        self.workspace: Workspace | None = None
+        self.group: Tasks | None = None
+        self.began_s = 0.0
+        self.context = copy_context()
+        self.context.run(_LIFE.set, self)
+
+    def kill(self) -> None:
+        self.dead = True
+        for task in list(self.tasks):
+            task.cancel()
+
+
+class Tasks(asyncio.TaskGroup):
+    """Says what its tasks died of; nobody waits for those of a killed server."""
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._report = on_error
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, S] | Generator[Any, None, S],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[S]:
+        task = super().create_task(coro, name=name, context=context)
+        task.add_done_callback(self._died)
+        return task
+
+    def _died(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report(error)
+
+
+class MortalClock(SimClock):
+    """Timers that die with their process; a commit takes no, little or much time."""
+
+    def __init__(self, loop: SimLoop, life: Life) -> None:
+        super().__init__(loop)
+        self._life = life
+        self._draw = loop.random
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+        if delay_s < 0.001:
+            delay_s *= self._draw.choice((0, 1, 1, 1, 20))
+        return super().call_later(delay_s, lambda: None if self._life.dead else action())
