@@ -263,7 +263,6 @@ class TurnJournal:
         draft = self._present().draft
         tool_use = Finish("tool_use", int(self._clock.now_s()))
         finish = tool_use if ending is None else self._finish_of(ending)
-
         missing = [] if ending is None else self._missing_results(draft.fold(), ending)
 
         def committed() -> None:
@@ -359,14 +358,9 @@ class TurnJournal:
             self._used = estimate(self.history, message.parts)
         missing = [unit for _, unit in self._missing_results(message, ending)]
         before = together(*missing, self._usage())
-        ends = end_run(
-            self._run.id,
-            ending,
-            message_id=message.id,
-            text=full_text(message.parts),
-            settled=settled,
+        await self._finish(
+            answer, ending, before, self._end_after(message, ending, settled), on_commit
         )
-        await self._finish(answer, ending, before, ends, on_commit)
 
     async def _end_in_summary(
         self, answer: Answer, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]

@@ -170,8 +170,7 @@ class Runs:
         """Take on what the last server had accepted, each session's in the order of its queue."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
         for one, body in recovered.resumed:
-            asked = Asked(one.run.kind, body.prompt, tuple(body.attachments), one.limits)
-            run = _live_again(one, asked, one.run.state)
+            run = _live_again(one, body, one.run.state)
             run.accepted.set_result(run.seq)
             self._enter(run)
 
@@ -191,10 +190,10 @@ class Runs:
             raise WorkspaceClosing
         if (known := self._by_id.get(held.run.id)) is not None:
             raise RunNotHeld(known.id, known.state)
-        asked = Asked(held.run.kind, body.prompt, tuple(body.attachments), held.limits)
-        self._check_room(self.line(held.run.session_id), asked)
-        state = rules.state_at_acceptance(self.line(held.run.session_id))
-        run = _live_again(held, asked, state)
+        line = self.line(held.run.session_id)
+        state = rules.state_at_acceptance(line)
+        run = _live_again(held, body, state)
+        self._check_room(line, run.asked)
         self._enter(run)
         run.accepted = self._world.store.write(
             release_run(run.id, run.session_id, state),
@@ -390,7 +389,7 @@ class Runs:
         task = run.task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
         self._turns[task] = run.id
         task.add_done_callback(self._turns.pop)
-        run.given_up = asyncio.get_running_loop().create_future()
+        run.given_up = loop.create_future()
         timer = None
         if limits.wall_s:
             timer = self._world.clock.call_later(limits.wall_s, lambda: self._stop(run, "budget"))
@@ -424,11 +423,11 @@ def _is_interrupted(run: LiveRun) -> bool:
     return run.ending is None or run.ending.outcome == "interrupted"
 
 
-def _live_again(left: Stored, asked: Asked, state: State) -> LiveRun:
+def _live_again(left: Stored, body: Body, state: State) -> LiveRun:
     return LiveRun(
         id=left.run.id,
         session_id=left.run.session_id,
-        asked=asked,
+        asked=Asked(left.run.kind, body.prompt, tuple(body.attachments), left.limits),
         given=left.run.run_id_given,
         digest=left.digest,
         provider=left.run.provider,
