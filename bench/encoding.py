@@ -7,15 +7,15 @@ from statistics import median
 
 from bench import frames
 from culm.clock import LoopClock
-from culm.config import Settings
+from culm.config.documents import DocumentFile
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
 from culm.model.base import Model
 from culm.model.choice import Chosen
+from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.workspace.config import DocumentFile
 from culm.workspace.workspace import About, Equipment, open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.

@@ -19,10 +19,10 @@ from bench.talk import STEP_TIMEOUT_S, Command, Ready, Spent, answer, commands
 from bench.yardstick import Yardstick
 from culm.assemble import open_server
 from culm.clock import LoopClock
-from culm.config import ServeOptions, Settings
 from culm.ids import Ids
 from culm.run.draft import Draft
 from culm.server.listen import TcpAddress
+from culm.settings import ServeOptions, Settings
 from culm.wire.messages import Finish, Text, TextPart
 from culm.wire.sessions import Session
 from culm.wire.workspaces import CreateWorkspace

@@ -11,9 +11,9 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from culm.cli.main import HELP_OPTIONS, culm
-from culm.config import Settings
 from culm.server.openapi import document
 from culm.server.routes import BY_NOUN
+from culm.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -27,7 +27,7 @@ def settings_page() -> str:
         [
             "# Settings",
             "",
-            "Made from `culm.config.Settings`. `culm serve --config FILE` reads them from a JSON",
+            "Made from `culm.settings.Settings`. `culm serve --config FILE` reads them from a JSON",
             'object, for example `{"linger_s": 600}`; the options of `culm serve` win.',
             "",
             "| setting | default | meaning |",

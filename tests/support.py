@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from culm.config import ServeOptions, Settings
+from culm.config.documents import DocumentFile
 from culm.model.base import Model
 from culm.model.choice import Chosen
-from culm.workspace.config import DocumentFile
+from culm.settings import ServeOptions, Settings
 from culm.workspace.workspace import Equipment
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.

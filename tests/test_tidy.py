@@ -22,14 +22,15 @@ LAYERS = (
     ("run",),
     ("tools",),
     ("model",),
+    ("config",),
     ("events",),
     ("store",),
     ("wire",),
-    ("config", "logs"),
-    ("clock", "errors", "ids", "__init__"),
+    ("settings", "logs"),
+    ("clock", "errors", "files", "ids", "__init__"),
 )
 # The faces reach a server over the network only.
-CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "ids", "config", "__init__"}
+CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "files", "ids", "settings", "__init__"}
 
 
 def folder_of(module: str) -> str:

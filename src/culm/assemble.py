@@ -13,19 +13,19 @@ from pathlib import Path
 import aiohttp
 
 from culm.clock import Clock
-from culm.config import ServeOptions
+from culm.config.documents import Document, DocumentFile, check_config, open_document
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
-from culm.model.base import Model
+from culm.model.base import Model, Setup
 from culm.model.choice import Chosen, check_models
 from culm.model.openai import OpenAiModel
 from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
+from culm.settings import ServeOptions
 from culm.store.files import has_unfinished_runs
 from culm.store.store import open_store
 from culm.tools.base import Tool
-from culm.workspace.config import Document, DocumentFile, check_config, open_document
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
 from culm.workspace.workspace import About, Equipment, Workspace, open_workspace
@@ -98,13 +98,11 @@ def _equipment(
     options: ServeOptions, http: aiohttp.ClientSession, tools: Mapping[str, Tool]
 ) -> Equipment:
     def make_model(chosen: Chosen) -> Model:
-        return OpenAiModel(
-            http,
-            chosen.access,
-            chosen.settings.model,
-            stall_s=options.settings.model_stall_s,
-            sees_images=chosen.info.supports_attachments,
+        settings = options.settings
+        setup = Setup(
+            http, chosen.access, chosen.info, settings.model_first_byte_s, settings.model_stall_s
         )
+        return OpenAiModel(setup)
 
     return Equipment(make_model, tools, _checked_config(options))
 

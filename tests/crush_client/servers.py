@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from culm.assemble import open_server
-from culm.config import Settings
 from culm.ids import Ids
+from culm.settings import Settings
 from culm.tools.base import Tool
 from tests.crush_client.startup import Project, Startup
 from tests.flow.conftest import FlowServer

@@ -10,8 +10,8 @@ import pytest
 
 from culm.assemble import Server, open_server
 from culm.client.http import Client, open_client
-from culm.config import Settings
 from culm.ids import ClientId, Ids
+from culm.settings import Settings
 from culm.tools.base import Tool
 from culm.workspace.workspace import Workspace
 from tests.support import WAIT_S, FakeClock, serve_options

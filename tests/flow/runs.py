@@ -13,9 +13,9 @@ import aiohttp
 
 from culm.client.http import RemoteWorkspace
 from culm.client.stream import Lines, Told
-from culm.config import Settings
 from culm.ids import RunId, SessionId
 from culm.run.live import LiveRun
+from culm.settings import Settings
 from culm.store.base import Connection
 from culm.store.writer import READERS
 from culm.testing.model_server import ModelServer, open_model_server

@@ -11,11 +11,11 @@ from urllib.parse import quote
 import pytest
 
 from culm.client.http import RemoteWorkspace
-from culm.config import Settings
 from culm.ids import Ids, SessionId
 from culm.server import app, problems
 from culm.server.connection import HEAD_BYTES_MAX
 from culm.server.routes import ROUTES
+from culm.settings import Settings
 from culm.store.sessions import add_session
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, Answer, open_events, request_bytes, send

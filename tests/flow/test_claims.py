@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from culm.client.http import Refused, RemoteWorkspace
-from culm.config import Settings
 from culm.ids import ClientId, Ids
+from culm.settings import Settings
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import closed, open_events, send, status_of, until
 from tests.support import contract

@@ -8,10 +8,10 @@ import pytest
 
 from culm.client.http import RemoteWorkspace
 from culm.client.stream import Lines, Mirror, open_mirror
-from culm.config import Settings
 from culm.ids import Ids, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages
+from culm.settings import Settings
 from culm.store.log import trim
 from culm.wire.events import MessageDelta, Resync
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart

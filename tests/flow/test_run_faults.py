@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.config import Settings
+from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
 from tests.flow.probes import TITLE, script

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.stream import Told
-from culm.config import Settings
+from culm.settings import Settings
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
 from culm.tools.base import Call, Result
 from culm.wire.messages import Message

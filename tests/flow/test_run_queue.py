@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.config import Settings
 from culm.ids import RunId
+from culm.settings import Settings
 from culm.testing.script import Reply
 from culm.wire.codec import decode
 from culm.wire.runs import QueueChanged, QueuedPrompt, Run

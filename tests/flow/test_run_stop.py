@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.config import Settings
 from culm.run import runs as runs_module
+from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
 from culm.wire.runs import CancelChanged, Run

@@ -10,10 +10,10 @@ import pytest
 
 from culm.assemble import open_server
 from culm.client.http import open_client
-from culm.config import ServeOptions
 from culm.errors import AppError, InvalidRequest, ListenFailed
 from culm.ids import Ids
 from culm.server.listen import TcpAddress, UnixAddress
+from culm.settings import ServeOptions
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import Answer, send
 from tests.support import FakeClock, contract, serve_options

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from culm.client.http import Refused, RemoteWorkspace
-from culm.config import Settings
 from culm.ids import SessionId
+from culm.settings import Settings
 from culm.wire.messages import Finish, FinishPart, Text, TextPart
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import (

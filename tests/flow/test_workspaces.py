@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from culm.client.http import Client, Refused, RemoteWorkspace
-from culm.config import Settings
 from culm.ids import Ids
+from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace, Workspace
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import (

@@ -6,8 +6,8 @@ where the product would put it: messages through the workspace, events through i
 
 from contextlib import AsyncExitStack
 
-from culm.config import Settings
 from culm.ids import Ids, SessionId
+from culm.settings import Settings
 from culm.store.base import Op
 from culm.store.history import add_file
 from culm.store.sessions import add_session

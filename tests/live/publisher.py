@@ -19,9 +19,9 @@ import uvloop
 
 from culm.assemble import Server, open_server
 from culm.clock import LoopClock
-from culm.config import ServeOptions
 from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft
+from culm.settings import ServeOptions
 from culm.wire.messages import Text, TextPart
 from culm.workspace.workspace import Workspace
 from tests.live.plan import (

@@ -17,9 +17,9 @@ import uvloop
 
 from culm.assemble import open_server
 from culm.clock import LoopClock
-from culm.config import ServeOptions, read_config
 from culm.ids import Ids
 from culm.model.base import ToolSpec
+from culm.settings import ServeOptions, read_config
 from culm.tools.base import Call, Result
 from culm.wire.runs import CrashPolicy
 

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, ModelEvent, Request
+from culm.model.base import Access, ModelEvent, Request, Setup
 from culm.model.openai import OpenAiModel
 from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from tests.support import WAIT_S
 
@@ -107,7 +108,8 @@ async def open_model(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         access = access or Access(base_url=base_url, api_key=KEY)
-        yield OpenAiModel(http, access, "model-1", stall_s=stall_s, sees_images=False)
+        info = ModelInfo(id="model-1", supports_attachments=False)
+        yield OpenAiModel(Setup(http, access, info, stall_s, stall_s))
 
 
 async def ask(model: OpenAiModel, request: Request = REQUEST) -> list[ModelEvent]:

@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, Done, Request, TextDelta
+from culm.model.base import Access, Done, Request, Setup, TextDelta
 from culm.model.openai import OpenAiModel
 from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from tests.model.provider import (
     END,
@@ -212,7 +213,8 @@ async def test_a_request_that_nobody_reads_is_given_up() -> None:
 async def test_nothing_is_left_open_when_a_stream_is_dropped_unread() -> None:
     async with open_provider(ENDLESS) as provider, aiohttp.ClientSession() as http:
         access = Access(base_url=provider.url)
-        model = OpenAiModel(http, access, "m", stall_s=WAIT_S, sees_images=True)
+        info = ModelInfo(id="m", supports_attachments=True)
+        model = OpenAiModel(Setup(http, access, info, WAIT_S, WAIT_S))
         events = model.stream(REQUEST)
         assert await anext(events) == TextDelta("a")
         del events

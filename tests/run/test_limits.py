@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.config import Settings
 from culm.errors import InvalidRequest, ModelFailed
 from culm.ids import MessageId, SessionId
 from culm.model.base import Request, Usage
 from culm.run import limits
 from culm.run.limits import Interaction, Price, Spent
+from culm.settings import Settings
 from culm.wire.messages import Message, Text, TextPart
 from culm.wire.runs import Limits, Used
 from tests.support import contract

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from culm.clock import Timer
-from culm.config import Settings
 from culm.errors import StoreBusy
 from culm.ids import Ids, SessionId, workspace_id_of
+from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store

@@ -24,11 +24,11 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from culm.assemble import Server, open_server
-from culm.config import Settings
 from culm.ids import Ids
 from culm.server.api import HeadOnly, Route
 from culm.server.openapi import document
 from culm.server.routes import ROUTES
+from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Rule, Script
 from culm.wire.agent import RUN_HEADER

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from culm.client.stream import Lines, Told
-from culm.config import Settings
 from culm.errors import AppError, StoreBusy
 from culm.events.views import Filter
 from culm.ids import Epoch, Ids, workspace_id_of
 from culm.model.choice import Chosen
+from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES

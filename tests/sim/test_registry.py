@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from culm.config import Settings
 from culm.errors import (
     ClientRetired,
     Conflict,
@@ -19,6 +18,7 @@ from culm.errors import (
     WorkspaceNotFound,
 )
 from culm.ids import ClientId, Ids
+from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.wire.workspaces import CreateWorkspace

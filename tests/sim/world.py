@@ -5,12 +5,12 @@ import contextlib
 from pathlib import Path
 
 from culm.client.stream import Lines, Mirror, Told
-from culm.config import Settings
 from culm.errors import StoreBusy
 from culm.events.cursor import parse_cursor
 from culm.events.stream import feed
 from culm.events.views import Filter, View
 from culm.ids import Ids, workspace_id_of
+from culm.settings import Settings
 from culm.store.base import last_seq
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store

@@ -2,9 +2,9 @@
 
 import pytest
 
+from culm.config.documents import Document, merged
 from culm.model.choice import check_models
 from culm.wire.codec import Json
-from culm.workspace.config import Document, merged
 from culm.workspace.configuration import without_strayed_keys
 
 OURS: Document = {

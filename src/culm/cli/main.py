@@ -128,14 +128,14 @@ def serve(
     import os
 
     from culm.cli.serve import run_server
-    from culm.config import (
+    from culm.logs import set_up_logs
+    from culm.settings import (
         ServeOptions,
         default_data_dir,
         default_host,
         default_state_dir,
         read_config,
     )
-    from culm.logs import set_up_logs
 
     given = {"linger_s": linger, "create_grace_s": create_grace, "detach_grace_s": detach_grace}
     settings, config, found = read_config(config_file, os.environ, given)

@@ -12,8 +12,8 @@ from functools import partial
 from culm import __version__
 from culm.assemble import open_server
 from culm.clock import LoopClock
-from culm.config import ServeOptions
 from culm.ids import Ids
+from culm.settings import ServeOptions
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,20 @@ the request.
 """
 
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct, field
 
 from culm.errors import ModelFailed
 from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
+
+if TYPE_CHECKING:
+    import aiohttp  # Half of the time that `culm models` takes would go into importing it.
 
 TOKENS_MAX = 1 << 40  # In one answer; more is nonsense, and sums must fit 64 bits.
 
@@ -47,7 +51,8 @@ class Request:
 class Access(Struct, frozen=True):
     """How to reach a provider. Holds its key: never shown, stored or logged."""
 
-    type: str = "openai"  # Which dialect it speaks.
+    type: str = "openai"  # Which dialect it speaks ...
+    vendor: str = ""  # ... and whose accent it has, if that is known: "mistral", "deepseek", ...
     base_url: str = ""
     api_key: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -55,6 +60,17 @@ class Access(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Access(type={self.type!r}, base_url={self.base_url!r}, …)"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an adapter is made with: one model of one provider, and how to reach it."""
+
+    http: "aiohttp.ClientSession"  # Outlives the model, and does not limit connections.
+    access: Access
+    info: ModelInfo  # Its id, and what is known of its abilities.
+    first_byte_s: float  # The longest wait for the beginning of an answer ...
+    stall_s: float  # ... and the longest silence in the middle of one.
 
 
 # --- what comes back. Structs without GC tracking: one is made for every token.
@@ -66,7 +82,9 @@ class TextDelta(Struct, frozen=True, gc=False):
 
 class ReasoningDelta(Struct, frozen=True, gc=False):
     text: str
-    signature: str = ""  # What the provider wants to see again to believe the text.
+    # What the provider wants to see again to believe the text. Pieces are joined; only the adapter
+    # that made it reads it.
+    signature: str = ""
 
 
 class CallBegan(Struct, frozen=True, gc=False):
@@ -91,6 +109,7 @@ class Usage(Struct, frozen=True):
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    reasoning: int = 0  # Of the output.
     cost: float | None = None  # In USD, if the provider itself says.
 
 
@@ -100,6 +119,7 @@ def usage_of(
     output: int | None,
     cache_read: int | None = None,
     cache_write: int | None = None,
+    reasoning: int | None = None,
     cost: float | None = None,
 ) -> Usage:
     """What a provider counted, as far as it makes sense: its numbers are summed up for ever."""
@@ -109,6 +129,7 @@ def usage_of(
         _count(output),
         _count(cache_read),
         _count(cache_write),
+        _count(reasoning),
         cost if sane else None,
     )
 
@@ -118,7 +139,10 @@ def _count(tokens: int | None) -> int:
 
 
 class Done(Struct, frozen=True):
-    """The answer is complete; always the last event. Without it the stream was cut."""
+    """The answer and every call in it are complete; always the last event.
+
+    Without it the stream was cut.
+    """
 
     reason: StopReason
     usage: Usage | None = None
@@ -153,3 +177,6 @@ class Model(Protocol):
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
         """Ask, and yield the answer as it comes; raises `ModelFailed`."""
         ...
+
+
+MakeModel = Callable[[Setup], Model]

@@ -14,7 +14,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from culm.model import failures
-from culm.model.base import Access
+from culm.model.base import Access, Setup
 from culm.model.failures import Peer
 from culm.model.lines import Lines
 
@@ -55,12 +55,13 @@ def post_to(access: Access, path: str, headers: Mapping[str, str], body: bytes) 
 class Answer:
     """The body of a 200 as it arrives. Made by `open_answer`."""
 
-    def __init__(self, response: aiohttp.ClientResponse, peer: Peer, stall_s: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, peer: Peer, setup: Setup) -> None:
         self._response = response
         self._content = response.content
         self._peer = peer
         self._lines = Lines()
-        self._silence = _Silence(response, stall_s)
+        self._silence = _Silence(response, setup.first_byte_s)
+        self._stall_s = setup.stall_s
 
     async def lines(self) -> list[bytes] | None:
         """The next complete lines, possibly none; None at the end. Raises `ModelFailed`."""
@@ -72,12 +73,12 @@ class Answer:
             chunk = await self._content.readany()
         except _LOST as exc:
             if silence.too_long:
-                raise failures.on_stall(self._peer, silence.stall_s) from exc
+                raise failures.on_stall(self._peer, silence.bound_s) from exc
             raise failures.on_exception(self._peer, exc) from exc
         except RuntimeError as exc:  # aiohttp's word for chunks that broke before this read.
             raise failures.on_cut(self._peer) from exc
         finally:
-            silence.end()
+            silence.end(self._stall_s)
         return self._lines.feed(chunk) if chunk else None
 
     def rest(self) -> bytes:
@@ -103,26 +104,30 @@ class _Silence:
     for each read would cost as much as decoding what was read.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, stall_s: float) -> None:
-        self.stall_s = stall_s
+    def __init__(self, response: aiohttp.ClientResponse, bound_s: float) -> None:
+        self.bound_s = bound_s  # Of the current wait.
         self.too_long = False
         self._response = response
         self._loop = asyncio.get_running_loop()
         self._since_s: float | None = None  # When the current wait began.
-        self._timer = self._loop.call_later(stall_s, self._look)
+        self._timer = self._loop.call_later(bound_s, self._look)
 
     def begin(self) -> None:
         self._since_s = self._loop.time()
 
-    def end(self) -> None:
+    def end(self, next_bound_s: float) -> None:
         self._since_s = None
+        if next_bound_s < self.bound_s:  # The first wait may be longer than those that follow.
+            self._timer.cancel()
+            self._timer = self._loop.call_later(next_bound_s, self._look)
+        self.bound_s = next_bound_s
 
     def close(self) -> None:
         self._timer.cancel()
 
     def _look(self) -> None:
         now_s = self._loop.time()
-        due_s = (now_s if self._since_s is None else self._since_s) + self.stall_s
+        due_s = (now_s if self._since_s is None else self._since_s) + self.bound_s
         if due_s > now_s:
             self._timer = self._loop.call_at(due_s, self._look)
         else:
@@ -131,17 +136,15 @@ class _Silence:
 
 
 @asynccontextmanager
-async def open_answer(
-    http: aiohttp.ClientSession, post: Post, peer: Peer, *, stall_s: float
-) -> AsyncGenerator[Answer]:
+async def open_answer(setup: Setup, post: Post, peer: Peer) -> AsyncGenerator[Answer]:
     """Ask, and read the answer while in the block; raises `ModelFailed`.
 
     Leaving the block before the end of the answer drops the connection.
     """
-    response = await _send(http, post, peer, stall_s)
+    response = await _send(setup.http, post, peer, setup.first_byte_s)
     try:
-        await _check(response, peer, stall_s)
-        answer = Answer(response, peer, stall_s)
+        await _check(response, peer, setup.stall_s)
+        answer = Answer(response, peer, setup)
         try:
             yield answer
         finally:
@@ -151,10 +154,10 @@ async def open_answer(
 
 
 async def _send(
-    http: aiohttp.ClientSession, post: Post, peer: Peer, stall_s: float
+    http: aiohttp.ClientSession, post: Post, peer: Peer, first_byte_s: float
 ) -> aiohttp.ClientResponse:
     """The response once its head has come, which includes what the request took to leave."""
-    bound = asyncio.timeout(stall_s)
+    bound = asyncio.timeout(first_byte_s)
     try:
         async with bound:
             return await http.post(
@@ -171,7 +174,7 @@ async def _send(
         raise failures.on_exception(peer, exc) from None
     except (*_LOST, ValueError) as exc:
         if bound.expired():
-            raise failures.on_stall(peer, stall_s) from exc
+            raise failures.on_stall(peer, first_byte_s) from exc
         raise failures.on_exception(peer, exc) from exc
 
 

@@ -94,6 +94,10 @@ class Reading:
         self._calls = _Calls()
         self._usage: _Usage | None = None
 
+    @property
+    def complete(self) -> bool:
+        return self.finish is not None
+
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
         for line in lines if not self.done else ():
             if not line.startswith(b"data:"):

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from culm.config import Settings
 from culm.errors import InvalidRequest, ModelFailed
 from culm.model.base import Request, Usage
+from culm.settings import Settings
 from culm.wire.codec import encode
 from culm.wire.config import Model
 from culm.wire.endings import Ending

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from culm.clock import Clock, pause
-from culm.config import Settings
 from culm.errors import AppError, ModelFailed, StoreBusy
 from culm.ids import Ids
 from culm.model.choice import Models
@@ -19,6 +18,7 @@ from culm.run.live import LiveRun
 from culm.run.loop import Turn, take_turn
 from culm.run.messages import Messages
 from culm.run.rules import ending_of_stop
+from culm.settings import Settings
 from culm.store.store import Store
 from culm.tools.base import Tool
 from culm.wire.endings import Ending

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from culm.config.documents import SCOPES, Document, DocumentFile, Edit, merged, shown_config
 from culm.errors import InvalidRequest
 from culm.ids import WorkspaceId
 from culm.model.choice import check_models
@@ -15,7 +16,6 @@ from culm.store.store import Store
 from culm.wire.codec import Json, encode
 from culm.wire.config import Config
 from culm.wire.events import ConfigChanged
-from culm.workspace.config import SCOPES, Document, DocumentFile, Edit, merged, shown_config
 
 _SECRETS = ("api_key", "oauth", "extra_headers")
 

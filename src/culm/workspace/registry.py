@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from culm.clock import Clock, Timer
-from culm.config import Settings
 from culm.errors import (
     AppError,
     ChannelsDiffer,
@@ -30,6 +29,7 @@ from culm.errors import (
     WorkspaceNotFound,
 )
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
+from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace.claims import Created, Fate, Released, Retired
 from culm.workspace.workspace import About, Workspace

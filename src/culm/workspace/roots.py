@@ -16,6 +16,7 @@ from msgspec import MsgspecError, Struct
 from culm import __version__
 from culm.clock import Clock, Timer
 from culm.errors import DataLocked
+from culm.files import replace_file
 from culm.wire.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -165,22 +166,6 @@ def remember_workspace(data_dir: Path, *, path: Path, root: Path, workspace_id: 
         return
     known = [other for other in known if other.path != entry.path] + [entry]
     replace_file(file, encode(known))
-
-
-def replace_file(file: Path, data: bytes) -> None:
-    """Write a private file whole or not at all; one writer at a time."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(descriptor)
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # The disk may be full; leave it what there is.
-        raise
 
 
 def read_workspaces(data_dir: Path) -> list[Known]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from culm.clock import Clock, Timer
-from culm.config import Settings
+from culm.config.documents import Document, DocumentFile, Edit
 from culm.errors import (
     ClientNotAttached,
     InvalidRequest,
@@ -33,6 +33,7 @@ from culm.run.messages import Messages
 from culm.run.recovery import recover
 from culm.run.runs import Runs
 from culm.run.turn import World
+from culm.settings import Settings
 from culm.store import log as event_log
 from culm.store.base import Connection, Event
 from culm.store.history import files_of_session, last_read, mark_read, read_files
@@ -69,7 +70,6 @@ from culm.workspace.claims import (
     StreamOpened,
     on_claim,
 )
-from culm.workspace.config import Document, DocumentFile, Edit
 from culm.workspace.configuration import Configuration
 
 log = logging.getLogger(__name__)

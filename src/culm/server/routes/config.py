@@ -1,5 +1,6 @@
 """Configuration: what is shown of it, and what clients may change."""
 
+from culm.config.documents import remove_key, select_model, set_key, step_of
 from culm.errors import InvalidRequest, NotFound
 from culm.server.api import Route
 from culm.wire.codec import fit
@@ -15,7 +16,6 @@ from culm.wire.config import (
     SetModel,
     SetProviderKey,
 )
-from culm.workspace.config import remove_key, select_model, set_key, step_of
 from culm.workspace.workspace import Workspace
 
 

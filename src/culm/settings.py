@@ -72,8 +72,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds,
         Meta(description="Accepted runs go on by themselves if no server was away for longer."),
     ] = 600.0
+    model_first_byte_s: Annotated[
+        Seconds,
+        Meta(description="A model that has not begun to answer after this long is asked again."),
+    ] = 300.0  # A local server may load the model first.
     model_stall_s: Annotated[
-        Seconds, Meta(description="A model that sends nothing for this long is asked again.")
+        Seconds,
+        Meta(
+            description="A model that sends nothing for this long within an answer is asked again."
+        ),
     ] = 120.0
     workspaces_max: Annotated[Count, Meta(description="Open workspaces per server.")] = 256
     sessions_max: Annotated[Count, Meta(description="Sessions per workspace.")] = 100_000

@@ -5,15 +5,11 @@ A document is a JSON object in a file of its own. How it is changed and shown ar
 """
 
 import asyncio
-import fcntl
 import logging
-import os
 import re
-import stat
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -21,9 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, Rejected, TooLarge
+from culm.files import Unreadable, locked, read_file, replace_file
 from culm.wire.codec import Json, clean, encode, fit, parse_body, spelled_as
 from culm.wire.config import Config, SelectedModel
-from culm.workspace.roots import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +33,6 @@ VALUE_DEPTH_MAX = 64
 SHOWN_BYTES_MAX = 256 << 10  # Of what clients are shown, which every workspace repeats.
 RECENT_MAX = 5  # Models a client offers first.
 CLOSE_S = 5.0
-LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Whoever holds the lock holds it for one write.
 SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
 
 _CREDENTIALS = re.compile(r"//[^/@]*@")  # In a URL.
@@ -232,7 +227,7 @@ class DocumentFile:
 
     def _apply(self, edit: Edit, check: Callable[[Document], object]) -> Document:
         try:
-            with _locked(self._file):
+            with locked(self._file):
                 # Read again: a person, or another server of the same user, may have been here.
                 value = edit(self._read())
                 check(value)
@@ -249,18 +244,11 @@ class DocumentFile:
     def _read(self) -> Document:
         """Raises `ConfigDamaged` if what is there is no document."""
         try:
-            # Not blocking: a pipe would keep us waiting for somebody to write into it.
-            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as source:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ConfigDamaged(str(self._file), "it is no file")
-                data = source.read(DOCUMENT_BYTES_MAX + 1)
+            data = read_file(self._file, DOCUMENT_BYTES_MAX)
         except FileNotFoundError:
             return {}
-        except OSError as exc:
-            raise ConfigDamaged(str(self._file), exc.strerror or str(exc)) from exc
-        if len(data) > DOCUMENT_BYTES_MAX:
-            raise ConfigDamaged(str(self._file), f"it has more than {DOCUMENT_BYTES_MAX} bytes")
+        except Unreadable as exc:
+            raise ConfigDamaged(str(self._file), str(exc)) from exc
         try:
             value = parse_body(data, dict[str, Json])
             fit(value, Config)
@@ -272,25 +260,6 @@ class DocumentFile:
         """Finish what was asked for, then let go."""
         async with asyncio.timeout(CLOSE_S):
             await asyncio.to_thread(self._thread.shutdown)
-
-
-@contextmanager
-def _locked(file: Path) -> Generator[None]:
-    """Keep other processes from changing `file` meanwhile; raises OSError if one does not end."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        for attempt in range(LOCK_TRIES):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == LOCK_TRIES - 1:
-                    raise
-                time.sleep(LOCK_EVERY_S)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @asynccontextmanager

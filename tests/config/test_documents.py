@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
-from culm.wire.config import SelectedModel
-from culm.workspace.config import (
+from culm.config.documents import (
     DOCUMENT_BYTES_MAX,
     RECENT_MAX,
     VALUE_DEPTH_MAX,
@@ -24,6 +22,8 @@ from culm.workspace.config import (
     shown_config,
     step_of,
 )
+from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
+from culm.wire.config import SelectedModel
 from tests.support import WAIT_S
 
 names = st.text(st.sampled_from("\\.ab") | st.characters(), min_size=1, max_size=8)

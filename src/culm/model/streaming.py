@@ -1,0 +1,70 @@
+"""The course of one request, the same in every dialect: post, read lines, tell events.
+
+The words of the request and of the answer are the dialect's own.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Protocol
+
+from culm.errors import ModelFailed
+from culm.model.base import ModelEvent, Request, Setup, joined
+from culm.model.failures import Peer
+from culm.model.http import Answer, Post, open_answer
+from culm.wire.messages import BinaryPart
+
+LARGE_BYTES = 256 << 10  # Of attachments in one request.
+SLICE = 256  # Lines taken at once: some 128 deltas, a millisecond of work.
+
+
+class Reading(Protocol):
+    """The state of one answer: lines in, events out."""
+
+    @property
+    def done(self) -> bool:
+        """The stream said that nothing follows."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """All of the answer has come; at most the goodbye is missing."""
+        ...
+
+    def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]: ...
+
+    def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
+        """The end of the body; `rest` is the line it ended in. Raises if something is missing."""
+        ...
+
+
+async def stream_answer(
+    setup: Setup, request: Request, make_post: Callable[[], Post], peer: Peer, reading: Reading
+) -> AsyncGenerator[ModelEvent]:
+    """Ask, and yield the answer as it comes; raises `ModelFailed`."""
+    # Pictures take their time to spell; meanwhile the others go on.
+    post = await asyncio.to_thread(make_post) if _is_large(request) else make_post()
+    async with open_answer(setup, post, peer) as answer:
+        while not reading.done and (lines := await _next_lines(answer, reading)) is not None:
+            for start in range(0, len(lines), SLICE):
+                if start:
+                    await asyncio.sleep(0)  # A model in a hurry must not hold up the others.
+                for event in joined(reading.on_lines(lines[start : start + SLICE])):
+                    yield event
+        if reading.done:
+            await answer.settle()
+        for event in reading.on_end(answer.rest()):
+            yield event
+
+
+def _is_large(request: Request) -> bool:
+    parts = (part for message in request.messages for part in message.parts)
+    return sum(len(p.data.data) for p in parts if isinstance(p, BinaryPart)) > LARGE_BYTES
+
+
+async def _next_lines(answer: Answer, reading: Reading) -> list[bytes] | None:
+    try:
+        return await answer.lines()
+    except ModelFailed:
+        if not reading.complete:
+            raise
+        return None  # Only the goodbye was lost.
