@@ -17,7 +17,7 @@ setup: .venv/.ready
 	@touch $@
 
 run: setup
-	@$(BIN)/python examples/one_prompt.py
+	@$(BIN)/python examples/first_run.py
 
 test: setup
 	@./check
@@ -27,6 +27,7 @@ bench: setup
 	@$(BIN)/python -m bench.fanout $(ARGS)
 	@$(BIN)/python -m bench.http $(ARGS)
 	@$(BIN)/python -m bench.runs $(ARGS)
+	@$(BIN)/python -m bench.models $(ARGS)
 
 # More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
 soak: setup

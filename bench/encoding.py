@@ -2,20 +2,26 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
 from bench import frames
 from culm.clock import LoopClock
 from culm.config.documents import DocumentFile
+from culm.config.sources import FixedSources
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
 from culm.model.base import Model
 from culm.model.choice import Chosen
+from culm.model.discovery import Found
+from culm.run.surroundings import ContextPaths
+from culm.run.system import Surroundings
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
+from culm.workspace.configuration import Origins
 from culm.workspace.workspace import About, Equipment, open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
@@ -34,6 +40,18 @@ class NullTransport:
     def abort(self) -> None: ...
 
 
+def _document() -> DocumentFile:
+    return DocumentFile(Path("/"))
+
+
+async def _find_nothing(env: Mapping[str, str]) -> Found:
+    return Found({})
+
+
+async def _look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
+    return Surroundings(str(path))
+
+
 def _no_model(_: Chosen) -> Model:
     raise AssertionError("nobody asks one here")
 
@@ -47,8 +65,8 @@ async def event_us(streams: int, turns: int) -> float:
         open_workspace(
             about,
             store,
-            (DocumentFile(Path("/")), DocumentFile(Path("/"))),
-            Equipment(_no_model, {}, {}),
+            Origins(FixedSources({}), (_document(), _document()), _find_nothing),
+            Equipment(_no_model, lambda _: {}, _look_nowhere, {}),
             clock,
             ids,
             Settings(),

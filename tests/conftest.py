@@ -1,11 +1,16 @@
 """Every test runs on the loop that the product runs on; asyncio's debug mode is on."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
 from hypothesis import settings
+
+# No test finds a key, a model server or the configuration of whoever runs it.
+os.environ["CULM_NO_DISCOVERY"] = "1"
+os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
 # A busy machine is no failure: what takes too long is bounded by pytest's own time-out.
 settings.register_profile("culm", deadline=None)

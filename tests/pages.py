@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -11,9 +13,11 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from culm.cli.main import HELP_OPTIONS, culm
+from culm.config.schema import json_schema
 from culm.server.openapi import document
 from culm.server.routes import BY_NOUN
 from culm.settings import Settings
+from tests.pages_models import SECTIONS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -41,11 +45,18 @@ def settings_page() -> str:
 def cli_page() -> str:
     pieces = ["# Command line", "", "Made from the commands themselves.", ""]
     root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
-    children = [click.Context(c, root, info_name=n) for n, c in culm.commands.items()]
-    for context in (root, *children):
+    for context in _contexts(root):
         name, command = context.command_path, context.command
         pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(pieces)
+
+
+def _contexts(context: click.Context) -> Iterator[click.Context]:
+    """A command and all below it."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name, command in context.command.commands.items():
+            yield from _contexts(click.Context(command, context, info_name=name))
 
 
 def _describe(kind: Any) -> str:  # noqa: ANN401 - a type as msgspec hands it out
@@ -87,11 +98,32 @@ def openapi_page() -> str:
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
+def schema_page() -> str:
+    return (
+        json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    )  # As `culm config schema`.
+
+
+_SECTION = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(name: str) -> str:
+    """A page that people write, with the tables in it that are made."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"{found[1]}{SECTIONS[found[2]]().strip()}\n{found[3]}"
+
+    return _SECTION.sub(made, (DOCS / name).read_text())
+
+
 PAGES = {
     "settings.md": settings_page,
     "cli.md": cli_page,
     "routes.md": routes_page,
     "openapi.json": openapi_page,
+    "culm.schema.json": schema_page,
+    "configuration.md": partial(with_tables, "configuration.md"),
+    "models.md": partial(with_tables, "models.md"),
 }
 
 

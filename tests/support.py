@@ -1,16 +1,24 @@
 """What tests share: the promise a test shows, a clock wound by hand, a bound for every wait."""
 
 import heapq
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from culm.config.checking import Document
 from culm.config.documents import DocumentFile
+from culm.config.sources import FixedSources
 from culm.model.base import Model
-from culm.model.choice import Chosen
+from culm.model.choice import Chosen, MakeModel
+from culm.model.discovery import Found
+from culm.run.surroundings import ContextPaths
+from culm.run.system import Surroundings
 from culm.settings import ServeOptions, Settings
+from culm.tools.base import Tool
+from culm.workspace.configuration import Origins
 from culm.workspace.workspace import Equipment
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
@@ -63,9 +71,14 @@ class FakeClock:
         return sum(not timer.cancelled for timer in self._timers)
 
 
-def no_documents() -> tuple[DocumentFile, DocumentFile]:
-    """Configuration that nobody has set and nobody changes."""
-    return DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
+def fixed_origins(config: Document | None = None) -> Origins:
+    """Configuration that says `config`, and that nobody changes."""
+    documents = DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
+    return Origins(FixedSources(config or {}), documents, find_nothing)
+
+
+async def find_nothing(env: Mapping[str, str]) -> Found:
+    return Found({})
 
 
 def serve_options(
@@ -74,12 +87,16 @@ def serve_options(
     settings: Settings | None = None,
     config: Mapping[str, object] | None = None,
 ) -> ServeOptions:
-    """Options of a server that keeps to `folder`."""
+    """Options of a server that keeps to `folder`; with `config`, that is the user's file."""
+    file = folder / "culm.json"
+    if config is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(config))
     return ServeOptions(
         data_dir=folder / "data",
         hosts=hosts,
         settings=settings or Settings(),
-        config=config or {},
+        config_file=file,
     )
 
 
@@ -91,8 +108,22 @@ def model_config(url: str, **info: object) -> dict[str, object]:
     return {"models": {"large": chosen, "small": chosen}, "providers": {"demo": provider}}
 
 
+# Configuration by which not even the embedded model can be asked.
+NO_MODEL: Mapping[str, object] = {"providers": {"offline": {"disable": True}}}
+
+
 def no_model(_: Chosen) -> Model:
     raise AssertionError("nobody is to ask a model here")
 
 
-NO_EQUIPMENT = Equipment(no_model, {}, {})
+async def look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
+    return Surroundings(str(path))
+
+
+def equipment(make_model: MakeModel = no_model, *tools: Tool) -> Equipment:
+    """What a workspace needs that works in no directory."""
+    by_name = {tool.spec.name: tool for tool in tools}
+    return Equipment(make_model, lambda _: by_name, look_nowhere, {})
+
+
+NO_EQUIPMENT = equipment()

@@ -8,17 +8,23 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 from culm.clock import Clock
-from culm.config.documents import Document, DocumentFile, check_config, open_document
+from culm.config.documents import DocumentFile, open_document
+from culm.config.sources import FileSources, Read
+from culm.config.trust import Trusted
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
 from culm.model.base import Model, Setup
-from culm.model.choice import Chosen, check_models
-from culm.model.openai import OpenAiModel
+from culm.model.choice import Chosen
+from culm.model.dialects import find_dialect
+from culm.model.discovery import LocalServers, look_around
+from culm.run.surroundings import ContextPaths, look_at
+from culm.run.system import Surroundings
 from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
@@ -26,12 +32,16 @@ from culm.settings import ServeOptions
 from culm.store.files import has_unfinished_runs
 from culm.store.store import open_store
 from culm.tools.base import Tool
+from culm.tools.registry import read_only_tools
+from culm.tools.work import FileWork, open_file_work
+from culm.workspace.configuration import Origins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
 from culm.workspace.workspace import About, Equipment, Workspace, open_workspace
 
 log = logging.getLogger(__name__)
 
+SEEN_S = 1.0  # As often as configuration is looked at.
 LOOK_S = 2.0  # For one database at the start; a mount that hangs must not hang the server.
 
 
@@ -71,11 +81,12 @@ async def open_server(
         gate = Gate(token, allowed_hosts(tcp, options.allow_hosts))
         async with (
             open_document(options.data_dir / "config.json") as user,
+            open_file_work(clock) as work,
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
             ) as http,
             open_registry(
-                _opener(options, user, _equipment(options, http, tools or {}), clock, ids),
+                _opener(options, user, _equipment(options, http, work, tools), clock, ids),
                 options.data_dir,
                 options.settings,
                 clock,
@@ -95,29 +106,46 @@ async def open_server(
 
 
 def _equipment(
-    options: ServeOptions, http: aiohttp.ClientSession, tools: Mapping[str, Tool]
+    options: ServeOptions,
+    http: aiohttp.ClientSession,
+    work: FileWork,
+    tools: Mapping[str, Tool] | None,
 ) -> Equipment:
+    settings = options.settings
+
+    def make_tools(path: Path) -> Mapping[str, Tool]:
+        return read_only_tools(path, work) if tools is None else tools
+
     def make_model(chosen: Chosen) -> Model:
-        settings = options.settings
-        setup = Setup(
-            http, chosen.access, chosen.info, settings.model_first_byte_s, settings.model_stall_s
+        dialect = find_dialect(chosen.access.type)
+        assert dialect is not None, "it was found usable"
+        return dialect.make(
+            Setup(
+                http,
+                chosen.access,
+                chosen.info,
+                settings.model_first_byte_s,
+                settings.model_stall_s,
+            )
         )
-        return OpenAiModel(setup)
 
-    return Equipment(make_model, tools, _checked_config(options))
+    seen: dict[tuple[Path, ContextPaths], tuple[float, Surroundings]] = {}
 
+    async def look(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
+        """Turns that begin together look once: each look is a thread's work beside the loop."""
+        until_s, around = seen.get((path, paths), (0.0, Surroundings(str(path))))
+        if now_s < until_s:
+            return around
+        try:
+            around = await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
+        except TimeoutError:  # The disk does not answer; the model can.
+            return Surroundings(str(path))
+        if len(seen) > options.settings.workspaces_max:
+            seen.clear()
+        seen[path, paths] = (now_s + SEEN_S, around)
+        return around
 
-def _checked_config(options: ServeOptions) -> Document:
-    """What the user wrote about models; raises `InvalidRequest` that says where."""
-    document = dict(options.config)
-    try:
-        check_config(document)
-        check_models(document)
-    except InvalidRequest as exc:
-        problem = exc.message.removeprefix("failed to decode request: ")
-        hint = "docs/models.md shows how providers and models are named"
-        raise InvalidRequest(f"{options.config_file}: {problem}", hint=hint) from exc
-    return document
+    return Equipment(make_model, make_tools, look, dict(os.environ))
 
 
 def _is_locking() -> bool:
@@ -139,24 +167,34 @@ async def _resume(registry: Registry, data_dir: Path) -> None:
 def _opener(
     options: ServeOptions, user: DocumentFile, equipment: Equipment, clock: Clock, ids: Ids
 ) -> OpenWorkspace:
+    servers, trusted = LocalServers(clock), Trusted(options.data_dir)
+    good: dict[Path, Read] = {}  # The user's file as it last was in order.
     roots = Roots(clock, locking=_is_locking())
     remembering = asyncio.Lock()  # One list, rewritten by one at a time.
 
     @asynccontextmanager
-    async def open_one(about: About) -> AsyncGenerator[Workspace]:
+    async def open_one(about: About, env: Mapping[str, str]) -> AsyncGenerator[Workspace]:
         folder = project_folder(about.root, about.path)
+        # Not in the root, which a create may name: that can be inside a repository, and what is
+        # in a repository is its writer's.
+        own_file = project_folder(options.data_dir, about.path) / "config.json"
         async with (
             roots.hold(about.root) as alive_s,
             open_store(folder / "culm.db", clock, ids) as store,
-            open_document(folder / "config.json") as own,
+            open_document(own_file) as own,
             open_workspace(
                 about,
                 store,
-                (user, own),
+                Origins(
+                    FileSources(options.config_file, about.path, trusted, good),
+                    (user, own),
+                    partial(look_around, servers=servers),
+                ),
                 equipment,
                 clock,
                 ids,
                 options.settings,
+                env=env,
                 alive_s=alive_s,
             ) as workspace,
         ):

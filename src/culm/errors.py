@@ -246,7 +246,7 @@ class AgentNotReady(InvalidRequest):
     def __init__(self) -> None:
         super().__init__(
             "agent coordinator not initialized",
-            hint="name a provider and a model in culm.json (docs/models.md)",
+            hint="no model can be used: `culm models` shows why, docs/models.md how to name one",
         )
 
 

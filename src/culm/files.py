@@ -24,13 +24,15 @@ def read_file(file: Path, bytes_max: int) -> bytes:
         raise
     except OSError as exc:
         raise Unreadable(exc.strerror or str(exc)) from exc
-    with os.fdopen(descriptor, "rb") as source:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Unreadable("it is no file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as source:
             data = source.read(bytes_max + 1)
-        except OSError as exc:
-            raise Unreadable(exc.strerror or str(exc)) from exc
+    except OSError as exc:
+        raise Unreadable(exc.strerror or str(exc)) from exc
+    finally:
+        os.close(descriptor)
     if len(data) > bytes_max:
         raise Unreadable(f"it has more than {bytes_max} bytes")
     return data

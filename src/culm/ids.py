@@ -1,4 +1,4 @@
-"""Typed ids, and the one place where new ones are made."""
+"""Typed ids, and the one place where new ones are made: all chance comes from here."""
 
 import hashlib
 import os
@@ -51,6 +51,10 @@ class Ids:
 
     def cancel(self) -> CancelId:
         return CancelId(self._uuid())
+
+    def chance(self) -> float:
+        """At least 0 and below 1."""
+        return self._random.random()
 
     def epoch(self) -> Epoch:
         return Epoch(f"{self._random.getrandbits(48):012x}")

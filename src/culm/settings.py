@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
 
-# What the configuration file says about agents; all else in it are settings of the server.
-AGENT_KEYS = ("$schema", "providers", "models", "options")
+DETACHED = "CULM_DETACHED"  # Set for a server that a client started: nobody reads what it prints.
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -99,8 +98,7 @@ class ServeOptions:
     tls_key: Path | None = None
     plaintext_network: bool = False
     settings: Settings = field(default_factory=Settings)
-    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Providers, models ...
-    config_file: Path | None = None  # ... and where that was read.
+    config_file: Path | None = None  # The user's; providers and models are read in it.
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
@@ -126,36 +124,9 @@ def default_config_file(env: Mapping[str, str]) -> Path:
     return Path(base) / "culm" / "culm.json"
 
 
-def read_config(
-    file: Path | None, env: Mapping[str, str], given: Mapping[str, float | None]
-) -> tuple[Settings, dict[str, Any], Path | None]:
-    """The user's configuration: settings, overridden by what was `given`, and all about models.
-
-    It is `file`, or else the default one if there is one; says which. Raises `InvalidRequest`.
-    """
-    document: dict[str, Any] = {}
-    if file is None and default_config_file(env).exists():
-        file = default_config_file(env)
-    if file is not None:
-        document = _read_object(file)
-    ours = {key: document.pop(key) for key in AGENT_KEYS if key in document}
-    try:
-        settings = msgspec.convert(document, Settings)
-    except msgspec.ValidationError as exc:
-        hint = "docs/settings.md lists the settings, docs/models.md tells of providers and models"
-        raise InvalidRequest(f"{file}: {exc}", hint=hint) from exc
+def settings_with(settings: Settings, given: Mapping[str, float | None]) -> Settings:
+    """The settings, overridden by what was `given`; raises `InvalidRequest`."""
     for name, value in given.items():
         if value is not None and not math.isfinite(value):
             raise InvalidRequest(f"{name} must be a number of seconds, not {value}")
-    asked = {name: value for name, value in given.items() if value is not None}
-    return replace(settings, **asked), ours, file
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except OSError as exc:
-        raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
-    except msgspec.MsgspecError as exc:
-        hint = 'a JSON object is wanted, for example {"linger_s": 600}'
-        raise InvalidRequest(f"{file} is not JSON: {exc}", hint=hint) from exc
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})

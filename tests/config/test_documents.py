@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.config import jsonc
+from culm.config.checking import Document
 from culm.config.documents import (
     DOCUMENT_BYTES_MAX,
     RECENT_MAX,
     VALUE_DEPTH_MAX,
-    Document,
     open_document,
     remove_key,
     select_model,
@@ -22,6 +23,7 @@ from culm.config.documents import (
     shown_config,
     step_of,
 )
+from culm.config.layers import merged
 from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, TooLarge
 from culm.wire.config import SelectedModel
 from tests.support import WAIT_S
@@ -114,7 +116,7 @@ def test_a_model_for_anything_but_large_or_small_is_refused() -> None:
 def test_the_workspaces_document_is_laid_over_the_users() -> None:
     user: Document = {"options": {"notifications": "bell", "tui": {"compact_mode": True}}}
     own: Document = {"options": {"tui": {"compact_mode": False, "diff_mode": "split"}}}
-    config = shown_config([user, own], data_directory="/d", debug=True)
+    config = shown_config(merged([user, own]), data_directory="/d", debug=True)
     assert config.options.notifications == "bell"
     assert (config.options.tui.compact_mode, config.options.tui.diff_mode) == (False, "split")
     assert (config.options.data_directory, config.options.debug) == ("/d", True)
@@ -122,23 +124,23 @@ def test_the_workspaces_document_is_laid_over_the_users() -> None:
 
 def test_what_no_client_could_read_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"\$\.options\.tui\.transparent"):
-        shown_config([{"options": {"tui": {"transparent": "yes"}}}], data_directory="", debug=False)
+        shown_config({"options": {"tui": {"transparent": "yes"}}}, data_directory="", debug=False)
 
 
 def test_what_is_shown_has_a_bound_and_no_credentials_in_a_url() -> None:
     providers: dict[str, Document] = {
         "p": {"base_url": "https://user:secret@host/v1", "models": [{}] * 10}
     }
-    config = shown_config([{"providers": providers}], data_directory="", debug=False)
+    config = shown_config({"providers": providers}, data_directory="", debug=False)
     assert config.providers["p"].base_url == "https://host/v1"
     providers["p"]["models"] = [{}] * 5000
     with pytest.raises(TooLarge):
-        shown_config([{"providers": providers}], data_directory="", debug=False)
+        shown_config({"providers": providers}, data_directory="", debug=False)
 
 
 def test_nobody_can_make_a_client_report_elsewhere() -> None:
     document: Document = {"options": {"disable_metrics": False}}
-    assert shown_config([document], data_directory="", debug=False).options.disable_metrics
+    assert shown_config(document, data_directory="", debug=False).options.disable_metrics
 
 
 # --- the file
@@ -262,3 +264,52 @@ async def test_a_file_that_somebody_broke_counts_as_empty_and_is_left_alone(
         with pytest.raises(ConfigDamaged, match=r"c\.json"):
             await document.change(set_key("a", 1), accept)
     assert file.read_text() == text
+
+
+async def test_an_edit_keeps_the_comments_the_order_and_the_hand_of_whoever_wrote_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "c.json"
+    file.write_text("""{
+\t// Mine, since spring.
+\t"permissions": {"allowed_tools": ["view"]}, // these only
+\t"options": {
+\t\t"notifications": "bell", /* loud */
+\t\t"tui": {"compact_mode": true},
+\t},
+\t"models": {}, // none yet
+}
+""")
+    async with asyncio.timeout(WAIT_S), open_document(file) as document:
+        await document.change(set_key("options.notifications", "off"), accept)
+        await document.change(remove_key("options.tui"), accept)
+        await document.change(select_model("large", SelectedModel("m", "p")), accept)
+        shown = document.value
+    text = file.read_text()
+    assert text.startswith("""{
+\t// Mine, since spring.
+\t"permissions": {"allowed_tools": ["view"]}, // these only
+\t"options": {
+\t\t"notifications": "off", /* loud */
+\t},
+\t"models": {""")
+    assert "// none yet" in text
+    chosen = {"model": "m", "provider": "p"}
+    assert jsonc.parse(text) == shown
+    assert shown == {
+        "permissions": {"allowed_tools": ["view"]},
+        "options": {"notifications": "off"},
+        "models": {"large": chosen},
+        "recent_models": {"large": [chosen]},
+    }
+    assert list(shown) == ["permissions", "options", "models", "recent_models"]
+
+
+async def test_an_edit_that_changes_nothing_writes_the_same_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    text = '\ufeff{ "a" :\t1 , // one\r\n"b":{}}'
+    file.write_bytes(text.encode())
+    async with asyncio.timeout(WAIT_S), open_document(file) as document:
+        await document.change(set_key("a", 1), accept)
+        await document.change(remove_key("c"), accept)
+    assert file.read_bytes() == text.encode()

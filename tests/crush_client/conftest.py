@@ -9,11 +9,19 @@ import pytest
 from tests.crush_client.servers import open_flow
 from tests.flow.conftest import FlowServer
 from tests.flow.conftest import kind as kind
+from tests.support import NO_MODEL
 
 
 @pytest.fixture
 async def flow(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
     async with open_flow(tmp_path, kind) as server:
+        yield server
+
+
+@pytest.fixture
+async def bare(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
+    """A server that has not even the embedded model: no client of it is configured."""
+    async with open_flow(tmp_path, kind, config=NO_MODEL) as server:
         yield server
 
 

@@ -27,11 +27,11 @@ async def attached(flow: FlowServer, stack: AsyncExitStack, name: str = "project
     return tui
 
 
-async def test_a_tui_attaches_with_the_calls_of_the_real_one_and_nothing_fails(
-    flow: FlowServer, kind: str
+async def test_a_tui_without_a_model_attaches_with_the_calls_of_the_real_one_and_nothing_fails(
+    bare: FlowServer, kind: str
 ) -> None:
-    startup = startup_for(flow.url, flow.folder)
-    async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as tui:
+    startup = startup_for(bare.url, bare.folder)
+    async with asyncio.timeout(WAIT_S), open_tui(project(bare), startup) as tui:
         await tui.events.until(lambda: tui.events.connections == 1)
         assert tui.sent[:3] == ["POST /v1/workspaces", "GET W/permissions/skip", "GET W/agent"]
         assert Counter(tui.sent[3:]) == Counter(
@@ -129,8 +129,8 @@ async def test_a_tui_polls_at_most_as_often_as_the_real_one(flow: FlowServer) ->
             before = len(tui.sent)
             await tui.polling.tick(now_s)
             counts.append(len(tui.sent) - before)
-        # A round is two calls while no agent is ready, the queue two more, the servers one.
-        assert counts == [5, 0, 2, 4, 0, 5]
+        # A round is four calls as the agent is ready, the queue two more, the servers one.
+        assert counts == [7, 0, 4, 6, 0, 7]
         assert tui.calls.log == []
 
 
@@ -166,10 +166,10 @@ async def test_a_session_is_loaded_with_the_calls_of_the_real_one(flow: FlowServ
         loading.append("GET W/sessions/S/filetracker/files")
         assert sorted(calls[:4]) == sorted([*loading, "POST W/current-session?client_id=C"])
         assert [line for line in calls[:4] if line in loading] == loading
-        polls = ["GET W/agent", "GET W/permissions/skip", "GET W/agent"]
+        polls = [*["GET W/agent"] * 3, "GET W/permissions/skip", "GET W/agent"]
         polls.append("GET W/agent/sessions/S/prompts/list")
-        assert calls[4:8] == polls
-        assert calls[8:] == ["GET W/sessions/S/messages", "GET W/sessions/S/messages/user"]
+        assert calls[4:10] == polls
+        assert calls[10:] == ["GET W/sessions/S/messages", "GET W/sessions/S/messages/user"]
         assert tui.calls.log == []
         (session,) = await tui.sessions.pick()
         assert session.integer("attached_clients") == 1

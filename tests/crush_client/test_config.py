@@ -81,8 +81,8 @@ async def test_what_was_set_is_what_the_other_client_reads(flow: FlowServer) -> 
         ]
 
 
-async def test_a_key_makes_a_client_configured_and_is_never_read_back(flow: FlowServer) -> None:
-    async with pair(flow) as (one, other):
+async def test_a_key_makes_a_client_configured_and_is_never_read_back(bare: FlowServer) -> None:
+    async with pair(bare) as (one, other):
         assert not is_configured(other.calls.config)
         before = other.calls.workspace
         await one.api.call(51, KEY)
@@ -93,12 +93,12 @@ async def test_a_key_makes_a_client_configured_and_is_never_read_back(flow: Flow
 
 
 async def test_a_configured_tui_initialises_the_agent_and_asks_about_the_project(
-    flow: FlowServer,
+    bare: FlowServer,
 ) -> None:
-    startup = startup_for(flow.url, flow.folder)
-    async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as first:
+    startup = startup_for(bare.url, bare.folder)
+    async with asyncio.timeout(WAIT_S), open_tui(project(bare), startup) as first:
         await first.api.call(51, KEY)
-        async with open_tui(project(flow), startup) as tui:
+        async with open_tui(project(bare), startup) as tui:
             assert tui.sent[:5] == [
                 "POST /v1/workspaces",
                 "POST W/agent/init",
@@ -110,10 +110,10 @@ async def test_a_configured_tui_initialises_the_agent_and_asks_about_the_project
 
 
 async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_again(
-    flow: FlowServer,
+    bare: FlowServer,
 ) -> None:
-    startup, pauses = startup_for(flow.url, flow.folder), Pauses()
-    async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup, sleep=pauses) as tui:
+    startup, pauses = startup_for(bare.url, bare.folder), Pauses()
+    async with asyncio.timeout(WAIT_S), open_tui(project(bare), startup, sleep=pauses) as tui:
         await tui.events.until(lambda: tui.events.connections == 1)
         before = tui.calls.workspace
         await tui.api.call(51, KEY)
@@ -122,7 +122,7 @@ async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_ag
         await tui.api.call(8, query={"client_id": tui.api.client_id})
         await tui.api.transport.aclose()  # Released and without a stream: it closes at once.
         await pauses.until(1)
-        while flow.server.registry.list():
+        while bare.server.registry.list():
             await asyncio.sleep(0.001)
         start = len(tui.sent)
         pauses.release()
@@ -136,15 +136,30 @@ async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_ag
         assert tui.calls.log == []
 
 
-@pytest.mark.parametrize("wishes", [Wishes(), Wishes(model=("demo", "demo-1"))])
-async def test_a_configured_run_waits_for_an_agent_that_never_comes_and_retires(
-    flow: FlowServer, wishes: Wishes
+async def test_a_run_with_a_key_and_no_model_waits_for_an_agent_that_never_comes_and_retires(
+    bare: FlowServer,
 ) -> None:
-    startup, pauses = startup_for(flow.url, flow.folder), Pauses()
+    startup, pauses = startup_for(bare.url, bare.folder), Pauses()
     async with asyncio.timeout(WAIT_S):
-        async with open_tui(project(flow), startup) as tui:
+        async with open_tui(project(bare), startup) as tui:
             await tui.api.call(51, KEY)
-            ended = await crush_run("hi", project(flow), startup, wishes=wishes, sleep=pauses)
+            ended = await crush_run("hi", project(bare), startup, sleep=pauses)
         assert ended == Ended(error="timed out waiting for the agent")
         assert pauses.asked == [0.2] * READY_TRIES
-        assert flow.server.registry.list() == []
+        assert bare.server.registry.list() == []
+
+
+async def test_a_run_that_names_a_model_which_cannot_be_used_waits_for_nobody_and_says_why(
+    bare: FlowServer,
+) -> None:
+    startup, pauses = startup_for(bare.url, bare.folder), Pauses()
+    wishes = Wishes(model=("demo", "demo-1"))
+    async with asyncio.timeout(WAIT_S):
+        async with open_tui(project(bare), startup) as tui:
+            await tui.api.call(51, KEY)
+            ended = await crush_run("hi", project(bare), startup, wishes=wishes, sleep=pauses)
+        reason = "Model not available: provider 'demo' has no base_url"
+        hint = "hint: culm models shows what can be used, and why"
+        assert ended == Ended(error=f"agent error: {reason}\n{hint}")
+        assert pauses.asked == []
+        assert bare.server.registry.list() == []

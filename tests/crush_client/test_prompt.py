@@ -1,4 +1,4 @@
-"""Prompts, cancels and dialogs while no model is configured: what a person gets to see."""
+"""Prompts that cannot be sent, cancels and dialogs of nobody: what a person gets to see."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -30,20 +30,20 @@ async def told(tui: Tui, line: str) -> None:
 
 
 async def test_a_prompt_without_a_model_is_rejected_before_a_session_is_made(
-    flow: FlowServer,
+    bare: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-        tui = await attached(flow, stack)
+        tui = await attached(bare, stack)
         assert not await tui.send_prompt("hi")
         assert tui.screen.toasts == [NOT_READY]
         assert await tui.sessions.pick() == []
 
 
 async def test_a_prompt_that_is_posted_all_the_same_shows_the_servers_reason(
-    flow: FlowServer,
+    bare: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-        tui = await attached(flow, stack)
+        tui = await attached(bare, stack)
         await tui.sessions.create()
         session_id, before = tui.screen.session_id, len(tui.sent)
         await tui.post_prompt(session_id, "hi")

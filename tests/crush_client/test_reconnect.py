@@ -98,9 +98,10 @@ async def test_a_workspace_that_closed_meanwhile_is_made_again_with_the_same_ids
         pauses.release()
         await tui.events.until(lambda: tui.events.connections == 2)
         calls = since(tui, before, session_id)
-        assert calls[:3] == [
+        assert calls[:4] == [
             "GET W/events?client_id=C",
             "POST /v1/workspaces",
+            "POST W/agent/init",
             "GET W/events?client_id=C",
         ]
         assert (tui.events.recreated, tui.api.workspace_id) == (1, workspace_id)

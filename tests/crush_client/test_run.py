@@ -49,7 +49,7 @@ from tests.crush_client.startup import create_workspace, new_id
 from tests.crush_client.transport import Transport, parse_host
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import until
-from tests.support import WAIT_S, model_config
+from tests.support import WAIT_S
 
 SELECTED = {"model": "demo-1", "provider": "demo"}
 RUN = "3b1c1a52-1111-4222-8333-444455556666"
@@ -68,42 +68,33 @@ async def registered(flow: FlowServer) -> AsyncGenerator[Api]:
             await api.transport.aclose()
 
 
-# --- against the real server, which has no model
+# --- against the real server, while it has no model
 
 
 async def test_a_run_without_an_enabled_provider_aborts_and_leaves_nothing_behind(
-    flow: FlowServer,
+    bare: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S):
-        ended = await crush_run("hi", project(flow), startup_for(flow.url, flow.folder))
+        ended = await crush_run("hi", project(bare), startup_for(bare.url, bare.folder))
     assert ended == Ended(error=NO_PROVIDERS)
-    assert flow.server.registry.list() == []
+    assert bare.server.registry.list() == []
 
 
-async def test_a_run_beside_a_tui_leaves_the_tui_its_workspace(flow: FlowServer) -> None:
-    startup = startup_for(flow.url, flow.folder)
-    async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as tui:
-        await tui.events.until(lambda: tui.events.connections == 1)
-        await crush_run("hi", project(flow), startup)
-        await tui.polling.agent()
-        assert (tui.calls.log, tui.events.connections) == ([], 1)
-
-
-async def test_a_run_initialises_the_agent_before_it_prompts(flow: FlowServer) -> None:
-    async with registered(flow) as api:
+async def test_a_run_initialises_the_agent_before_it_prompts(bare: FlowServer) -> None:
+    async with registered(bare) as api:
         assert await api.call(37, {"interactive": False}) is None
 
 
-async def test_a_run_waits_for_the_agent_30_s_and_gives_up(flow: FlowServer) -> None:
+async def test_a_run_waits_for_the_agent_30_s_and_gives_up(bare: FlowServer) -> None:
     pauses = Pauses()
-    async with registered(flow) as api:
+    async with registered(bare) as api:
         with pytest.raises(CallError, match="timed out"):
             await wait_ready(api, pauses)
     assert pauses.asked == [0.2] * READY_TRIES
 
 
-async def test_a_prompt_of_a_run_is_refused_while_no_model_is_configured(flow: FlowServer) -> None:
-    async with registered(flow) as api:
+async def test_a_prompt_of_a_run_is_refused_while_no_model_is_configured(bare: FlowServer) -> None:
+    async with registered(bare) as api:
         session = await create_session(api, "non-interactive")
         refused = r"^status code 400: agent coordinator not initialized$"
         with pytest.raises(StatusError, match=refused):
@@ -132,13 +123,25 @@ async def test_a_run_makes_the_calls_of_the_real_one_and_prints_the_answer(
         ]
 
 
+async def test_a_run_beside_a_tui_leaves_the_tui_its_workspace(flow: FlowServer) -> None:
+    startup = startup_for(flow.url, flow.folder)
+    async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as tui:
+        await tui.events.until(lambda: tui.events.connections == 1)
+        ended = await crush_run("hi", project(flow), startup)
+        assert (bool(ended.output), ended.error) == (True, "")
+        await tui.polling.agent()
+        assert (tui.calls.log, tui.events.connections) == ([], 1)
+
+
 async def test_a_run_polls_until_somebody_selects_a_model(tmp_path: Path, kind: str) -> None:
     async with (
         open_model_server(Script(otherwise=Reply(text="Now I can."))) as model,
         asyncio.timeout(WAIT_S),
     ):
-        providers = {"providers": model_config(model.url)["providers"]}
-        async with open_flow(tmp_path, kind, config=providers) as flow:
+        # It is there, but nobody knows a model of it to begin with.
+        demo = {"type": "openai-compat", "base_url": model.url}
+        providers = {"offline": {"disable": True}, "demo": demo}
+        async with open_flow(tmp_path, kind, config={"providers": providers}) as flow:
             startup = startup_for(flow.url, flow.folder)
             async with open_tui(project(flow), startup) as tui:
                 pauses: list[float] = []

@@ -1,10 +1,11 @@
 """What a test of runs holds in its hand: scripts, a clock that waits, tools that remember."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from culm.model.base import ToolSpec
+from culm.run.limits import JITTER
 from culm.testing.script import Reply, Rule, Script, ScriptedCall
 from culm.tools.base import Call, Result
 from culm.wire.codec import Json
@@ -42,17 +43,29 @@ class Wound(FakeClock):
         return timer
 
     def is_armed(self, delay_s: float) -> bool:
-        """Whether somebody waits who asked for just so long."""
-        now_s = self.now_s()
-        return any(
-            asked == delay_s and timer.at_s > now_s and not timer.cancelled
-            for asked, timer in self._asked
-        )
+        """Whether somebody waits before asking a model again: so long, and by chance longer."""
+        return any(self._retries(delay_s))
 
-    async def pass_pause(self, delay_s: float, *, less_s: float = 0.0) -> None:
-        """Wait until somebody has begun to wait for so long, and let that time pass."""
+    def _retries(self, delay_s: float) -> Iterator[float]:
+        longest_s = delay_s * (1 + JITTER)
+        return (asked_s for asked_s in self._waiting() if delay_s < asked_s <= longest_s)
+
+    def _waiting(self) -> Iterator[float]:
+        """How long those who wait asked for."""
+        now_s = self.now_s()
+        for asked_s, timer in self._asked:
+            if timer.at_s > now_s and not timer.cancelled:
+                yield asked_s
+
+    async def pass_pause(self, delay_s: float) -> None:
+        """Wait until somebody has begun to wait for just so long, and let that time pass."""
+        await until(lambda: delay_s in self._waiting())
+        self.advance(delay_s)
+
+    async def pass_retry(self, delay_s: float, *, less_s: float = 0.0) -> None:
+        """As `pass_pause`, for the pause before a model is asked again."""
         await until(lambda: self.is_armed(delay_s))
-        self.advance(delay_s - less_s)
+        self.advance(next(self._retries(delay_s)) - less_s)
 
 
 # --- tools

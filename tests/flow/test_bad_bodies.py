@@ -303,8 +303,7 @@ SENTENCES: list[tuple[str, str, dict[str, object], str]] = [
     ("POST", "/v1/control", {"command": "Shutdown", "server": "culm"}, "unknown command"),
     ("POST", f"{W}/permissions/grant", {}, "invalid permission action"),
     ("POST", f"{W}/permissions/grant", {"action": "ALLOW"}, "invalid permission action"),
-    ("POST", f"{W}/agent", {"session_id": "s", "prompt": "p"}, "agent coordinator not initialized"),
-    ("POST", f"{W}/agent/sessions/s/summarize", {}, "agent coordinator not initialized"),
+    ("POST", f"{W}/agent", {"session_id": "", "prompt": "p"}, "session id is missing"),
     ("GET", f"{W}/mcp/auth-url", {}, "name is required"),
     ("GET", f"{W}/mcp/auth-url?name=", {}, "name is required"),
     ("GET", f"{W}/mcp/auth-url?Name=x", {}, "name is required"),
@@ -431,7 +430,7 @@ async def test_only_the_attaching_routes_take_more_and_they_are_prompts_and_gran
     answer = await send(flow, "POST", remote.path("/permissions/grant"), large)
     assert (answer.status, answer.json()) == (200, {"resolved": False})
     answer = await send(flow, "POST", remote.path("/agent"), large)
-    assert (answer.status, message(answer)) == (400, "agent coordinator not initialized")
+    assert (answer.status, message(answer)) == (400, "session id is missing")
     piece = b"%x\r\n%b\r\n" % (BODY_BYTES_MAX, b" " * BODY_BYTES_MAX)
     for route in ATTACHING:
         answer = await begun(flow, route, target(route, remote.id), IN_CHUNKS, piece * 65)

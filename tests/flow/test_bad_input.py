@@ -312,7 +312,7 @@ async def test_an_unknown_session_is_404_its_lists_are_empty_and_its_cancel_is_2
         assert (answer.status, message(answer)) == (404, "session not found: unknown")
         prompt = b'{"session_id": "unknown", "prompt": "p"}'
         answer = await line.ask("POST", remote.path("/agent"), prompt)
-        assert (answer.status, message(answer)) == (400, "agent coordinator not initialized")
+        assert (answer.status, message(answer)) == (404, "session not found: unknown")
 
 
 @pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])

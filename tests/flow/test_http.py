@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -15,9 +16,9 @@ from culm.server.app import open_http
 from culm.server.auth import Gate
 from culm.server.listen import Address, listen, parse_address
 from culm.server.routes import ROUTES
-from tests.flow.conftest import FlowServer
+from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, Answer, closed, send
-from tests.support import contract
+from tests.support import NO_MODEL, contract
 
 W = f"/v1/workspaces/{UNKNOWN}"
 
@@ -272,18 +273,19 @@ EMPTY_FORMS: list[tuple[str, str, dict[str, object] | None, object]] = [
 
 @contract("INV-59")
 async def test_every_route_an_interactive_client_needs_answers_its_empty_form(
-    flow: FlowServer,
+    tmp_path: Path, kind: str
 ) -> None:
-    remote = await opened(flow)
-    for method, path, body, form in EMPTY_FORMS:
-        answer = await send(flow, method, remote.path(path), body or b"")
-        assert answer.status == 200, path
-        if form == EMPTY:
-            assert answer.body == b"", path
-        else:
-            assert answer.json() == form, path
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.body.endswith(b"\n")
+    async with open_flow(tmp_path, kind, config=NO_MODEL) as flow:
+        remote = await opened(flow)
+        for method, path, body, form in EMPTY_FORMS:
+            answer = await send(flow, method, remote.path(path), body or b"")
+            assert answer.status == 200, path
+            if form == EMPTY:
+                assert answer.body == b"", path
+            else:
+                assert answer.json() == form, path
+                assert answer.headers["content-type"] == "application/json"
+                assert answer.body.endswith(b"\n")
 
 
 async def test_every_route_of_a_workspace_is_404_in_json_when_there_is_none(
@@ -305,14 +307,15 @@ async def test_every_route_of_a_workspace_is_404_in_json_when_there_is_none(
         }  # fmt: skip
 
 
-async def test_a_prompt_without_an_agent_is_400(flow: FlowServer) -> None:
-    remote = await opened(flow)
-    session = await remote.create_session("s")
-    body = {"session_id": session.id, "prompt": "hello"}
-    answer = await send(flow, "POST", remote.path("/agent"), body)
-    assert answer.status == 400
-    assert b'"message":"agent coordinator not initialized"' in answer.body
-    assert await remote.messages(session.id) == []
+async def test_a_prompt_without_an_agent_is_400(tmp_path: Path, kind: str) -> None:
+    async with open_flow(tmp_path, kind, config=NO_MODEL) as flow:
+        remote = await opened(flow)
+        session = await remote.create_session("s")
+        body = {"session_id": session.id, "prompt": "hello"}
+        answer = await send(flow, "POST", remote.path("/agent"), body)
+        assert answer.status == 400
+        assert b'"message":"agent coordinator not initialized"' in answer.body
+        assert await remote.messages(session.id) == []
 
 
 @contract("EXC-24")

@@ -207,7 +207,7 @@ async def test_an_answer_without_end_is_cut_where_a_message_may_not_grow(tmp_pat
         await stage.heard.complete(run_id)
         run = await stage.run(run_id)
         assert (run.outcome, "characters" in run.details) == ("error", True)
-        assert len((await stage.rows())[1][1]) == 33 * 500_000
+        assert len((await stage.rows())[1][1]) == 8 * 500_000
         await stage.heard.complete(await stage.prompt("Again."))
 
 
@@ -278,8 +278,8 @@ async def test_a_call_is_not_run_again_when_the_question_after_it_is_repeated(
     play = script(calling("tool"), Reply(status=503), Reply(text="Half", cut_after=1))
     async with open_runs(tmp_path, play=play, tools=[tool]) as stage:
         run_id = await stage.prompt("Hi.")
-        await stage.clock.pass_pause(5.0)
-        await stage.clock.pass_pause(10.0)
+        await stage.clock.pass_retry(5.0)
+        await stage.clock.pass_retry(10.0)
         assert (await stage.heard.complete(run_id)).text == "Fine."
         assert (len(tool.calls), len(stage.seen())) == (1, 4)
         assert [m.role for m in stage.sent(4)] == [m.role for m in stage.sent(2)]
@@ -293,7 +293,7 @@ async def test_calls_of_an_answer_that_was_cut_off_are_not_run(tmp_path: Path) -
     whole = calling("tool", n=2)
     async with open_runs(tmp_path, play=script(cut, whole), tools=[tool]) as stage:
         run_id = await stage.prompt("Hi.")
-        await stage.clock.pass_pause(5.0)
+        await stage.clock.pass_retry(5.0)
         await stage.heard.complete(run_id)
         assert [call.arguments for call in tool.calls] == [{"n": 2}]
         assert len(calls_of(await stage.messages())) == 1

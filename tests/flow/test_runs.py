@@ -12,7 +12,7 @@ from culm.wire.messages import Message, full_text
 from tests.flow.drive import UNKNOWN, send
 from tests.flow.probes import script
 from tests.flow.runs import Heard, open_heard, open_runs, open_stage, says
-from tests.support import contract
+from tests.support import NO_MODEL, contract
 
 HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
@@ -123,11 +123,11 @@ async def test_a_prompt_to_an_unknown_workspace_is_404(tmp_path: Path) -> None:
 async def test_a_prompt_without_any_model_is_400_and_says_what_to_do(tmp_path: Path) -> None:
     async with (
         open_model_server() as model,
-        open_stage(tmp_path, "unix", model, config={}) as stage,
+        open_stage(tmp_path, "unix", model, config=NO_MODEL) as stage,
     ):
         answer = await stage.post("Hi.")
         assert answer.status == 400
-        assert b"culm.json" in answer.body
+        assert b"culm models" in answer.body
         info = await stage.ask("/agent", AgentInfo)
         assert (info.is_ready, info.is_busy) == (False, False)
         assert await stage.runs() == []
@@ -268,7 +268,7 @@ async def test_an_attempt_that_is_repeated_with_success_is_no_error_to_anybody(
     broken = Reply(deltas=["Half an ", "answer"], cut_after=1)
     async with open_runs(tmp_path, play=script(broken)) as stage:
         run_id = await stage.prompt("Hi.")
-        await stage.clock.pass_pause(5.0)
+        await stage.clock.pass_retry(5.0)
         complete = await stage.heard.complete(run_id)
         assert (complete.text, complete.error) == ("Fine.", "")
         await stage.catch_up()

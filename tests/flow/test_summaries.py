@@ -12,6 +12,7 @@ from tests.flow.drive import UNKNOWN, connect, request_bytes
 from tests.flow.probes import SUMMARY, Probe, calling, script
 from tests.flow.reading import assert_answered, assert_paired, finish_of
 from tests.flow.runs import Stage, open_runs, open_stage
+from tests.flow.written import config_of, provider
 from tests.support import contract, model_config
 
 SMALL: dict[str, object] = {"context_window": 1000, "cost_per_1m_in": 10.0, "cost_per_1m_out": 20.0}
@@ -314,3 +315,15 @@ async def test_nothing_is_summarized_that_need_not_or_must_not_be(tmp_path: Path
             await stage.talk("Tell me.")
             assert summaries(await stage.messages()) == []
             assert len(stage.seen()) == 1
+
+
+async def test_a_context_that_was_written_to_a_cache_is_as_full_as_any(tmp_path: Path) -> None:
+    cached = ScriptedUsage(input=10, output=10, cache_write=780)
+    play = summing(Reply(text="In short."), Reply(text="All of it.", usage=cached))
+    about = {"id": "demo-1", "name": "Demo One", "context_window": 1000}
+    async with open_model_server(play) as model:
+        config = config_of({"demo": provider(model.url, type="anthropic", models=[about])})
+        async with open_stage(tmp_path, "unix", model, config=config) as stage:
+            await stage.talk("Tell me.")
+            await stage.until_idle()
+            assert summaries(await stage.messages()) == ["In short."]

@@ -1,6 +1,7 @@
 """Writes the transcripts anew. Read what changed before you keep it."""
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -39,5 +40,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: what this machine has is nobody's wire.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -43,9 +43,12 @@ UNMADE: dict[str, Op] = {
     "skills_event": "updated",
     "update_available": "updated",
 }
+# Whatever must not be told again has this word in it.
+SECRET = "secret"
 PROVIDER = {
     "name": "Demo",
     "type": "openai-compat",
+    "extra_headers": {"X-Team": SECRET},
     "models": [
         {
             "id": "demo-1",
@@ -98,7 +101,8 @@ async def _arrive(story: Story) -> None:
     await story.ask("POST", "/v1/workspaces", {"client_id": one})
     await story.ask("POST", "/v1/workspaces", {"path": story.folder, "client_id": "me"})
     await story.ask("GET", W)
-    body = {"path": story.folder, "client_id": one, "env": ["LANG=C.UTF-8"], "version": "0.80.0"}
+    env = ["LANG=C.UTF-8", f"DEMO_KEY={SECRET}"]
+    body = {"path": story.folder, "client_id": one, "env": env, "version": "0.80.0"}
     created = await story.ask("POST", "/v1/workspaces", body)
     story.workspace_id = decode(created.body, wire.Workspace).id
     story.names.know(story.workspace_id, "workspace")
@@ -114,10 +118,14 @@ async def _arrive(story: Story) -> None:
 
 async def _configure(story: Story) -> None:
     await story.ask("GET", f"{W}/agent")
+    offline = {"scope": 0, "key": "providers.offline.disable"}
+    await story.ask("POST", f"{W}/config/set", {**offline, "value": True})
+    await story.ask("GET", f"{W}/agent")
     await prompt(story, UNKNOWN, "Is anybody there?")
+    await story.ask("POST", f"{W}/config/remove", offline)
     tui = {"diff_mode": "split", "completions": {"max_items": 9}, "transparent": True}
     gopls = {"command": "gopls", "filetypes": ["go"], "timeout": 30}
-    github = {"type": "stdio", "command": "gh-mcp", "env": {"TOKEN": "secret"}}
+    github = {"type": "stdio", "command": "gh-mcp", "env": {"TOKEN": SECRET}}
     for scope, key, value in (
         (0, "providers.demo", {**PROVIDER, "base_url": story.model.url}),
         (0, "options.tui", tui),
@@ -136,8 +144,8 @@ async def _configure(story: Story) -> None:
         body = {"scope": 0, "model_type": name, "model": model}
         await story.ask("POST", f"{W}/config/model", body)
     await story.ask("POST", f"{W}/config/compact", {"scope": 0, "enabled": True})
-    key = {"scope": 0, "provider_id": "demo", "kind": "string", "api_key": "sk-secret"}
-    token = {"access_token": "secret", "refresh_token": "secret", "expires_in": 3600}
+    key = {"scope": 0, "provider_id": "demo", "kind": "string", "api_key": f"sk-{SECRET}"}
+    token = {"access_token": SECRET, "refresh_token": SECRET, "expires_in": 3600}
     await story.ask("POST", f"{W}/config/provider-key", key)
     await story.ask("POST", f"{W}/config/provider-key", {**key, "kind": "oauth", "api_key": token})
     await story.ask("POST", f"{W}/config/import-copilot")

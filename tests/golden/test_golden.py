@@ -20,6 +20,7 @@ from tests.crush_client import types as crush
 from tests.crush_client.golang import decode
 from tests.crush_client.strict import surprises
 from tests.golden.record import COMMAND, perform
+from tests.golden.scenario import SECRET
 from tests.golden.story import Story
 from tests.golden.transcript import events_in, kept, parts_in, render, routes_in
 
@@ -115,6 +116,12 @@ def test_every_route_is_in_the_transcripts_and_all_that_are_built_succeed_there(
     assert [route for route, statuses in found.items() if not statuses] == []
     refused = {route for route, statuses in found.items() if min(statuses) >= 300}
     assert refused == UNBUILT
+
+
+@pytest.mark.parametrize("name", kept())
+def test_nothing_that_is_told_holds_a_secret_that_a_client_gave(name: str) -> None:
+    told = [line for line in kept()[name].splitlines() if not line.startswith("> ")]
+    assert [line for line in told if SECRET in line] == []
 
 
 def test_our_routes_are_those_of_crush_and_the_ones_named_as_ours() -> None:

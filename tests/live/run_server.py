@@ -17,9 +17,10 @@ import uvloop
 
 from culm.assemble import open_server
 from culm.clock import LoopClock
+from culm.config.user import read_user_file
 from culm.ids import Ids
 from culm.model.base import ToolSpec
-from culm.settings import ServeOptions, read_config
+from culm.settings import ServeOptions
 from culm.tools.base import Call, Result
 from culm.wire.runs import CrashPolicy
 
@@ -81,9 +82,9 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     given = parser.parse_args()
     hosts: list[str] = given.host
-    settings, config, _ = read_config(given.config, os.environ, {})
+    settings, file = read_user_file(given.config, os.environ)
     options = ServeOptions(
-        data_dir=given.data_dir, hosts=tuple(hosts), settings=settings, config=config
+        data_dir=given.data_dir, hosts=tuple(hosts), settings=settings, config_file=file
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options))

@@ -244,7 +244,7 @@ async def test_an_option_wins_over_the_config_file(folder: Path) -> None:
     [
         ('{"linger_s": 1, "lingre_s": 2}', "lingre_s"),
         ('{"linger_s": "long"}', "linger_s"),
-        ("linger_s = 1", "settings.json is not JSON"),
+        ("linger_s = 1", "settings.json:1: not valid JSON"),
     ],
 )
 async def test_a_wrong_config_file_is_refused_by_the_name_of_what_is_wrong(
@@ -267,13 +267,15 @@ async def test_help_imports_neither_aiohttp_nor_uvloop(folder: Path, args: tuple
     assert not imported & {"aiohttp", "uvloop", "sqlite3"}
 
 
-async def test_the_example_shows_one_run_to_both_clients_and_ends_well(folder: Path) -> None:
-    ended = await run_process(folder, str(ROOT / "examples" / "one_prompt.py"))
-    assert (ended.status, ended.stderr) == (0, "")
-    first, *lines, last = ended.stdout.splitlines()
-    assert (first[:10], last) == ("listening ", "server ended with status 0")
-    for name in ("client 1", "client 2"):
-        seen = [line for line in lines if line.startswith(f"{name}: ")]
-        assert seen[-1].startswith(f"{name}: complete: 'Hello to both of you. ")
-        assert f"{name}: run active" in seen
-        assert any(line.startswith(f"{name}: … ") for line in seen)
+async def test_the_example_works_with_nothing_set_up_and_leaves_nothing_running(
+    folder: Path,
+) -> None:
+    for name in ("README.md", "Makefile"):
+        (folder / name).write_text("make run\n")
+    (folder / "docs").mkdir()
+    ended = await run_process(folder, str(ROOT / "examples" / "first_run.py"))
+    assert ended.status == 0
+    assert "culm's offline model" in ended.stdout
+    assert "README.md has " in ended.stdout
+    calls = [line.split()[1] for line in ended.stderr.splitlines() if line.startswith("→")]
+    assert calls == ["ls", "view", "grep"]

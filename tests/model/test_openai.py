@@ -220,3 +220,14 @@ async def test_nothing_is_left_open_when_a_stream_is_dropped_unread() -> None:
         del events
         gc.collect()  # Warnings are errors.
         await provider.left.wait()
+
+
+@pytest.mark.parametrize("sign", [b": ping\n\n", delta(content="")], ids=["comment", "delta"])
+async def test_signs_of_life_without_a_word_do_not_keep_a_request_alive(sign: bytes) -> None:
+    reply = Reply([STREAM_HEAD, *[chunk(sign)] * 2000])
+    async with open_provider(reply) as provider, open_model(provider.url, stall_s=0.05) as model:
+        provider.trickle_s = 0.005  # Longer in all than a test may wait.
+        with pytest.raises(ModelFailed, match="nothing came from") as caught:
+            await ask(model)
+        assert caught.value.transient
+        await provider.left.wait()

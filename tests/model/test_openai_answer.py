@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.errors import ModelFailed
+from culm.model.accents import Accent
 from culm.model.base import (
     CallBegan,
     CallDelta,
@@ -21,7 +22,13 @@ from culm.model.base import (
 )
 from culm.model.failures import Peer
 from culm.model.lines import Lines
-from culm.model.openai_answer import Reading
+from culm.model.openai_answer import (
+    DETAILS_CHARS_MAX,
+    HELD_CHARS_MAX,
+    NAMELESS_MAX,
+    Reading,
+)
+from culm.model.openai_kept import Kept, encode_kept
 from culm.wire.codec import Json
 from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream
 
@@ -365,9 +372,27 @@ def test_a_stream_cut_anywhere_gives_a_prefix_of_its_events(end: int) -> None:
     assert last == "The stream was cut" or isinstance(last, Done)
 
 
+def test_a_document_without_end_is_refused_before_it_is_held() -> None:
+    page = [b"<html>\n", *[b"x" * 500_000 + b"\n"] * 40]
+    assert read(iter(page)) == ["Unreadable answer"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'data: {"object":"error","message":"\\ud83d","n":1' + b"0" * 400 + b"}\n",
+        b'data: {"error":{"x":"\\ud83d","n":1' + b"0" * 400 + b"}}\n",
+        b"error: not even JSON\n",
+    ],
+)
+def test_an_error_that_is_broken_itself_is_a_failure(sent: bytes) -> None:
+    assert len(read(iter([sent]))) == 1
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_crash_it(sent: bytes) -> None:
     assert read(iter([b"data:" + sent]))
+    assert read(iter([sent]))
 
 
 @given(
@@ -393,6 +418,10 @@ def test_no_bytes_crash_it(sent: bytes) -> None:
                         "code",
                         "message",
                         "type",
+                        "object",
+                        "message",
+                        "reasoning_details",
+                        "extra_content",
                     ]
                 ),
                 inner,
@@ -402,3 +431,56 @@ def test_no_bytes_crash_it(sent: bytes) -> None:
 )
 def test_no_json_crashes_it(value: Json) -> None:
     assert read(iter([b"data: " + json.dumps(value).encode() + b"\n"]))
+
+
+# --- what must be held until it is whole
+
+
+def detail(**fields: Json) -> bytes:
+    return delta(reasoning_details=[fields])
+
+
+def kept(sent: bytes) -> list[ModelEvent | str]:
+    """As `read`, from a provider that wants its details back."""
+    lines, reading = Lines(), Reading(PEER, Accent(returns_details=True))
+    try:
+        return [*reading.on_lines(lines.feed(sent)), *reading.on_end(lines.rest())]
+    except ModelFailed as exc:
+        return [exc.title]
+
+
+def test_a_long_thought_in_many_pieces_goes_back_as_one() -> None:
+    pieces = 50_000
+    sent = detail(type="reasoning.text", index=0, text="hm, ") * pieces + STOP
+    whole = {"type": "reasoning.text", "index": 0, "text": "hm, " * pieces}
+    signature = encode_kept(Kept(details=(whole,)))
+    assert kept(sent) == [ReasoningDelta("", signature), END_TURN]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        detail(type="reasoning.text", index=0, text="x" * 100_000),
+        detail(type="reasoning.encrypted", index=0, data="x" * 100_000),
+    ],
+    ids=["text", "encrypted"],
+)
+def test_thoughts_that_do_not_end_are_refused(piece: bytes) -> None:
+    times = DETAILS_CHARS_MAX // 100_000
+    assert kept(piece * times + STOP)[-1] == END_TURN
+    assert kept(piece * (times + 1) + STOP) == ["Unreadable answer"]
+
+
+def test_arguments_of_a_call_without_a_name_are_held_only_so_far() -> None:
+    piece = call(index=0, id="c", arguments="x" * 1024)
+    times = HELD_CHARS_MAX // 1024
+    assert read(iter([piece * times, STOP]))[-1] == Done("tool_use")
+    assert read(iter([piece * (times + 1), STOP])) == ["Unreadable answer"]
+
+
+def test_only_so_many_calls_may_wait_for_their_name() -> None:
+    nameless = [call(index=n, id=f"c{n}") for n in range(NAMELESS_MAX + 1)]
+    assert read(iter([*nameless[:-1], STOP]))[-1] == Done("tool_use")
+    assert read(iter([*nameless, STOP])) == ["Unreadable answer"]
+    named = [call(index=n, id=f"c{n}", name="ls") for n in range(NAMELESS_MAX + 1)]
+    assert read(iter([*named, STOP]))[-1] == Done("tool_use")

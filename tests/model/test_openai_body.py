@@ -9,6 +9,7 @@ from culm.ids import MessageId, SessionId
 from culm.model.base import Access, Request, ToolSpec
 from culm.model.openai_body import encode_body
 from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
     Binary,
     BinaryPart,
@@ -30,6 +31,7 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
+from tests.support import contract
 
 PNG = b"\x89PNG"
 
@@ -47,7 +49,8 @@ def binary(path: str, mime_type: str, data: bytes) -> BinaryPart:
 
 
 def body(request: Request, *, sees_images: bool = True) -> dict[str, Json]:
-    return json.loads(encode_body(request, Access(), "m", sees_images=sees_images))
+    info = ModelInfo(id="m", supports_attachments=sees_images)
+    return json.loads(encode_body(request, Access(), info))
 
 
 def told(*messages: Message, sees_images: bool = True) -> list[Json]:
@@ -94,13 +97,46 @@ def test_a_conversation_with_a_call_is_told_in_order() -> None:
 
 
 def test_a_call_without_words_has_no_content() -> None:
-    (said,) = told(message("assistant", ToolCallPart(ToolCall("c", "ls", "{}"))))
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", "{}"))))
     assert said["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("made_up", "sent"),
+    [("functions.ls", "functions_ls"), ("", "unknown"), ("größe", "gr__e"), ("x" * 99, "x" * 64)],
+)
+def test_a_name_that_no_tool_can_have_does_not_spoil_the_history(made_up: str, sent: str) -> None:
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", made_up, "{}"))))
+    assert said["tool_calls"][0]["function"]["name"] == sent
+
+
+@contract("INV-82")
+def test_calls_and_results_are_paired_even_if_the_history_is_not() -> None:
+    said = told(
+        message("tool", ToolResultPart(ToolResult("lost", "ls", "nobody called"))),
+        message(
+            "assistant",
+            ToolCallPart(ToolCall("a", "ls", "{}")),
+            ToolCallPart(ToolCall("b", "ls", "{}")),
+        ),
+        message(
+            "tool",
+            ToolResultPart(ToolResult("b", "ls", "here")),
+            ToolResultPart(ToolResult("b", "ls", "twice")),
+        ),
+        message("user", text("go on")),
+    )
+    assert [(m["role"], m.get("tool_call_id"), m["content"]) for m in said] == [
+        ("assistant", None, None),
+        ("tool", "b", "here"),
+        ("tool", "a", "[This call has no result.]"),
+        ("user", None, "go on"),
+    ]
 
 
 @pytest.mark.parametrize("broken", ["", "{", '{"a": 1', "[]", "null", "word", "{}{}", "[" * 99_999])
 def test_arguments_that_are_no_object_are_not_sent_back(broken: str) -> None:
-    (said,) = told(message("assistant", ToolCallPart(ToolCall("c", "ls", broken))))
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", broken))))
     assert said["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
@@ -168,6 +204,56 @@ def test_images_are_named_to_a_model_that_does_not_see() -> None:
         "[The image a.png was left out: this model sees no images.]\n\n"
         "[An image was left out: this model sees no images.]"
     )
+
+
+PICTURE = ToolResult("c1", "view", "a picture", data="iVBO", mime_type="image/png")
+CALLS = message(
+    "assistant",
+    ToolCallPart(ToolCall("c1", "view", "{}")),
+    ToolCallPart(ToolCall("c2", "view", "{}")),
+)
+RESULTS = (
+    message("tool", ToolResultPart(PICTURE)),
+    message("tool", ToolResultPart(ToolResult("c2", "view", "", "UklGR", "audio/wav"))),
+)
+
+
+@contract("INV-82")
+@pytest.mark.parametrize("then", ["nothing", "a user", "an answer"])
+def test_an_image_in_a_result_is_shown_by_a_user_behind_all_results(then: str) -> None:
+    after = {
+        "nothing": [],
+        "a user": [message("user", text("so?"))],
+        "an answer": [message("assistant", text("I see."))],
+    }[then]
+    said = told(CALLS, *RESULTS, *after)[1:]
+    shown: list[Json] = [
+        {"type": "text", "text": "The images of the results above:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
+    ]
+    assert said == [
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": "a picture\n[The image is in the next message.]",
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "c2",
+            "content": "[Data (audio/wav) was left out: it is no text.]",
+        },
+        {
+            "role": "user",
+            "content": [*shown, {"type": "text", "text": "so?"}] if then == "a user" else shown,
+        },
+        *([{"role": "assistant", "content": "I see."}] if then == "an answer" else []),
+    ]
+
+
+def test_an_image_in_a_result_is_named_to_a_model_that_does_not_see() -> None:
+    said = told(CALLS, *RESULTS, sees_images=False)
+    assert [m["role"] for m in said] == ["assistant", "tool", "tool"]
+    assert said[1]["content"] == "a picture\n[An image was left out: this model sees no images.]"
 
 
 def test_tools_are_told_with_their_schema() -> None:

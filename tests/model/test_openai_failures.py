@@ -43,7 +43,7 @@ SAID = b'{"error": {"message": "the reason", "type": "t"}}'
     [
         ("400 Bad Request", "The provider refused", False),
         ("401 Unauthorized", "Authentication problem", False),
-        ("402 Payment Required", "The provider refused", False),
+        ("402 Payment Required", "Out of credit", False),
         ("403 Forbidden", "Authentication problem", False),
         ("404 Not Found", "Model or address not found", False),
         ("408 Request Timeout", "The provider has a problem", True),
@@ -67,7 +67,9 @@ async def test_a_status_says_who_must_act(status: str, title: str, *, transient:
 
 async def test_a_refused_key_names_whose_key_to_check() -> None:
     failure = await failure_of(refusal("401 Unauthorized", SAID))
-    assert failure.hint == "check the API key of provider acme"
+    assert failure.hint == (
+        "check the key of provider acme: `culm models` shows where it comes from"
+    )
 
 
 async def test_a_model_that_is_not_there_is_named() -> None:
@@ -86,7 +88,8 @@ async def test_a_quota_that_is_spent_is_not_waited_for() -> None:
         (b'{"error": "words"}', "words"),
         (b'{"message": "words"}', "words"),
         (b'{"detail": "words"}', "words"),
-        (b'{"detail": [{"loc": ["body"], "msg": "words"}]}', '{"loc":["body"],"msg":"words"}'),
+        (b'{"detail": [{"loc": ["body", 0], "msg": "words"}]}', "body.0: words"),
+        (b'{"detail": [{"loc": ["a"], "msg": "b"}, "c"]}', "a: b; c"),
         (b'[{"error": {"message": "words"}}]', "words"),
         (b'{"error": {"message": ""}}', '{"message":""}'),
         (b'{"error": null}', '{"error":null}'),
@@ -174,7 +177,27 @@ async def test_a_redirect_is_not_followed() -> None:
             b"<html>welcome</html>",
             "acme sent text/html instead of a stream: an HTML page",
         ),
-        ("application/json", b'{"choices": []}', "application/json instead of a stream"),
+        ("application/json", b'{"choices": []}', "acme sent a document instead of a stream"),
+        ("application/json", b'{"message": "words"}', "a document instead of a stream: words"),
+        ("application/json", b"[]", "acme sent a document instead of a stream: []"),
+        ("application/json", b'{"choi', 'a document instead of a stream: {"choi'),
+        ("text/event-stream", b"<html>welcome</html>", "instead of a stream: an HTML page"),
+        ("text/event-stream", b"\n\n<!DOCTYPE html>\n<p>", "a document instead of a stream"),
+        (
+            "text/plain",
+            b'\xef\xbb\xbf{\n  "error": {"message": "words"}\n}\n',
+            "acme broke off its answer: words",
+        ),
+        (
+            "application/json",
+            b'[{"error": {"code": 400, "message": "words", "status": "INVALID_ARGUMENT"}}]',
+            "acme refused (400): words",
+        ),
+        (
+            "application/json",
+            b'{"object": "error", "message": "words", "code": 400}',
+            "acme refused (400): words",
+        ),
         (
             "application/json",
             b'{"error": {"message": "words"}}',
@@ -218,6 +241,24 @@ async def test_a_key_that_the_provider_echoes_is_not_shown(place: str) -> None:
     for secret in (KEY, "token-87654321"):
         assert secret not in shown
         assert secret not in logged
+
+
+@pytest.mark.parametrize("place", ["the query", "the password", "an address that is none"])
+async def test_a_key_in_the_address_is_not_shown(place: str) -> None:
+    async with open_provider(refusal("401 Unauthorized", KEY.encode())) as provider:
+        url = {
+            "the query": f"{provider.url}/?key={KEY}",
+            "the password": provider.url.replace("//", f"//user:{KEY}@"),
+            "an address that is none": f"http://user:{KEY}@[::1/v1?key={KEY}",
+        }[place]
+        async with open_model("", access=Access(base_url=url)) as model:
+            with pytest.raises(ModelFailed) as caught:
+                await ask(model)
+    failure = caught.value
+    logged = "".join(traceback.format_exception(failure))
+    assert KEY not in f"{failure.title} {failure.message} {failure.hint} {logged}"
+    if place == "the query":
+        assert provider.asked[0].path == f"/v1/chat/completions?key={KEY}"
 
 
 async def test_a_key_at_the_edge_of_what_is_shown_is_not_shown_in_part() -> None:

@@ -8,6 +8,7 @@ from culm.errors import InvalidRequest, ModelFailed
 from culm.ids import MessageId, SessionId
 from culm.model.base import Request, Usage
 from culm.run import limits
+from culm.run.context import needs_summary
 from culm.run.limits import Interaction, Price, Spent
 from culm.settings import Settings
 from culm.wire.messages import Message, Text, TextPart
@@ -97,3 +98,11 @@ def test_loop_detection_agrees_with_counting(outputs: list[str]) -> None:
     last = outputs[-10:]
     expected = len(outputs) >= 10 and max(last.count(o) for o in last) > 5
     assert limits.repeats_itself([step(output) for output in outputs]) is expected
+
+
+@contract("INV-81")
+def test_what_was_written_to_a_cache_fills_the_context_and_counts_towards_the_limit() -> None:
+    used = limits.used_of(Usage(10, 5, 20, 190_000), PRICE, REQUEST, 5)
+    assert (used.prompt_tokens, used.all_tokens) == (30, 190_035)
+    assert needs_summary(200_000, used.all_tokens)
+    assert limits.over_limit(Spent().plus(used), Limits(tokens=190_000)) is not None

@@ -17,7 +17,7 @@ from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.workspace.workspace import About, Workspace, open_workspace
-from tests.support import NO_EQUIPMENT, WAIT_S, FakeClock, contract, no_documents
+from tests.support import NO_EQUIPMENT, WAIT_S, FakeClock, contract, fixed_origins
 
 PATH = Path("/project")
 
@@ -46,7 +46,7 @@ async def bench() -> AsyncGenerator[Bench]:
         asyncio.timeout(WAIT_S),
         open_memory_store(file, pump_clock, ids) as store,
         open_workspace(
-            about, store, no_documents(), NO_EQUIPMENT, pump_clock, ids, Settings()
+            about, store, fixed_origins(), NO_EQUIPMENT, pump_clock, ids, Settings()
         ) as workspace,
     ):
         bench = Bench(workspace, file, clock)

@@ -24,6 +24,7 @@ class Standing:
     given: bool = False
     stop: rules.Stop | None = None
     cancelled: bool = False
+    asked_of: tuple[str, str] = ("provider", "model")
 
 
 def test_whoever_finds_others_live_is_queued() -> None:
@@ -48,6 +49,7 @@ def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
         (Standing(kind="summary"), Standing("active"), False),
         (Standing(), Standing("active", kind="summary"), False),
         (Standing("folded"), Standing("active"), False),
+        (Standing(asked_of=("provider", "other")), Standing("active"), False),
     ],
 )
 def test_a_queued_prompt_folds_unless_its_caller_gave_an_id(

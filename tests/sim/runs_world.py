@@ -19,12 +19,13 @@ from culm.store.store import Store
 from culm.wire.agent import RunComplete
 from culm.wire.state import StoreHealth
 from culm.workspace.claims import Created
+from culm.workspace.configuration import Origins
 from culm.workspace.workspace import About, Equipment, Workspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks
 from tests.sim.runs_outside import WINDOW, Question, SimModel, SimTool, Step, World, draw_plan
 from tests.sim.world import SimClient, SimServer
-from tests.support import model_config, no_documents
+from tests.support import equipment, fixed_origins, model_config
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -137,11 +138,12 @@ class RunServer(SimServer):
         epoch = Epoch(find_meta(connection, "epoch") or "")
         slow = SlowDatabase(database, self.loop)
         store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
+        gear, origins = self._equipment(life)
         workspace = Workspace(
             About(workspace_id_of(PATH), PATH, str(PATH), PATH),
             store,
-            no_documents(),
-            self._equipment(life),
+            origins,
+            gear,
             clock,
             self.ids,
             SETTINGS,
@@ -194,7 +196,7 @@ class RunServer(SimServer):
         elif away_s < AWAY_S_MAX - 1:
             self.world.expect(waited <= set(live), "it was not away for long", waited, live)
 
-    def _equipment(self, life: Life) -> Equipment:
+    def _equipment(self, life: Life) -> tuple[Equipment, Origins]:
         def make(_: Chosen) -> SimModel:
             return SimModel(self.world, self, life)
 
@@ -209,7 +211,7 @@ class RunServer(SimServer):
         config = model_config("http://simulated", context_window=WINDOW)
         if self.world.faulty and self.loop.random.random() < 0.05:
             config, life.equipped = {}, False  # Somebody took its provider away.
-        return Equipment(make, {tool.name: tool for tool in tools}, config)
+        return equipment(make, *tools), fixed_origins(config)
 
     # --- ending
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from culm.workspace import workspace as workspace_module
 from culm.workspace.registry import Registry, open_registry
 from culm.workspace.workspace import About, Workspace, open_workspace
 from tests.sim.loop import SEEDS, SimClock, SimLoop, simulate
-from tests.support import NO_EQUIPMENT, contract, no_documents
+from tests.support import NO_EQUIPMENT, contract, fixed_origins
 
 PATHS = ("/simulated/a", "/simulated/b")
 STEPS = 60
@@ -45,7 +45,7 @@ class Opener:
     closed: int = 0
 
     @asynccontextmanager
-    async def __call__(self, about: About) -> AsyncGenerator[Workspace]:
+    async def __call__(self, about: About, env: Mapping[str, str]) -> AsyncGenerator[Workspace]:
         assert about.path not in self.open_now, "one path was open twice"
         self.open_now.add(about.path)
         self.opened += 1
@@ -60,7 +60,7 @@ class Opener:
             async with (
                 open_memory_store(self.files[about.path], clock, ids) as store,
                 open_workspace(
-                    about, store, no_documents(), NO_EQUIPMENT, clock, ids, SETTINGS
+                    about, store, fixed_origins(), NO_EQUIPMENT, clock, ids, SETTINGS
                 ) as workspace,
             ):
                 yield workspace

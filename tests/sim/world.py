@@ -20,7 +20,7 @@ from culm.wire.messages import Message
 from culm.wire.state import Snapshot
 from culm.workspace.workspace import About, Workspace
 from tests.sim.loop import SimClock, SimLoop
-from tests.support import NO_EQUIPMENT, no_documents
+from tests.support import NO_EQUIPMENT, fixed_origins
 
 PATH = Path("/simulated")
 # Small enough that ordinary traffic makes a sleepy client slow.
@@ -112,7 +112,7 @@ class SimServer:
         tasks = asyncio.TaskGroup()
         self._never_left.append(await tasks.__aenter__())
         workspace = Workspace(
-            about, store, no_documents(), NO_EQUIPMENT, self.clock, self.ids, SETTINGS, tasks
+            about, store, fixed_origins(), NO_EQUIPMENT, self.clock, self.ids, SETTINGS, tasks
         )
         await workspace.start(None)
         self.workspace = workspace

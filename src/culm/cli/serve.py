@@ -13,7 +13,7 @@ from culm import __version__
 from culm.assemble import open_server
 from culm.clock import LoopClock
 from culm.ids import Ids
-from culm.settings import ServeOptions
+from culm.settings import DETACHED, ServeOptions
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,18 @@ async def _serve(options: ServeOptions) -> None:
         for address in server.addresses:
             # The one line a script waits for; it must not sit in a buffer.
             print(f"listening {address}", flush=True)  # noqa: T201
+        if os.environ.get(DETACHED):
+            _let_go_of_output()
         await stop.wait()
         log.info("leaving")
+
+
+def _let_go_of_output() -> None:
+    """Whoever started us for itself has read enough; the log file has the rest."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _on_signal(number: signal.Signals, stop: asyncio.Event, before: list[float]) -> None:

@@ -14,8 +14,9 @@ import msgspec
 from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
 from culm.wire.agent import Prompt
 from culm.wire.codec import decode, encode
+from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
-from culm.wire.runs import Run
+from culm.wire.runs import CancelAnswer, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Problem, Snapshot
 from culm.wire.workspaces import Control, CreateWorkspace, CurrentSession, VersionInfo, Workspace
@@ -35,6 +36,15 @@ class Refused(Exception):
         self.code = problem.code
         self.message = problem.message
         self.hint = problem.hint
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request can succeed later: a server that starts, closes or is full."""
+        return (
+            self.status >= 500
+            or self.status == 429
+            or self.code in ("data_locked", "workspace_closing")
+        )
 
 
 class Client:
@@ -171,15 +181,30 @@ class RemoteWorkspace:
         found = [m for m in await self.messages(session_id) if m.id == message_id]
         return found[0] if found else None
 
-    async def prompt(self, session_id: SessionId, text: str, *, run_id: str = "") -> None:
-        """Ask the agent something; when this returns it will be done, whoever stays."""
-        body = Prompt(session_id, text, run_id)
+    async def prompt(
+        self,
+        session_id: SessionId,
+        text: str,
+        *,
+        run_id: str = "",
+        model: SelectedModel | None = None,
+    ) -> None:
+        """Ask the agent something; when this returns it will be done, whoever stays.
+
+        `model` is for this run only; without one it is the workspace's.
+        """
+        body = Prompt(session_id, text, run_id, model=model)
         await self.client.request("POST", self.path("/agent"), body)
 
     async def cancel(self, session_id: SessionId) -> None:
         """Stop every run of the session that is live now."""
         path = self.path(f"/agent/sessions/{quote(session_id, safe='')}/cancel")
         await self.client.request("POST", path)
+
+    async def cancel_run(self, run_id: str) -> CancelAnswer:
+        """Stop one run, and hear what came of it."""
+        path = self.path(f"/runs/{quote(run_id, safe='')}/cancel")
+        return await self.client.ask("POST", path, CancelAnswer)
 
     async def run(self, run_id: str) -> Run:
         return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)

@@ -20,7 +20,7 @@ from culm.ids import MessageId, RunId, SessionId
 from culm.wire.codec import decode
 from culm.wire.events import CURSOR_HEADER, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
-from culm.wire.runs import RunChanged, changed_of
+from culm.wire.runs import RunChanged, RunRetry, changed_of
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
 
@@ -139,7 +139,7 @@ class Stream:
                 if exc.status == 404:
                     if await self.rejoin():
                         backoff.reset(REJOINED_S)
-                elif not _may_pass(exc):
+                elif not exc.may_pass:
                     raise
             except _UNREACHABLE:
                 pass
@@ -153,7 +153,7 @@ class Stream:
         except _UNREACHABLE:
             return False
         except Refused as exc:
-            if not _may_pass(exc):
+            if not exc.may_pass:
                 raise
             return False
 
@@ -181,13 +181,6 @@ class Stream:
                     yield told
 
 
-def _may_pass(exc: Refused) -> bool:
-    """Whether the same request can succeed later: a server that starts, closes or is full."""
-    return (
-        exc.status >= 500 or exc.status == 429 or exc.code in ("data_locked", "workspace_closing")
-    )
-
-
 class Gap(NamedTuple):
     """A delta did not fit: read this message again."""
 
@@ -203,6 +196,7 @@ class Mirror:
         self.sessions: dict[SessionId, Session] = {}
         self.messages: dict[MessageId, Message] = {}
         self.runs: dict[RunId, RunChanged] = {}  # Those that have not ended.
+        self.retries: dict[RunId, RunRetry] = {}  # The latest of each run that goes on.
         self.presence: dict[str, str] = {}
         self.store = StoreHealth("ok")
 
@@ -240,6 +234,10 @@ class Mirror:
                 self.runs[run.run_id] = run
                 if run.state == "ended":
                     del self.runs[run.run_id]
+                    self.retries.pop(run.run_id, None)
+            case "run_retry", _:
+                retry = told.read(RunRetry)
+                self.retries[retry.run_id] = retry
             case "presence_changed", "deleted":
                 self.presence.clear()  # An attach begins: who is there follows.
             case "presence_changed", _:
@@ -320,7 +318,7 @@ class Follower:
             except Refused as exc:
                 if exc.status == 404:
                     await self.stream.rejoin()
-                elif not _may_pass(exc):
+                elif not exc.may_pass:
                     raise
             await backoff.pause()
 

@@ -1,29 +1,34 @@
 """What clients have set by the config routes: the user's document and the workspace's.
 
-A document is a JSON object in a file of its own. How it is changed and shown are plain functions;
-`DocumentFile` owns the file. Reading configuration that people write is not here.
+A document is a JSON object in a file of its own, which people may edit as well: an edit keeps
+their comments and their order. How it is changed and shown are plain functions; `DocumentFile`
+owns the file. The files that people write for themselves are `sources.py`.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from culm.config import jsonc
+from culm.config.checking import Document
+from culm.config.schema import ProjectFile
 from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, Rejected, TooLarge
 from culm.files import Unreadable, locked, read_file, replace_file
-from culm.wire.codec import Json, clean, encode, fit, parse_body, spelled_as
+from culm.wire.codec import Json, clean, encode, fit, spelled_as
 from culm.wire.config import Config, SelectedModel
 
 log = logging.getLogger(__name__)
 
-Document = dict[str, Json]
 Edit = Callable[[Document], Document]  # From a document to the next; the given one stays as it is.
 
 DOCUMENT_BYTES_MAX = 256 << 10
@@ -35,7 +40,6 @@ RECENT_MAX = 5  # Models a client offers first.
 CLOSE_S = 5.0
 SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
 
-_CREDENTIALS = re.compile(r"//[^/@]*@")  # In a URL.
 _CHARACTER = re.compile(r"\\?.", re.DOTALL)  # Of a key, with the backslash that escapes it.
 
 
@@ -131,15 +135,33 @@ def _without(document: Document, steps: list[str]) -> Document:
     return {**document, name: _without(cast("Document", inner), rest)}
 
 
+def rewritten(text: str, before: Document, after: Document) -> str:
+    """The text of `before`, changed where `after` differs and nowhere else."""
+    try:
+        return _rewritten(text, before, after, ())
+    except jsonc.Unwritable as exc:
+        raise InvalidRequest(f"value cannot be kept: {exc}") from exc
+
+
+def _rewritten(text: str, before: Document, after: Document, path: tuple[str, ...]) -> str:
+    for name in before.keys() - after.keys():
+        text = jsonc.remove_value(text, (*path, name))
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            inner = cast("Document", known), cast("Document", value)
+            text = _rewritten(text, *inner, (*path, name))
+        elif name not in before or known != value:
+            text = jsonc.set_value(text, (*path, name), value)
+    return text
+
+
 # --- showing
 
 
-def shown_config(documents: list[Document], *, data_directory: str, debug: bool) -> Config:
-    """What clients are shown of `documents`, the later ones laid over the earlier.
-
-    Raises `InvalidRequest` if a client could not read it.
-    """
-    config = fit(merged(documents), Config)
+def shown_config(document: Document, *, data_directory: str, debug: bool) -> Config:
+    """What clients are shown of a document; raises `InvalidRequest` if one could not read it."""
+    config = fit(document, Config)
     config.options = replace(
         config.options,
         data_directory=clean(data_directory),
@@ -149,35 +171,22 @@ def shown_config(documents: list[Document], *, data_directory: str, debug: bool)
         disable_provider_auto_update=True,
         disable_default_providers=True,
     )
+    for selected in chain(config.models.values(), *config.recent_models.values()):
+        selected.provider_options = UNSET  # It can hold anything, a token too.
     for provider in config.providers.values():
-        provider.base_url = _CREDENTIALS.sub("//", provider.base_url)
+        provider.base_url = _without_secrets(provider.base_url)
     if len(encode(config)) > SHOWN_BYTES_MAX:
         raise TooLarge(f"what is shown of it may have at most {SHOWN_BYTES_MAX} bytes")
     return config
 
 
-def check_config(document: Document) -> None:
-    """Raises `InvalidRequest` if no client could be shown what the user has written."""
-    shown_config([document], data_directory="", debug=False)
-
-
-def merged(documents: Iterable[Document]) -> Document:
-    """One document of several, the later ones laid over the earlier."""
-    result: Document = {}
-    for document in documents:
-        result = _merged(result, document)
-    return result
-
-
-def _merged(under: Document, over: Document) -> Document:
-    result = dict(under)
-    for name, value in over.items():
-        known = result.get(name)
-        if isinstance(known, dict) and isinstance(value, dict):
-            result[name] = _merged(cast("Document", known), cast("Document", value))
-        else:
-            result[name] = value
-    return result
+def _without_secrets(url: str) -> str:
+    """An address as anybody may see it: a password or a key can be in it."""
+    head, _, tail = url.partition("://")
+    if not tail:
+        return url.partition("?")[0]
+    host, slash, path = tail.partition("?")[0].partition("/")
+    return f"{head}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 # --- files
@@ -221,7 +230,7 @@ class DocumentFile:
     def load(self) -> None:
         """Read the file; blocks. One that cannot be read counts as empty and is left alone."""
         try:
-            self.value = self._read()
+            self.value = self._read()[1]
         except ConfigDamaged as exc:
             log.error("ignoring a document: %s", exc.message)
 
@@ -229,9 +238,10 @@ class DocumentFile:
         try:
             with locked(self._file):
                 # Read again: a person, or another server of the same user, may have been here.
-                value = edit(self._read())
+                text, before = self._read()
+                value = edit(before)
                 check(value)
-                data = encode(value) + b"\n"
+                data = rewritten(text, before, value).encode()
                 if len(data) > DOCUMENT_BYTES_MAX:
                     limit = f"at most {DOCUMENT_BYTES_MAX} bytes"
                     raise TooLarge(f"the configuration may have {limit}")
@@ -241,20 +251,22 @@ class DocumentFile:
         self.value = value
         return value
 
-    def _read(self) -> Document:
-        """Raises `ConfigDamaged` if what is there is no document."""
+    def _read(self) -> tuple[str, Document]:
+        """The text and what it says; raises `ConfigDamaged` if that is no document."""
         try:
-            data = read_file(self._file, DOCUMENT_BYTES_MAX)
+            text = read_file(self._file, DOCUMENT_BYTES_MAX).decode()
         except FileNotFoundError:
-            return {}
-        except Unreadable as exc:
+            return "", {}
+        except (Unreadable, UnicodeDecodeError) as exc:
             raise ConfigDamaged(str(self._file), str(exc)) from exc
         try:
-            value = parse_body(data, dict[str, Json])
-            fit(value, Config)
-        except Rejected as exc:
-            raise ConfigDamaged(str(self._file), exc.message) from exc
-        return value
+            value = jsonc.parse(text)
+            fit(value, ProjectFile)
+        except (jsonc.BadJson, Rejected) as exc:
+            raise ConfigDamaged(str(self._file), str(exc)) from exc
+        if not isinstance(value, dict):
+            raise ConfigDamaged(str(self._file), "it is no JSON object")
+        return text, cast("Document", value)
 
     async def close(self) -> None:
         """Finish what was asked for, then let go."""

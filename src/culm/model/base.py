@@ -59,7 +59,7 @@ class Access(Struct, frozen=True):
     body: dict[str, Json] = field(default_factory=dict[str, Json])  # Merged into every request.
 
     def __repr__(self) -> str:
-        return f"Access(type={self.type!r}, base_url={self.base_url!r}, …)"
+        return f"Access(type={self.type!r}, vendor={self.vendor!r}, …)"
 
 
 @dataclass(frozen=True, slots=True)

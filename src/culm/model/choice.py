@@ -1,45 +1,33 @@
-"""Which models the configuration names, and how each is reached. Keys stay in here.
+"""Which models a configuration names, and how each is reached. Keys stay in here.
 
-The decisions are functions of a merged document; who makes a `Model` of a choice is `assemble.py`.
+The decisions are functions of one document, which `laying.py` makes of its layers; who makes a
+`Model` of a choice is `assemble.py`.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import msgspec
 from msgspec import Struct, field
 
+from culm.config.checking import Document
+from culm.config.references import Run, Unresolved, Variables, failed, resolve, why_unresolved
+from culm.config.schema import ProviderFile
 from culm.errors import InvalidRequest, ModelFailed
 from culm.model.base import Access, Model
+from culm.model.catalog import find_model, find_provider, vendor_of
+from culm.model.dialects import Dialect, dialect_types, find_dialect
+from culm.model.discovery import LOCAL_SERVERS
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel
 
 log = logging.getLogger(__name__)
 
-Document = Mapping[str, Json]
-
-OPENAI_URL = "https://api.openai.com/v1"
-# The dialects there are adapters for, each with the address it has by itself.
-DIALECTS: Mapping[str, str] = {
-    "": "",
-    "openai": OPENAI_URL,
-    "openai-compat": "",
-    "openrouter": "",
-    "vercel": "",
-}
-NEED_KEY = ("openai", "openrouter", "vercel")  # A server of one's own may do without.
-
-
-class _Provider(Struct):
-    type: str = ""
-    base_url: str = ""
-    api_key: str = ""
-    extra_headers: dict[str, str] = field(default_factory=dict[str, str])
-    extra_body: dict[str, Json] = field(default_factory=dict[str, Json])
-    disable: bool = False
-    flat_rate: bool = False
-    models: list[ModelInfo] = field(default_factory=list[ModelInfo])
+COMMANDS_MAX = 8  # Of a workspace, at once: commands that print keys.
 
 
 class _Options(Struct):
@@ -48,105 +36,260 @@ class _Options(Struct):
 
 class _Config(Struct):
     models: dict[str, SelectedModel] = field(default_factory=dict[str, SelectedModel])
-    providers: dict[str, _Provider] = field(default_factory=dict[str, _Provider])
+    fallbacks: dict[str, list[SelectedModel]] = field(
+        default_factory=dict[str, list[SelectedModel]]
+    )
+    providers: dict[str, ProviderFile] = field(default_factory=dict[str, ProviderFile])
     options: _Options = field(default_factory=_Options)
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __repr__(self) -> str:
+        return "_Config(…)"  # It holds keys.
 
 
 class Chosen(NamedTuple):
-    """A model of a provider, ready to be asked."""
+    """A model of a provider. Its access may still hold references."""
 
     provider_id: str
     settings: SelectedModel
     info: ModelInfo
     access: Access
     flat_rate: bool
+    system_prefix: str = ""
 
+
+_NOBODY = SelectedModel()
 
 MakeModel = Callable[[Chosen], Model]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Present:
+    """What models are chosen by, as it stands now."""
+
+    document: Document
+    env: Mapping[str, str]
 
 
 class Models:
     """The models of one workspace, by its present configuration."""
 
-    def __init__(self, document: Callable[[], Document], make: MakeModel) -> None:
-        self._document = document
+    def __init__(self, present: Callable[[], Present], make: MakeModel, run: Run) -> None:
+        self._present = present
         self._make = make
-        self._config: _Config | None = None
+        self._run = run  # Runs the command of a reference.
+        self._commands = asyncio.Semaphore(COMMANDS_MAX)
+        self._read_config: _Config | None = None
 
     def forget(self) -> None:
         """The configuration has changed."""
-        self._config = None
+        self._read_config = None
 
     @property
     def compacts(self) -> bool:
-        return not self._read().options.disable_auto_summarize
+        return not self._config().options.disable_auto_summarize
 
-    def choose(self, kind: ModelType) -> Chosen | None:
-        """The model selected for large or small work; for small work the large one will do."""
-        models = self._read().models
-        for name in (kind, "large"):
-            selected = models.get(name)
-            if selected is not None and not self.why_not(selected.provider, selected.model):
-                return self.get(selected.provider, selected.model)
-        return None
+    def choose(self, kind: ModelType) -> SelectedModel | None:
+        """Who does large or small work: the first of those named for it that can be used.
+
+        If none can, the one that was selected: whoever asks it learns what is wrong.
+        """
+        named = self._named(kind)
+        usable = [one for one in named if not self.why_not(one.provider, one.model)]
+        return next(iter(usable or named), None)
+
+    def after(self, provider_id: str, model_id: str) -> Sequence[SelectedModel]:
+        """Who is asked for large work, in order, when this one fails."""
+        named = [(one.provider, one.model) for one in self._named("large")]
+        try:
+            here = named.index((provider_id, model_id))
+        except ValueError:
+            return ()  # Somebody asked for this one and no other.
+        following = self._named("large")[here + 1 :]
+        return [one for one in following if not self.why_not(one.provider, one.model)]
+
+    def _named(self, kind: ModelType) -> list[SelectedModel]:
+        """The selected model and its fallbacks; for small work the large ones will do."""
+        config = self._config()
+        named: list[SelectedModel] = []
+        for role in dict.fromkeys((kind, "large")):
+            if config.models.get(role, _NOBODY) != _NOBODY:
+                named.append(config.models[role])
+            named += config.fallbacks.get(role, [])
+        return named
 
     def selected(self, kind: ModelType) -> SelectedModel:
         """What the configuration names, whether it can be used or not."""
-        return self._read().models.get(kind, SelectedModel())
+        return self._config().models.get(kind, SelectedModel())
+
+    def small_of(self, provider_id: str) -> SelectedModel:
+        """What would do small work beside a large model of this provider."""
+        small = self.choose("small")
+        if small is not None and small.provider == provider_id:
+            return small
+        known = find_provider(provider_id)
+        if known is not None and provider_id in self._config().providers:
+            return SelectedModel(model=known.small, provider=provider_id)
+        return self.selected("large")
 
     def why_not(self, provider_id: str, model_id: str) -> str:
         """Why this model cannot be used now; empty if it can."""
-        provider = self._read().providers.get(provider_id)
-        if provider is None or provider.disable:
-            return f"provider {provider_id!r} is not configured"
+        config = self._config()
+        provider = config.providers.get(provider_id)
+        if provider is None:
+            return _why_unknown(provider_id)
         if not model_id:
             return f"no model of provider {provider_id!r} is selected"
-        if provider.type not in DIALECTS:
-            return f"this version of culm cannot talk to a provider of type {provider.type!r}"
-        if not (provider.base_url or DIALECTS[provider.type]):
-            return f"provider {provider_id!r} has no base_url"
-        if provider.type in NEED_KEY and not (provider.api_key or provider.extra_headers):
-            return f"provider {provider_id!r} has no api_key"
-        if provider.api_key.startswith("$"):
-            return f"the api_key of provider {provider_id!r} is a reference, which is not read yet"
-        return ""
+        return why_unusable(provider_id, provider, Variables(config.env, self._present().env))
+
+    def info(self, named: SelectedModel) -> ModelInfo:
+        """What is known of a model, whether it can be used or not."""
+        provider = self._config().providers.get(named.provider, ProviderFile())
+        return _info(provider, vendor_of(named.provider, provider.base_url), named.model)
 
     def get(self, provider_id: str, model_id: str) -> Chosen:
         """Raises `ModelFailed` if it cannot be used."""
         if reason := self.why_not(provider_id, model_id):
-            raise ModelFailed("Model not available", reason, hint="see docs/models.md")
-        config = self._read()
+            raise ModelFailed(
+                "Model not available", reason, hint="culm models shows what can be used, and why"
+            )
+        config = self._config()
         provider = config.providers[provider_id]
         settings = SelectedModel(model=model_id, provider=provider_id)
-        for selected in config.models.values():
+        for selected in (*self._named("large"), *self._named("small")):
             if (selected.provider, selected.model) == (provider_id, model_id):
                 settings = selected
                 break
-        known = {info.id: info for info in provider.models}
-        info = known.get(model_id) or ModelInfo(id=model_id, name=model_id)
-        access = Access(
-            type=provider.type or "openai",
-            base_url=provider.base_url or DIALECTS[provider.type],
-            api_key=provider.api_key,
-            headers=provider.extra_headers,
-            body=provider.extra_body,
+        access = _access(provider_id, provider)
+        return Chosen(
+            provider_id,
+            settings,
+            _info(provider, access.vendor, model_id),
+            access,
+            provider.flat_rate,
+            provider.system_prompt_prefix,
         )
-        return Chosen(provider_id, settings, info, access, provider.flat_rate)
 
-    def open(self, chosen: Chosen) -> Model:
-        return self._make(chosen)
+    async def open(self, chosen: Chosen) -> Model:
+        """A model to ask; every reference is read now. Raises `ModelFailed`."""
+        variables = Variables(self._config().env, self._present().env)
+        access, place = chosen.access, f"providers.{chosen.provider_id}"
 
-    def _read(self) -> _Config:
-        if self._config is None:
+        async def read(what: str, text: str) -> str:
             try:
-                self._config = check_models(self._document())
+                return await resolve(text, variables, self._run_command)
+            except Unresolved as exc:
+                raise failed(f"{place}.{what}", exc) from None
+
+        resolved = msgspec.structs.replace(
+            access,
+            base_url=await read("base_url", access.base_url),
+            api_key=await read("api_key", access.api_key),
+            headers={k: await read("extra_headers", v) for k, v in access.headers.items()},
+        )
+        return self._make(chosen._replace(access=resolved))
+
+    async def _run_command(self, command: str) -> str:
+        async with self._commands:
+            return await self._run(command)
+
+    def _config(self) -> _Config:
+        if self._read_config is None:
+            try:
+                self._read_config = check_models(self._present().document)
             except InvalidRequest as exc:
                 # Somebody else wrote it: what clients set and users configure was checked.
                 log.error("no models: %s", exc.message)
-                self._config = _Config()
-        return self._config
+                self._read_config = _Config()
+        return self._read_config
 
 
 def check_models(document: Document) -> _Config:
     """What a document says about models; raises `InvalidRequest`."""
     return fit(cast("Json", dict(document)), _Config)
+
+
+# --- providers
+
+
+def _type_of(provider_id: str, provider: ProviderFile) -> str:
+    known = find_provider(provider_id)
+    return provider.type or (known.type if known is not None else "openai-compat")
+
+
+def _url_of(provider_id: str, provider: ProviderFile, dialect: Dialect) -> str:
+    if provider.base_url:
+        return provider.base_url
+    known = find_provider(provider_id)
+    if known is not None and provider.type in ("", known.type):
+        return known.base_url
+    local = [server for server in LOCAL_SERVERS if server.id == provider_id]
+    return f"http://127.0.0.1:{local[0].port}/v1" if local else dialect.base_url
+
+
+def _why_unknown(provider_id: str) -> str:
+    known = find_provider(provider_id)
+    if known is not None:
+        return f"{known.name} is not configured: set {known.key_env}"
+    return f"provider {provider_id!r} is not configured"
+
+
+# Headers that stand in for a key.
+_CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+
+
+def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables) -> str:
+    """Why nothing can be asked of a provider; empty if something can."""
+    if provider.disable:
+        return f"provider {provider_id!r} is disabled"
+    type_ = _type_of(provider_id, provider)
+    dialect = find_dialect(type_)
+    if dialect is None:
+        known = ", ".join(dialect_types())
+        return f"nobody here speaks to a provider of type {type_!r}; known are {known}"
+    url = _url_of(provider_id, provider, dialect)
+    if dialect.needs_url and not url:
+        return f"provider {provider_id!r} has no base_url"
+    credentials = {name.lower() for name in provider.extra_headers} & _CREDENTIALS
+    if dialect.needs_key and not (provider.api_key or credentials):
+        known = find_provider(provider_id)
+        how = f": set {known.key_env}, or" if known is not None else ":"
+        return f"provider {provider_id!r} has no key{how} write providers.{provider_id}.api_key"
+    texts = {"api_key": provider.api_key, "base_url": url}
+    texts |= {f"extra_headers.{name}": text for name, text in provider.extra_headers.items()}
+    for name, text in texts.items():
+        if reason := why_unresolved(text, variables):
+            return f"providers.{provider_id}.{name}: {reason}"
+    return ""
+
+
+def _access(provider_id: str, provider: ProviderFile) -> Access:
+    type_ = _type_of(provider_id, provider)
+    dialect = find_dialect(type_)
+    assert dialect is not None, "it was found usable"
+    url = _url_of(provider_id, provider, dialect)
+    return Access(
+        type=type_,
+        vendor=vendor_of(provider_id, url),
+        base_url=url,
+        api_key=provider.api_key,
+        headers=provider.extra_headers,
+        body={**provider.provider_options, **provider.extra_body},
+    )
+
+
+_UNKNOWN = ModelInfo()
+
+
+def _info(provider: ProviderFile, vendor: str, model_id: str) -> ModelInfo:
+    """What is known of a model; what the configuration says of it goes over the catalogue."""
+    known = find_model(vendor, model_id) or ModelInfo(id=model_id, name=model_id)
+    for written in provider.models:
+        if written.id == model_id:
+            said = {
+                name: value
+                for name in ModelInfo.__struct_fields__
+                if (value := getattr(written, name)) != getattr(_UNKNOWN, name)
+            }
+            return msgspec.structs.replace(known, **said)
+    return known

@@ -1,30 +1,27 @@
 """What went wrong with a provider, in words for the person who must act on it.
 
-Pure: a status, a body or an exception in, a `ModelFailed` out. Text that is not ours is quoted
-without the provider's secrets, whoever echoes them.
+Pure: a status, a body or an exception in, a `ModelFailed` out, with the one thing that mends it
+as its hint. Which trouble an error is, is `troubles.py`. Text that is not ours is quoted without
+the provider's secrets, whoever echoes them.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
-import msgspec
 
 from culm.errors import ModelFailed
 from culm.model.base import Access
-from culm.wire.codec import Json, clean, encode
+from culm.model.troubles import TRANSIENT, Problem, Trouble, parse_problem, trouble_of
+from culm.wire.codec import Json, clean, strings_in
 
 QUOTE_CHARS_MAX = 2000  # What a person may read of a provider's own words.
 KEY_CHARS_MIN = 4  # Local servers want "x" or "-"; cutting that out would garble every text.
-TOKEN_CHARS_MIN = 12  # Of a word in a header; shorter ones are names.
-
-_TRANSIENT = frozenset({408, 409, 425, 429})
-# How providers name what passes, in the `type` or `code` of an error inside a stream.
-_TRANSIENT_WORDS = ("server_error", "internal", "overload", "rate_limit", "timeout", "unavailable")
-_SPENT = "insufficient_quota"  # Sent as 429, but waiting does not help.
+TOKEN_CHARS_MIN = 12  # Of a word in a header or an address; shorter ones are names.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Peer:
     provider: str
     host: str
     model_id: str
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def quote(self, text: str) -> str:
         """Words of the other side, fit to be shown."""
@@ -46,7 +43,9 @@ class Peer:
 
 def peer_of(access: Access, model_id: str, provider: str) -> Peer:
     host = _host_of(access.base_url)
-    return Peer(provider or host, host, model_id, _secrets_of(access))
+    secrets = {spelled for secret in _secrets_of(access) for spelled in (secret, quote(secret, ""))}
+    # The longest first: one may be a part of another.
+    return Peer(provider or host, host, model_id, tuple(sorted(secrets, key=len, reverse=True)))
 
 
 def _host_of(url: str) -> str:
@@ -56,14 +55,90 @@ def _host_of(url: str) -> str:
         return "the provider"
 
 
-def _secrets_of(access: Access) -> tuple[str, ...]:
-    """The key, and whatever the headers hold that could be one; the longest first."""
+def _secrets_of(access: Access) -> Iterator[str]:
+    """The key, and whatever the headers, the address and the body hold that could be one."""
     key = access.api_key.strip()
-    words = [word for value in access.headers.values() for word in value.split()]
-    secrets = {word for word in words if len(word) >= TOKEN_CHARS_MIN}
     if len(key) >= KEY_CHARS_MIN:
-        secrets.add(key)
-    return tuple(sorted(secrets, key=len, reverse=True))
+        yield key
+    words = [word for value in access.headers.values() for word in value.split()]
+    try:
+        url = urlsplit(access.base_url)
+    except ValueError:
+        url = urlsplit("")
+    words += [value for _, value in parse_qsl(url.query)]
+    words += [text for _, text in strings_in(access.body)]
+    yield from (word for word in words if len(word) >= TOKEN_CHARS_MIN)
+    for password in (url.password or "", unquote(url.password or "")):
+        if len(password) >= KEY_CHARS_MIN:
+            yield password
+            # As it is sent.
+            yield b64encode(f"{unquote(url.username or '')}:{password}".encode()).decode()
+
+
+# --- an answer that is an error
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    title: str
+    details: str
+    hint: str = ""
+
+
+_WORDS: Mapping[Trouble, _Words] = {
+    Trouble.AUTH: _Words(
+        "Authentication problem",
+        "{who} refused the key{status}: {said}",
+        "check the key of provider {who}: `culm models` shows where it comes from",
+    ),
+    Trouble.QUOTA: _Words(
+        "Out of credit",
+        "the account at {who} has nothing left to spend{status}: {said}",
+        "top up the account at {who}, or choose another model: `culm models` lists them",
+    ),
+    Trouble.CONTEXT: _Words(
+        "The conversation is too long",
+        "it does not fit into the context of {model}{status}: {said}",
+        "summarize the session, or choose a model with a larger context",
+    ),
+    Trouble.LARGE: _Words(
+        "The request is too large",
+        "{who} does not take a request of this size{status}: {said}",
+        "summarize the session, or send smaller attachments",
+    ),
+    Trouble.FILTER: _Words(
+        "The content was refused",
+        "{who} does not answer this{status}: {said}",
+        "say it in other words, or choose another model",
+    ),
+    Trouble.MODEL: _Words(
+        "Model not found",
+        "{who} does not offer the model {model}{status}: {said}",
+        "`culm models {who}` lists what it offers",
+    ),
+    Trouble.ADDRESS: _Words(
+        "Model or address not found",
+        "{host} has no model {model} at this address{status}: {said}",
+        "check the base_url of provider {who}; `culm models {who}` lists what it offers",
+    ),
+    Trouble.CALL: _Words(
+        "The model made a broken call",
+        "{who} could not read a call that {model} made{status}: {said}",
+        "ask again, or choose a model that is better with tools",
+    ),
+    Trouble.RATE: _Words(
+        "Too many requests",
+        "{who} asks for patience{status}: {said}",
+        "wait a moment, or choose another model",
+    ),
+    Trouble.DOWN: _Words(
+        "The provider has a problem",
+        "{who} failed{status}: {said}",
+        "try again later, or choose another model",
+    ),
+    Trouble.REFUSED: _Words("The provider refused", "{who} refused{status}: {said}"),
+}
+_BROKE_OFF = _Words("The provider reported an error", "{who} broke off its answer{status}: {said}")
 
 
 def on_status(peer: Peer, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
@@ -76,25 +151,58 @@ def on_status(peer: Peer, status: int, headers: Mapping[str, str], body: bytes) 
             "go with it.",
             hint=f"set the base_url of provider {peer.provider} to its new address",
         )
-    return _on_problem(peer, status, _json(body), _text(body), retry_after_s(headers))
+    problem = parse_problem(body)
+    return _failure(peer, problem, status, wait_s=retry_after_s(headers))
 
 
 def on_stream_error(peer: Peer, error: Json) -> ModelFailed:
     """An error object inside a stream that had begun well."""
-    problem = {"error": error}
-    status = _status_in(problem)
-    if status is not None:
-        return _on_problem(peer, status, problem, "", None)
+    problem = Problem.of(error)
+    return _failure(peer, problem, problem.status)
+
+
+def _failure(
+    peer: Peer, problem: Problem, status: int | None, wait_s: float | None = None
+) -> ModelFailed:
+    trouble = trouble_of(status, problem)
+    words = _WORDS[trouble]
+    if status is None and trouble in (Trouble.DOWN, Trouble.REFUSED):
+        words = _BROKE_OFF
+    names = {"who": peer.provider, "host": peer.host, "model": peer.model_id}
+    said = peer.quote(problem.message) or "it says no more"
     return ModelFailed(
-        "The provider reported an error",
-        f"{peer.provider} broke off its answer: {_words(peer, problem, '')}",
-        transient=any(word in _kind(problem) for word in _TRANSIENT_WORDS),
+        words.title,
+        words.details.format(status=f" ({status})" if status else "", said=said, **names),
+        transient=trouble in TRANSIENT,
+        retry_after_s=wait_s,
+        hint=words.hint.format(**names),
     )
+
+
+def on_no_stream(peer: Peer, what: str, body: bytes) -> ModelFailed:
+    """A 200 that is a document: an error of some providers, or the wrong address."""
+    problem = parse_problem(body)
+    if problem.is_error:
+        return _failure(peer, problem, problem.status)
+    return on_unreadable(peer, f"{what} instead of a stream", body)
+
+
+def on_broken_off(peer: Peer, reason: str | None) -> ModelFailed:
+    """An answer that ended with an error nobody put into words."""
+    return ModelFailed(
+        _BROKE_OFF.title,
+        f"{peer.provider} broke off its answer: {peer.quote(reason or '')}",
+        transient=True,
+    )
+
+
+# --- no answer, or half of one
 
 
 def on_exception(peer: Peer, exc: Exception) -> ModelFailed:
     """No answer, or half of one."""
     reason = peer.quote(str(exc))
+    address = f"check the base_url of provider {peer.provider}"
     match exc:
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             return ModelFailed(
@@ -104,25 +212,32 @@ def on_exception(peer: Peer, exc: Exception) -> ModelFailed:
             )
         case aiohttp.ClientConnectorDNSError():
             title, details = "Provider not found", f"the name {peer.host} cannot be looked up"
+            hint = f"{address}, and the network"
         case aiohttp.ClientSSLError():
             title, details = "No secure connection", f"TLS with {peer.host} failed: {reason}"
+            hint = f"{address}, and which certificates this machine trusts"
         case aiohttp.ConnectionTimeoutError():
             title, details = "No connection", f"{peer.host} could not be reached in time"
-        case aiohttp.ClientConnectorError():
-            title, details = "No connection", f"{peer.host} cannot be reached: {reason}"
+            hint = f"is it running? If not there, {address}"
+        case aiohttp.ClientConnectorError(strerror=why):
+            why = peer.quote(str(why or "")) or "nobody answers"
+            title, details = "No connection", f"{peer.host} cannot be reached: {why}"
+            hint = f"is it running? If not there, {address}"
         case aiohttp.ClientPayloadError():
             return on_cut(peer)
         case aiohttp.ClientResponseError():
             title, details = "Unreadable answer", f"{peer.host} does not answer in HTTP: {reason}"
+            hint = address
         case aiohttp.ClientConnectionError() | OSError():
             title, details = "Connection lost", f"{peer.host} closed the connection: {reason}"
+            hint = ""
         case _:
             return ModelFailed(
                 "The request cannot be sent",
                 f"the key or a header of provider {peer.provider} does not fit into HTTP: {reason}",
                 hint=f"check the API key and the headers of provider {peer.provider}",
             )
-    return ModelFailed(title, details, transient=True)
+    return ModelFailed(title, details, transient=True, hint=hint)
 
 
 def on_stall(peer: Peer, stall_s: float) -> ModelFailed:
@@ -143,21 +258,12 @@ def on_cut(peer: Peer) -> ModelFailed:
 
 def on_unreadable(peer: Peer, what: str, sample: bytes = b"") -> ModelFailed:
     """An answer that is not what was asked for; asking again gives the same."""
-    quoted = peer.quote(_text(sample))
+    quoted = peer.quote(parse_problem(sample).message)
     return ModelFailed(
         "Unreadable answer",
         f"{peer.provider} sent {what}" + (f": {quoted}" if quoted else ""),
         hint=f"check that provider {peer.provider} has the right type and base_url",
     )
-
-
-def on_no_stream(peer: Peer, content_type: str, body: bytes) -> ModelFailed:
-    """A 200 that is a document: an error of some providers, or the wrong address."""
-    match _json(body):
-        case {"error": error} if error:
-            return on_stream_error(peer, error)
-        case _:
-            return on_unreadable(peer, f"{content_type} instead of a stream", body)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -180,86 +286,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) and number >= 0 else None
-
-
-def _on_problem(
-    peer: Peer, status: int, problem: Json, text: str, wait_s: float | None
-) -> ModelFailed:
-    said = _words(peer, problem, text) or "it says no more"
-    who = peer.provider
-    match status:
-        case 401 | 403:
-            title, details = "Authentication problem", f"{who} refused the key ({status}): {said}"
-            hint = f"check the API key of provider {who}"
-        case 404:
-            title = "Model or address not found"
-            details = f"{peer.host} has no model {peer.model_id} at this address (404): {said}"
-            hint = f"check the name of the model and the base_url of provider {who}"
-        case 413:
-            title = "The request is too large"
-            details = f"{who} does not take a request of this size (413): {said}"
-            hint = "shorten the session, or send smaller attachments"
-        case 429:
-            title, details = "Too many requests", f"{who} asks for patience (429): {said}"
-            hint = ""
-        case _ if status in _TRANSIENT or status >= 500:
-            title, details = "The provider has a problem", f"{who} failed ({status}): {said}"
-            hint = ""
-        case _:
-            title, details = "The provider refused", f"{who} refused ({status}): {said}"
-            hint = ""
-    transient = (status in _TRANSIENT or status >= 500) and _SPENT not in _kind(problem)
-    return ModelFailed(title, details, transient=transient, retry_after_s=wait_s, hint=hint)
-
-
-# --- what providers put into a body: {"error": {"message"}}, {"error": ""}, {"message"}, {"detail"}
-
-
-def _json(body: bytes) -> Json:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-
-
-def _text(body: bytes) -> str:
-    text = body.decode(errors="replace").strip()
-    return "an HTML page" if text[:1] == "<" else text
-
-
-def _words(peer: Peer, problem: Json, text: str) -> str:
-    return peer.quote(_message(problem) or text)
-
-
-def _message(problem: Json) -> str:
-    match problem:
-        case str():
-            return problem
-        case [first, *_]:
-            return _message(first)
-        case {"error": inner} | {"message": inner} | {"detail": inner} if inner:
-            return _message(inner)
-        case dict():
-            return encode(problem).decode()
-        case _:
-            return ""
-
-
-def _kind(problem: Json) -> str:
-    match problem:
-        case {"error": {"type": kind, "code": code}}:
-            return f"{kind} {code}"
-        case {"error": {"type": kind}} | {"error": {"code": kind}}:
-            return f"{kind}"
-        case _:
-            return ""
-
-
-def _status_in(problem: Json) -> int | None:
-    match problem:
-        case {"error": {"code": int(code)}} | {"error": {"status": int(code)}}:
-            return code if 400 <= code < 600 else None
-        case {"error": {"code": str(code)}} if code.isdecimal() and len(code) == 3:
-            return int(code)
-        case _:
-            return None

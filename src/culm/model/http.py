@@ -21,11 +21,12 @@ from culm.model.lines import Lines
 CONNECT_TIMEOUT_S = 10.0  # Name, TCP and TLS; three lost packets fit in.
 ERROR_BYTES_MAX = 64 << 10  # Of an error's body. Real ones have hundreds.
 READ_BYTES_MAX = 64 << 10  # aiohttp buffers twice this for a reader that is behind.
+DULL = 5  # So many silences may pass with nothing but signs of life.
 # After the last event the end of the body is usually in the same packet. With it the connection
 # can serve again; without it another one costs less than waiting.
 SETTLE_S = 0.05
 
-_NEVER_A_STREAM = frozenset({"application/json", "text/html"})
+_JSON, _HTML = "application/json", "text/html"
 _LOST = (aiohttp.ClientError, OSError)
 
 
@@ -36,9 +37,17 @@ class Post:
     url: str
     headers: CIMultiDict[str]
     body: bytes
+    takes_document: bool = False  # JSON is an answer, too.
 
 
-def post_to(access: Access, path: str, headers: Mapping[str, str], body: bytes) -> Post:
+def post_to(
+    access: Access,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    takes_document: bool = False,
+) -> Post:
     """A request below the base URL; a header of the access takes the place of ours."""
     merged = CIMultiDict(
         {
@@ -49,7 +58,8 @@ def post_to(access: Access, path: str, headers: Mapping[str, str], body: bytes) 
     )
     merged.update(headers)
     merged.update(access.headers)
-    return Post(access.base_url.rstrip("/") + path, merged, body)
+    base, mark, query = access.base_url.partition("?")
+    return Post(base.rstrip("/") + path + mark + query, merged, body, takes_document)
 
 
 class Answer:
@@ -62,11 +72,16 @@ class Answer:
         self._lines = Lines()
         self._silence = _Silence(response, setup.first_byte_s)
         self._stall_s = setup.stall_s
+        self._loop = asyncio.get_running_loop()
+        self._told_s = self._loop.time()
+        self._dull_s = max(setup.first_byte_s, DULL * setup.stall_s)
 
     async def lines(self) -> list[bytes] | None:
         """The next complete lines, possibly none; None at the end. Raises `ModelFailed`."""
         if self._lines.overflowed:
             raise failures.on_unreadable(self._peer, "a line too long to be part of an answer")
+        if self._loop.time() - self._told_s > self._dull_s:
+            raise failures.on_stall(self._peer, self._dull_s)
         silence = self._silence
         silence.begin()
         try:
@@ -80,6 +95,10 @@ class Answer:
         finally:
             silence.end(self._stall_s)
         return self._lines.feed(chunk) if chunk else None
+
+    def told(self) -> None:
+        """Something was in it that is part of an answer; a sign of life alone is not."""
+        self._told_s = self._loop.time()
 
     def rest(self) -> bytes:
         """The last line, if the stream ended within it."""
@@ -143,7 +162,7 @@ async def open_answer(setup: Setup, post: Post, peer: Peer) -> AsyncGenerator[An
     """
     response = await _send(setup.http, post, peer, setup.first_byte_s)
     try:
-        await _check(response, peer, setup.stall_s)
+        await _check(response, post, peer, setup.stall_s)
         answer = Answer(response, peer, setup)
         try:
             yield answer
@@ -169,8 +188,8 @@ async def _send(
                 raise_for_status=False,
                 read_bufsize=READ_BYTES_MAX,
             )
-    except aiohttp.ClientResponseError as exc:
-        # It holds the request, and that the key: it must not travel with the failure.
+    except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as exc:
+        # They hold the request or the address, and those a key: it must not travel on.
         raise failures.on_exception(peer, exc) from None
     except (*_LOST, ValueError) as exc:
         if bound.expired():
@@ -178,14 +197,15 @@ async def _send(
         raise failures.on_exception(peer, exc) from exc
 
 
-async def _check(response: aiohttp.ClientResponse, peer: Peer, stall_s: float) -> None:
-    """Raise `ModelFailed` unless a stream follows."""
+async def _check(response: aiohttp.ClientResponse, post: Post, peer: Peer, stall_s: float) -> None:
+    """Raise `ModelFailed` unless an answer follows."""
     if response.status != 200:
         body = await _read_error(response, stall_s)
         raise failures.on_status(peer, response.status, response.headers, body)
-    if response.content_type in _NEVER_A_STREAM:
+    kind = response.content_type
+    if kind == _HTML or (kind == _JSON and not post.takes_document):
         body = await _read_error(response, stall_s)
-        raise failures.on_no_stream(peer, response.content_type, body)
+        raise failures.on_no_stream(peer, kind, body)
 
 
 async def _read_error(response: aiohttp.ClientResponse, stall_s: float) -> bytes:

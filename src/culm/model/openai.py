@@ -1,11 +1,13 @@
 """Models behind OpenAI-style chat completions, which most providers and local servers speak.
 
-The words of a request are `openai_body.py`, those of the answer `openai_answer.py`.
+The words of a request are `openai_body.py`, those of the answer `openai_answer.py`, and what is
+different for a vendor is in `accents.py`.
 """
 
 from collections.abc import AsyncGenerator
 
 from culm.model import failures
+from culm.model.accents import accent_of
 from culm.model.base import ModelEvent, Request, Setup
 from culm.model.http import Post, post_to
 from culm.model.openai_answer import Reading
@@ -23,11 +25,12 @@ class OpenAiModel:
         """Ask, and yield the answer as it comes; raises `ModelFailed`."""
         setup = self._setup
         peer = failures.peer_of(setup.access, setup.info.id, request.settings.provider)
-        return stream_answer(setup, request, lambda: self._post(request), peer, Reading(peer))
+        reading = Reading(peer, accent_of(setup.access))
+        return stream_answer(setup, request, lambda: self._post(request), peer, reading)
 
     def _post(self, request: Request) -> Post:
         access, info = self._setup.access, self._setup.info
         key = access.api_key.strip()  # People paste it with its line end.
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        body = encode_body(request, access, info.id, sees_images=info.supports_attachments)
-        return post_to(access, "/chat/completions", headers, body)
+        body = encode_body(request, access, info)
+        return post_to(access, "/chat/completions", headers, body, takes_document=True)

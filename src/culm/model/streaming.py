@@ -11,9 +11,9 @@ from culm.errors import ModelFailed
 from culm.model.base import ModelEvent, Request, Setup, joined
 from culm.model.failures import Peer
 from culm.model.http import Answer, Post, open_answer
-from culm.wire.messages import BinaryPart
+from culm.wire.messages import BinaryPart, Part, TextPart, ToolCallPart, ToolResultPart
 
-LARGE_BYTES = 256 << 10  # Of attachments in one request.
+LARGE = 1 << 20  # Bytes of one request; to spell them takes some ten milliseconds.
 SLICE = 256  # Lines taken at once: some 128 deltas, a millisecond of work.
 
 
@@ -41,7 +41,7 @@ async def stream_answer(
     setup: Setup, request: Request, make_post: Callable[[], Post], peer: Peer, reading: Reading
 ) -> AsyncGenerator[ModelEvent]:
     """Ask, and yield the answer as it comes; raises `ModelFailed`."""
-    # Pictures take their time to spell; meanwhile the others go on.
+    # What is large takes its time to spell; meanwhile the others go on.
     post = await asyncio.to_thread(make_post) if _is_large(request) else make_post()
     async with open_answer(setup, post, peer) as answer:
         while not reading.done and (lines := await _next_lines(answer, reading)) is not None:
@@ -49,6 +49,7 @@ async def stream_answer(
                 if start:
                     await asyncio.sleep(0)  # A model in a hurry must not hold up the others.
                 for event in joined(reading.on_lines(lines[start : start + SLICE])):
+                    answer.told()
                     yield event
         if reading.done:
             await answer.settle()
@@ -57,8 +58,22 @@ async def stream_answer(
 
 
 def _is_large(request: Request) -> bool:
-    parts = (part for message in request.messages for part in message.parts)
-    return sum(len(p.data.data) for p in parts if isinstance(p, BinaryPart)) > LARGE_BYTES
+    return sum(_weight(part) for message in request.messages for part in message.parts) > LARGE
+
+
+def _weight(part: Part) -> int:
+    """About how many bytes it takes to spell, told from lengths alone."""
+    match part:
+        case TextPart(data=text):
+            return len(text.text)
+        case ToolResultPart(data=result):
+            return len(result.content)
+        case ToolCallPart(data=call):
+            return len(call.input)
+        case BinaryPart(data=file):
+            return 4 * len(file.data)  # As base64, and copied.
+        case _:
+            return 0
 
 
 async def _next_lines(answer: Answer, reading: Reading) -> list[bytes] | None:

@@ -13,6 +13,7 @@ from culm.store.base import Unit
 from culm.tools.base import Call
 from culm.wire.messages import Part, Reasoning, ReasoningPart, ToolCall, ToolCallPart
 
+SIGNATURE_CHARS_MAX = 8 << 20  # What a provider wants to see again; thoughts of four, twice.
 CALLS_MAX = 64  # A model that makes more in one answer is looping.
 
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
@@ -54,7 +55,10 @@ class Answer:
             self._put(self._reasoning, ReasoningPart(reasoning))
         self._messages.append(self.draft, self._reasoning, "reasoning", event.text)
         if event.signature:
-            self._reasoning_at(self._reasoning).signature += event.signature
+            reasoning = self._reasoning_at(self._reasoning)
+            reasoning.signature += event.signature
+            if len(reasoning.signature) > SIGNATURE_CHARS_MAX:
+                raise ModelFailed("Too long a signature", "The model signed more than it may.")
 
     def _reasoning_at(self, part: int) -> Reasoning:
         found = self.draft.fold().parts[part]
@@ -78,7 +82,8 @@ class Answer:
         parts = self.draft.message.parts
         taken = {part.data.id for part in parts if isinstance(part, ToolCallPart)}
         place = self._calls[event.key] = len(parts)
-        call_id = event.id or f"call_{place}"
+        # Some providers refuse a conversation in which two calls have one id.
+        call_id = event.id or f"call_{place}_{self.draft.message.id[:8]}"
         while call_id in taken:  # Each call has a result of its own, so each has an id of its own.
             call_id += "~"
         self._put(place, ToolCallPart(ToolCall(call_id, event.name)))
@@ -86,11 +91,12 @@ class Answer:
     def _put(self, part: int, value: ReasoningPart | ToolCallPart) -> None:
         self._track(self._messages.put(self.draft, part, value))
 
-    async def clear(self) -> None:
-        """Take all of it back."""
+    async def clear(self, *, model: str = "", provider: str = "") -> None:
+        """Take all of it back; with a model, that one answers from here on."""
         self._text = self._reasoning = None
         self._calls = {}
-        await asyncio.shield(self._track(self._messages.clear(self.draft)))
+        cleared = self._messages.clear(self.draft, model=model, provider=provider)
+        await asyncio.shield(self._track(cleared))
 
     def calls(self) -> list[Call]:
         """The calls as they came. One whose arguments are no JSON object is kept with `{}`."""

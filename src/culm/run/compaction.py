@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from culm.model.base import Model, Request
+from culm.model.base import Request
 from culm.run.context import SUMMARY_SYSTEM, summary_prompt, user_message
-from culm.run.limits import Price, used_of
-from culm.run.loop import Growing, Pause, ask
-from culm.wire.config import SelectedModel
+from culm.run.loop import Growing, Pause, Speaker, Speakers, ask
 from culm.wire.messages import Message
 from culm.wire.runs import Used
 from culm.wire.sessions import Session
@@ -23,17 +21,15 @@ class SummaryJournal(Growing, Protocol):
 
 
 async def summarize(
-    model: Model,
-    settings: SelectedModel,
-    price: Price,
-    journal: SummaryJournal,
-    pause: Pause,
-    prompt: str = "",
+    speakers: Speakers, journal: SummaryJournal, pause: Pause, prompt: str = ""
 ) -> None:
     """Write a summary of what the model has read; with a prompt, it goes on from there with it."""
     session = journal.session
     history = await journal.begin_summary()
     question = user_message(session.id, summary_prompt(session.todos))
-    request = Request(SUMMARY_SYSTEM, [*history, question], (), settings)
-    done, size = await ask(model, request, journal, pause)
-    await journal.end_summary(used_of(done.usage, price, request, size), prompt)
+
+    def request_of(speaker: Speaker) -> Request:
+        return Request(SUMMARY_SYSTEM, [*history, question], (), speaker.settings)
+
+    _, used = await ask(speakers, request_of, journal, pause)
+    await journal.end_summary(used, prompt)

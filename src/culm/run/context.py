@@ -1,4 +1,4 @@
-"""What a model reads: the words of the system, and a history in which every call has its result.
+"""What a model reads: titles, summaries, and a history in which every call has its result.
 
 Pure: from stored messages to the messages of a request.
 """
@@ -17,12 +17,6 @@ from culm.wire.messages import (
     full_text,
 )
 from culm.wire.sessions import Todo
-
-SYSTEM = """\
-You are culm, an agent that works with a person in the directory {path}.
-Do what was asked, no more and no less. Use the tools you are given instead of guessing, look
-before you change something, and say plainly what you did, what you found and what did not work.
-Answer briefly, in the language of the person."""
 
 TITLE_SYSTEM = """\
 Write a title for this conversation: one line of at most 50 characters, in the language of the

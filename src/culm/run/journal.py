@@ -25,6 +25,7 @@ from culm.store.runs import (
     count_on_run,
     end_run,
     fold_runs,
+    name_model,
     set_call_state,
     start_run,
     unless_ended,
@@ -201,6 +202,15 @@ class TurnJournal:
         self._check_going()
         await self._present().clear()
 
+    async def hand_over(self, setting: Setting) -> None:
+        """Another model answers: what the last one said is taken back."""
+        self._check_going()
+        self._setting = setting
+        named = self._store.write(name_model(self._run.id, setting.provider_id, setting.model_id))
+        await asyncio.shield(self._track(named))
+        if self._answer is not None:
+            await self._answer.clear(model=setting.model_id, provider=setting.provider_id)
+
     # --- calls
 
     async def know_calls(self) -> list[Call]:
@@ -254,8 +264,7 @@ class TurnJournal:
         """Whether the context has so little room left that it should be summarized."""
         if self._used is None or not self._setting.compacts:
             return False
-        tokens = self._used.prompt_tokens + self._used.completion_tokens
-        return needs_summary(self._setting.window, tokens)
+        return needs_summary(self._setting.window, self._used.all_tokens)
 
     async def end_step(self, ending: Ending | None = None) -> None:
         """Finish the answer: for good with `ending`, else because another step follows."""

@@ -31,6 +31,7 @@ IMAGE_BYTES = 4000  # A picture is read as some thousand tokens, whatever its fi
 RETRIES_MAX = 3
 RETRY_DELAYS_S = (5.0, 10.0, 20.0)
 RETRY_AFTER_S_MAX = 60.0  # A provider that wishes for more is not waited for.
+JITTER = 0.25  # Of a delay: hundreds of runs that failed together do not come back together.
 
 LOOP_STEPS = 10  # The steps looked at ...
 LOOP_REPEATS = 5  # ... of which this many may be the same.
@@ -47,6 +48,11 @@ def retry_delay_s(error: ModelFailed, attempt: int) -> float | None:
     if wished is None:
         return RETRY_DELAYS_S[attempt]
     return wished if wished <= RETRY_AFTER_S_MAX else None
+
+
+def jittered(delay_s: float, chance: float) -> float:
+    """A delay made a little longer, never shorter: a provider may have wished for it."""
+    return delay_s * (1 + JITTER * chance)
 
 
 # --- use
@@ -87,7 +93,8 @@ def used_of(usage: Usage | None, price: Price, request: Request, answer_bytes: i
             + usage.cache_read * price.cache_read
             + usage.cache_write * price.cache_write
         ) / 1_000_000
-    return Used(usage.input + usage.cache_read, usage.output, cost, estimated=False)
+    prompt = usage.input + usage.cache_read
+    return Used(prompt, usage.output, cost, estimated=False, cached_tokens=usage.cache_write)
 
 
 def estimate(history: Iterable[Message], answer: Sequence[Part]) -> Used:
@@ -151,8 +158,7 @@ class Spent(NamedTuple):
     cost: float = 0.0
 
     def plus(self, used: Used) -> "Spent":
-        tokens = used.prompt_tokens + used.completion_tokens
-        return Spent(self.steps + 1, self.tokens + tokens, self.cost + used.cost)
+        return Spent(self.steps + 1, self.tokens + used.all_tokens, self.cost + used.cost)
 
 
 def over_limit(spent: Spent, limits: Limits) -> Ending | None:

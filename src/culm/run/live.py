@@ -9,6 +9,7 @@ from culm.ids import RunId, SessionId
 from culm.run.rules import Stop
 from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import encode
+from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart
 from culm.wire.runs import HEAD_CHARS, Kind, Limits, QueuedPrompt, Settled, State
@@ -22,6 +23,7 @@ class Asked:
     prompt: str = ""
     attachments: Sequence[Attachment] = ()
     limits: Limits = field(default_factory=Limits)
+    model: SelectedModel | None = None  # Instead of the one that is selected, for this run.
 
     @property
     def size(self) -> int:
@@ -37,6 +39,8 @@ class Asked:
 def digest_of(body: Prompt) -> str:
     """The same for the same prompt to the same session."""
     digest = hashlib.sha256(encode((body.session_id, body.prompt, body.limits)))
+    if body.model is not None:
+        digest.update(encode((body.model.provider, body.model.model)))
     for attachment in body.attachments:
         digest.update(encode((attachment.file_path, attachment.file_name, attachment.mime_type)))
         digest.update(hashlib.sha256(attachment.content).digest())
@@ -67,6 +71,11 @@ class LiveRun:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ending: Ending | None = None  # Once that is durable ...
     settled: Settled | None = None  # ... and what the cancel that covers it was told.
+
+    @property
+    def asked_of(self) -> tuple[str, str]:
+        """The provider and the model it was accepted for."""
+        return self.provider, self.model
 
     @property
     def kind(self) -> Kind:

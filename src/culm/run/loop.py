@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -45,7 +46,8 @@ from culm.wire.runs import Limits, Outcome, Used
 
 PARALLEL_MAX = 5
 Growth = TextDelta | ReasoningDelta | CallBegan | CallDelta
-Pause = Callable[[float], Awaitable[None]]  # Waits so many seconds.
+# Waits so many seconds, because of a failure.
+Pause = Callable[[float, ModelFailed], Awaitable[None]]
 RESULT_CHARS_MAX = 1 << 20  # No model reads more, and every client is sent it.
 RESULT_CUT = "\n[The rest of this result was cut off.]"
 BAD_ARGUMENTS = "The arguments of this call are not a JSON object. Repeat it with valid ones."
@@ -88,16 +90,34 @@ class Journal(Growing, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Speaker:
+    """A model, and how it is asked."""
+
+    model: Model
+    settings: SelectedModel
+    price: Price
+    system: str
+
+
+class Speakers(Protocol):
+    """Who answers now, and who does when that one fails."""
+
+    @property
+    def current(self) -> Speaker: ...
+
+    async def fall_back(self, failure: ModelFailed) -> bool:
+        """Let the next one speak, with nothing said yet; False if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """Everything one turn needs."""
 
-    model: Model
+    speakers: Speakers
     tools: Mapping[str, Tool]
     journal: Journal
     limits: Limits
-    price: Price
-    system: str
-    settings: SelectedModel
     pause: Pause
     # Called between steps: replaces what the model reads by a summary if the context is nearly
     # full. With an ending the turn is over; without one it goes on from the summary.
@@ -109,9 +129,8 @@ async def take_turn(turn: Turn) -> Ending:
     spent = Spent()
     fingerprints: list[str] = []
     while True:
-        request = _request(turn, await turn.journal.begin_step())
-        done, size = await ask(turn.model, request, turn.journal, turn.pause)
-        used = used_of(done.usage, turn.price, request, size)
+        request_of = partial(_request, turn, await turn.journal.begin_step())
+        done, used = await ask(turn.speakers, request_of, turn.journal, turn.pause)
         turn.journal.count(used)
         spent = spent.plus(used)
         calls = await turn.journal.know_calls()
@@ -131,9 +150,9 @@ async def take_turn(turn: Turn) -> Ending:
         await turn.compact(None)
 
 
-def _request(turn: Turn, messages: list[Message]) -> Request:
+def _request(turn: Turn, messages: list[Message], speaker: Speaker) -> Request:
     specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in turn.tools.values())
-    return Request(turn.system, messages, specs, turn.settings)
+    return Request(speaker.system, messages, specs, speaker.settings)
 
 
 def _ending_of(done: Done) -> Ending:
@@ -149,19 +168,40 @@ def _ending_of(done: Done) -> Ending:
 # --- asking
 
 
-async def ask(model: Model, request: Request, journal: Growing, pause: Pause) -> tuple[Done, int]:
+async def ask(
+    speakers: Speakers,
+    request_of: Callable[[Speaker], Request],
+    journal: Growing,
+    pause: Pause,
+) -> tuple[Done, Used]:
+    """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
+    while True:
+        speaker = speakers.current
+        request = request_of(speaker)
+        try:
+            done, size = await _ask_again(speaker.model, request, journal, pause)
+        except ModelFailed as exc:
+            if not await speakers.fall_back(exc):
+                raise
+            continue
+        return done, used_of(done.usage, speaker.price, request, size)
+
+
+async def _ask_again(
+    model: Model, request: Request, journal: Growing, pause: Pause
+) -> tuple[Done, int]:
     """Ask until there is a whole answer, or until asking again makes no sense."""
     attempt = 0
     while True:
         try:
             return await listen(model.stream(request), journal.grow)
         except ModelFailed as exc:
-            delay_s = retry_delay_s(exc, attempt)
+            failure, delay_s = exc, retry_delay_s(exc, attempt)
             if delay_s is None:
                 raise
         attempt += 1
         await journal.clear()
-        await pause(delay_s)
+        await pause(delay_s, failure)
 
 
 async def listen(

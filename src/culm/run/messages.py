@@ -41,7 +41,7 @@ from culm.wire.messages import (
 
 CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
 CHUNK_CHARS = 4096  # ... or this much of one message.
-MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping ...
+MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping ...
 PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 RETRY_S = 1.0  # How often a store that cannot write is tried again.
 
@@ -159,10 +159,12 @@ class Messages:
 
         return self._change(draft, change, after=after)
 
-    def clear(self, draft: Draft) -> asyncio.Future[None]:
-        """Take back all parts, for a retry."""
+    def clear(self, draft: Draft, *, model: str = "", provider: str = "") -> asyncio.Future[None]:
+        """Take back all parts, for a retry, or for another model if one is named."""
 
         def change(message: Message) -> None:
+            if model:
+                message.model, message.provider = model, provider
             message.parts.clear()
             message.rev += 1
 

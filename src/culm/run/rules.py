@@ -29,6 +29,8 @@ class Standing(Protocol):
     def stop(self) -> Stop | None: ...
     @property
     def cancelled(self) -> bool: ...
+    @property
+    def asked_of(self) -> tuple[str, str]: ...
 
 
 S = TypeVar("S", bound=Standing)
@@ -50,7 +52,8 @@ def next_run(line: Sequence[S]) -> S | None:
 def folds(run: Standing, host: Standing) -> bool:
     """Whether a waiting run joins the running turn at its next step.
 
-    One whose caller gave an id waits for its own turn, and so does everybody behind a summary.
+    One whose caller gave an id waits for its own turn, and so does everybody behind a summary, and
+    who is for another model: nobody chose the running one to read it.
     """
     return (
         run.state == "queued"
@@ -58,6 +61,7 @@ def folds(run: Standing, host: Standing) -> bool:
         and run.kind == "prompt"
         and host.kind == "prompt"
         and not run.given
+        and run.asked_of == host.asked_of
     )
 
 

@@ -39,6 +39,7 @@ from culm.store.runs import (
     hold_run,
     release_run,
 )
+from culm.wire.config import SelectedModel
 from culm.wire.endings import CANCELED, Ending
 from culm.wire.runs import CancelTarget, QueueChanged, RunChanged, State, changed_of
 from culm.wire.sessions import Session
@@ -112,10 +113,12 @@ class Runs:
             if known.digest != digest:
                 raise RunIdReused(run_id)
             return known
-        chosen = self._world.models.choose("large")
+        line = self.line(session_id)
+        chosen = asked.model or self._world.models.choose("large")
+        if steers and line:  # It is for whoever runs.
+            chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
         if chosen is None:
             raise AgentNotReady
-        line = self.line(session_id)
         if steers and all(run.stop is not None for run in line):
             raise NothingRuns
         if asked.kind == "summary" and line:
@@ -131,8 +134,8 @@ class Runs:
             prompt=asked.prompt,
             attachments=asked.attachments,
             limits=asked.limits,
-            provider=chosen.provider_id,
-            model=chosen.settings.model,
+            provider=chosen.provider,
+            model=chosen.model,
         )
         run = LiveRun(
             id=new.id,
@@ -412,7 +415,7 @@ class Runs:
         if not run.asked.prompt.strip() or session.id in self._titling or self._closing:
             return
         titling = self._world.tasks.create_task(
-            give_title(self._world, session, run.asked.prompt), name=f"title {session.id}"
+            give_title(self._world, session, run.asked), name=f"title {session.id}"
         )
         self._titling[session.id] = titling
         titling.add_done_callback(lambda _: self._titling.pop(session.id))

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from culm.clock import pause
 from culm.errors import AppError, ModelFailed
 from culm.ids import SessionId
-from culm.model.base import Model, Request, TextDelta
+from culm.model.base import ReasoningDelta, Request, TextDelta
 from culm.model.choice import Chosen, Models
 from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
+from culm.run.live import Asked
 from culm.run.loop import Growth, listen
 from culm.run.turn import World
 from culm.store.sessions import set_title
+from culm.wire.config import SelectedModel
 from culm.wire.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -24,10 +26,13 @@ ANSWER_CHARS_MAX = 20_000  # With the thoughts of a model that thinks aloud.
 PROMPT_CHARS = 4000  # Enough of a prompt to name it by.
 
 
-async def give_title(world: World, session: Session, prompt: str) -> None:
-    """Ask the small model, else the large one, and save what it says; never fails a run."""
+async def give_title(world: World, session: Session, asked: Asked) -> None:
+    """Ask the small model, else the large one, and save what it says; never fails a run.
+
+    Who wanted a certain model to be asked wants no other to read the prompt.
+    """
     try:
-        title, cost = await _find_title(world, session.id, prompt)
+        title, cost = await _find_title(world, session.id, asked)
         unit = set_title(session.id, title, instead_of=session.title, cost=cost)
         await world.store.write(unit)
     except AppError as exc:
@@ -36,21 +41,21 @@ async def give_title(world: World, session: Session, prompt: str) -> None:
         log.exception("no title for session %s", session.id)
 
 
-async def _find_title(world: World, session_id: SessionId, prompt: str) -> tuple[str, float]:
-    for chosen in _candidates(world.models):
+async def _find_title(world: World, session_id: SessionId, asked: Asked) -> tuple[str, float]:
+    for chosen in _candidates(world.models, asked.model):
         try:
-            return await _ask_in_time(world, chosen, session_id, prompt)
+            return await _ask_in_time(world, chosen, session_id, asked.prompt)
         except AppError as exc:
             log.info("no title from %s: %s", chosen.settings.model, exc.message)
     return UNTITLED, 0.0
 
 
-def _candidates(models: Models) -> Iterable[Chosen]:
-    small, large = models.choose("small"), models.choose("large")
-    if small is not None:
-        yield small
-    if large is not None and large != small:
-        yield large
+def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[Chosen]:
+    """The one that was wanted, else the small one and then the large one, if they can be used."""
+    named = [wanted] if wanted is not None else [models.choose("small"), models.choose("large")]
+    for provider, model in dict.fromkeys((n.provider, n.model) for n in named if n is not None):
+        if not models.why_not(provider, model):
+            yield models.get(provider, model)
 
 
 async def _ask_in_time(
@@ -59,7 +64,7 @@ async def _ask_in_time(
     """By the world's clock, which `asyncio.timeout` does not know."""
     try:
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(_ask(world.models.open(chosen), chosen, session_id, prompt))
+            asking = group.create_task(_ask(world.models, chosen, session_id, prompt))
             waiting = group.create_task(pause(world.clock, TITLE_S))
             await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
             asking.cancel()
@@ -72,8 +77,9 @@ async def _ask_in_time(
 
 
 async def _ask(
-    model: Model, chosen: Chosen, session_id: SessionId, prompt: str
+    models: Models, chosen: Chosen, session_id: SessionId, prompt: str
 ) -> tuple[str, float]:
+    model = await models.open(chosen)
     pieces: list[str] = []
     size = 0
 
@@ -81,6 +87,7 @@ async def _ask(
         nonlocal size
         if isinstance(event, TextDelta):
             pieces.append(event.text)
+        if isinstance(event, TextDelta | ReasoningDelta):
             size += len(event.text)
         if size > ANSWER_CHARS_MAX:
             raise ModelFailed("No title", "the answer does not end")

@@ -2,26 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from culm.clock import Clock, pause
 from culm.errors import AppError, ModelFailed, StoreBusy
 from culm.ids import Ids
-from culm.model.choice import Models
+from culm.model.choice import Chosen, Models
 from culm.run.compaction import summarize
-from culm.run.context import SYSTEM, has_text
+from culm.run.context import has_text
 from culm.run.journal import Setting, TurnJournal
-from culm.run.limits import effective, price_of
+from culm.run.limits import effective, jittered
 from culm.run.live import LiveRun
 from culm.run.loop import Turn, take_turn
 from culm.run.messages import Messages
 from culm.run.rules import ending_of_stop
+from culm.run.speakers import open_lineup
+from culm.run.system import Surroundings
 from culm.settings import Settings
 from culm.store.store import Store
 from culm.tools.base import Tool
 from culm.wire.endings import Ending
+from culm.wire.runs import RunRetry
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ class World:
     messages: Messages
     models: Models
     tools: Mapping[str, Tool]
+    look_around: Callable[[], Awaitable[Surroundings]]
+    tell_retry: Callable[[RunRetry], None]
     clock: Clock
     ids: Ids
     settings: Settings
@@ -48,7 +52,8 @@ async def hold_turn(
     try:
         return await _hold(world, run, journal, begin_title)
     except ModelFailed as exc:
-        return Ending("error", exc.title, exc.message)
+        hint = f"\nhint: {exc.hint}" if exc.hint else ""
+        return Ending("error", exc.title, f"{exc.message}{hint}")
     except StoreBusy:
         return ending_of_stop("store")
     except AppError as exc:
@@ -61,13 +66,22 @@ async def hold_turn(
 async def _hold(
     world: World, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
-    chosen = world.models.get(run.provider, run.model)
-    model = world.models.open(chosen)
-    price = price_of(chosen.info, flat_rate=chosen.flat_rate)
-    wait = partial(pause, world.clock)
+    around = await world.look_around()
+    speakers = await open_lineup(
+        world.models,
+        around,
+        (run.provider, run.model),
+        lambda chosen: journal.hand_over(_setting_of(world, chosen)),
+    )
+
+    async def wait(delay_s: float, failure: ModelFailed) -> None:
+        retry = RunRetry(run.id, run.session_id, delay_s, failure.title, failure.message)
+        world.tell_retry(retry)
+        await pause(world.clock, jittered(delay_s, world.ids.chance()))
+
     if run.kind == "summary":
         if journal.history:
-            await summarize(model, chosen.settings, price, journal, wait)
+            await summarize(speakers, journal, wait)
         return Ending("end_turn")
     if not has_text(journal.history) and not journal.session.parent_session_id:
         journal.on_answer = begin_title
@@ -78,16 +92,13 @@ async def _hold(
         if ending is not None:
             await journal.end_step(ending)
         prompt = "" if ending is not None else journal.said()
-        await summarize(model, chosen.settings, price, journal, wait, prompt)
+        await summarize(speakers, journal, wait, prompt)
 
     turn = Turn(
-        model=model,
+        speakers=speakers,
         tools=world.tools,
         journal=journal,
         limits=effective(run.asked.limits, world.settings),
-        price=price,
-        system=SYSTEM.format(path=world.path),
-        settings=chosen.settings,
         pause=wait,
         compact=compact,
     )
@@ -96,12 +107,15 @@ async def _hold(
 
 def setting_of(world: World, run: LiveRun) -> Setting:
     """What its journal must know of the model recorded at its acceptance."""
-    models = world.models
-    usable = not models.why_not(run.provider, run.model)
-    return Setting(
-        model_id=run.model,
-        provider_id=run.provider,
-        window=models.get(run.provider, run.model).info.context_window if usable else 0,
-        tools=world.tools,
-        compacts=models.compacts,
-    )
+    if world.models.why_not(run.provider, run.model):
+        return _setting(world, run.provider, run.model, window=0)
+    return _setting_of(world, world.models.get(run.provider, run.model))
+
+
+def _setting_of(world: World, chosen: Chosen) -> Setting:
+    window = chosen.info.context_window
+    return _setting(world, chosen.provider_id, chosen.settings.model, window=window)
+
+
+def _setting(world: World, provider_id: str, model_id: str, *, window: int) -> Setting:
+    return Setting(model_id, provider_id, window, world.tools, world.models.compacts)

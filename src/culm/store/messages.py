@@ -107,6 +107,7 @@ def save_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
         changed = tx.run(
             "save_message",
+            *message.row[1:3],  # Another model may have taken over.
             message.parts,
             len(message.large),
             message.rev,

@@ -229,7 +229,17 @@ def _next_place(tx: Tx, session_id: SessionId) -> int:
 
 def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
-        tx.run("count_on_run", *used, run_id)
+        tokens = used.prompt_tokens, used.completion_tokens
+        tx.run("count_on_run", *tokens, used.cost, used.estimated, run_id)
+
+    return unit
+
+
+def name_model(run_id: RunId, provider_id: str, model_id: str) -> Callable[[Tx], None]:
+    """Another model than the one it was accepted for answers."""
+
+    def unit(tx: Tx) -> None:
+        tx.run("name_model", provider_id, model_id, run_id)
 
     return unit
 

@@ -30,13 +30,17 @@ class Attachment(Struct):
 
 
 class Prompt(Struct):
-    """`run_id` comes back with the run's end; a prompt may be empty only beside a text file."""
+    """`run_id` comes back with the run's end; a prompt may be empty only beside a text file.
+
+    `model` is asked for this run only, instead of the selected one.
+    """
 
     session_id: str = ""
     prompt: str = ""
     run_id: str = ""
     attachments: list[Attachment] = field(default_factory=list[Attachment])
     limits: Limits = field(default_factory=Limits)
+    model: SelectedModel | None = None
 
 
 class ShellCommand(Struct):

@@ -11,6 +11,7 @@ import math
 import re
 import string
 import sys
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -22,6 +23,7 @@ from culm.errors import InvalidRequest, TooLarge
 
 T = TypeVar("T")
 Json = Any  # Any JSON value, where the wire leaves it open.
+Steps = tuple[str | int, ...]  # The way to a value inside another.
 
 INT_MAX = (1 << 63) - 1
 DIGITS_MAX = 310  # A float64 has no more before its point.
@@ -68,6 +70,18 @@ def encodable(value: T) -> T:
     except UnicodeEncodeError:
         return msgspec.convert(_cleaned(msgspec.to_builtins(value)), type(value))
     return value
+
+
+def strings_in(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, str]]:
+    """Every string of a document, with the path to it."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in cast("dict[str, Json]", value).items():
+            yield from strings_in(inner, (*path, name))
+    elif isinstance(value, list):
+        for n, inner in enumerate(cast("list[Json]", value)):
+            yield from strings_in(inner, (*path, n))
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -218,9 +232,14 @@ def _fields(given: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]
     return found
 
 
+def folded(name: str) -> str:
+    """The same for two spellings of a name that Go takes for one field."""
+    return name.translate(_FOLD)
+
+
 def _field(kind: inspect.StructType, name: str) -> inspect.Field | None:
-    exact, folded = _names(kind.cls)
-    return exact.get(name) or folded.get(name.translate(_FOLD))
+    exact, by_fold = _names(kind.cls)
+    return exact.get(name) or by_fold.get(folded(name))
 
 
 def spelled_as(steps: list[str], kind: type) -> list[str]:
@@ -228,6 +247,8 @@ def spelled_as(steps: list[str], kind: type) -> list[str]:
     info: inspect.Type | None = _type_info(kind)
     spelled: list[str] = []
     for step in steps:
+        if isinstance(info, inspect.Metadata):
+            info = info.type
         field: inspect.Field | None = None
         if isinstance(info, inspect.StructType):
             field = _field(info, step)
@@ -243,7 +264,7 @@ def _names(cls: type) -> tuple[dict[str, inspect.Field], dict[str, inspect.Field
     kind = _type_info(cls)
     assert isinstance(kind, inspect.StructType)
     exact = {field.encode_name: field for field in kind.fields}
-    return exact, {name.translate(_FOLD): field for name, field in exact.items()}
+    return exact, {folded(name): field for name, field in exact.items()}
 
 
 def _zero(kind: inspect.Type) -> Json:

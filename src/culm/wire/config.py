@@ -5,9 +5,9 @@ they cannot be sent by mistake. A Crush client dereferences `options`, `options.
 `providers` without looking, so they are always objects.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from culm.wire.codec import Json
 
@@ -15,87 +15,136 @@ ModelType = Literal["large", "small"]
 
 
 class Completions(Struct, omit_defaults=True):
-    max_depth: int = 0
-    max_items: int = 0
+    max_depth: Annotated[int, Meta(description="How deep completions of paths look.")] = 0
+    max_items: Annotated[int, Meta(description="How many there are at most.")] = 0
 
 
 class TuiOptions(Struct, omit_defaults=True):
-    compact_mode: bool = False
-    diff_mode: str = ""
-    completions: Completions = field(default_factory=Completions)
-    transparent: bool = False
-    scrollbar: str = ""
+    compact_mode: Annotated[bool, Meta(description="A compact display.")] = False
+    diff_mode: Annotated[str, Meta(description="`unified` or `split`.")] = ""
+    completions: Annotated[Completions, Meta(description="Bounds of completions.")] = field(
+        default_factory=Completions
+    )
+    transparent: Annotated[bool, Meta(description="A background that shows through.")] = False
+    scrollbar: Annotated[str, Meta(description="`default`, `always` or `never`.")] = ""
 
 
 class Attribution(Struct, omit_defaults=True):
-    trailer_style: str = ""
-    co_authored_by: bool = False
-    generated_with: bool = False
+    trailer_style: Annotated[
+        str, Meta(description="`none`, `co-authored-by` or `assisted-by`.")
+    ] = ""
+    co_authored_by: Annotated[bool, Meta(description="The older way to say that.")] = False
+    generated_with: Annotated[
+        bool, Meta(description="Whether commits say what they were made with.")
+    ] = False
 
 
 class Options(Struct):
-    data_directory: str = ""
-    debug: bool = False
-    tui: TuiOptions = field(default_factory=TuiOptions)
-    disable_metrics: bool = True
-    disable_provider_auto_update: bool = True
-    disable_default_providers: bool = True
-    initialize_as: str = "AGENTS.md"
-    context_paths: list[str] | UnsetType = UNSET
-    global_context_paths: list[str] | UnsetType = UNSET
-    skills_paths: list[str] | UnsetType = UNSET
-    disabled_skills: list[str] | UnsetType = UNSET
-    disabled_tools: list[str] | UnsetType = UNSET
-    disable_auto_summarize: bool | UnsetType = UNSET
-    attribution: Attribution | UnsetType = UNSET
-    debug_lsp: bool | UnsetType = UNSET
-    auto_lsp: bool | UnsetType = UNSET
-    progress: bool | UnsetType = UNSET
-    notifications: str | UnsetType = UNSET
+    data_directory: Annotated[str, Meta(description="Where the data is; the server says so.")] = ""
+    debug: Annotated[bool, Meta(description="Whether the client asked for details.")] = False
+    tui: Annotated[TuiOptions, Meta(description="The display.")] = field(default_factory=TuiOptions)
+    disable_metrics: Annotated[
+        bool, Meta(description="Always true: no client of ours reports elsewhere.")
+    ] = True
+    disable_provider_auto_update: Annotated[bool, Meta(description="Always true.")] = True
+    disable_default_providers: Annotated[
+        bool, Meta(description="Always true: what there is, is what is shown.")
+    ] = True
+    initialize_as: Annotated[
+        str, Meta(description="The file that an agent writes about a project.")
+    ] = "AGENTS.md"
+    context_paths: Annotated[
+        list[str] | UnsetType,
+        Meta(description="Files, or folders of them, that agents read beside the usual ones."),
+    ] = UNSET
+    global_context_paths: Annotated[
+        list[str] | UnsetType,
+        Meta(description="The same, wherever they are; not in a project's file."),
+    ] = UNSET
+    skills_paths: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
+    disabled_skills: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
+    disabled_tools: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
+    disable_auto_summarize: Annotated[
+        bool | UnsetType, Meta(description="Long conversations are not summarized by themselves.")
+    ] = UNSET
+    attribution: Annotated[Attribution | UnsetType, Meta(description="What commits say.")] = UNSET
+    debug_lsp: Annotated[bool | UnsetType, Meta(description="Kept for later.")] = UNSET
+    auto_lsp: Annotated[bool | UnsetType, Meta(description="Kept for later.")] = UNSET
+    progress: Annotated[
+        bool | UnsetType, Meta(description="Whether a terminal shows progress.")
+    ] = UNSET
+    notifications: Annotated[
+        str | UnsetType, Meta(description="`auto`, `native`, `osc`, `bell` or `disabled`.")
+    ] = UNSET
 
 
 class SelectedModel(Struct):
     """Which model of which provider, and how it is to be asked."""
 
-    model: str = ""
-    provider: str = ""
-    reasoning_effort: str | UnsetType = UNSET
-    think: bool | UnsetType = UNSET
-    max_tokens: int | UnsetType = UNSET
-    temperature: float | UnsetType = UNSET
-    top_p: float | UnsetType = UNSET
-    top_k: int | UnsetType = UNSET
-    frequency_penalty: float | UnsetType = UNSET
-    presence_penalty: float | UnsetType = UNSET
-    provider_options: dict[str, Json] | UnsetType = UNSET
+    model: Annotated[str, Meta(description="Its id.")] = ""
+    provider: Annotated[str, Meta(description="The id of its provider.")] = ""
+    reasoning_effort: Annotated[
+        str | UnsetType, Meta(description="How hard it thinks, in the provider's words.")
+    ] = UNSET
+    think: Annotated[
+        bool | UnsetType, Meta(description="Whether it thinks aloud before it answers.")
+    ] = UNSET
+    max_tokens: Annotated[int | UnsetType, Meta(description="Of one answer.")] = UNSET
+    temperature: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = UNSET
+    top_p: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = UNSET
+    top_k: Annotated[int | UnsetType, Meta(description="As the provider has it.")] = UNSET
+    frequency_penalty: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = (
+        UNSET
+    )
+    presence_penalty: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = (
+        UNSET
+    )
+    provider_options: Annotated[
+        dict[str, Json] | UnsetType, Meta(description="Laid over the body of its requests.")
+    ] = UNSET
 
 
 class Model(Struct):
     """One entry of a catalogue."""
 
-    id: str = ""
-    name: str = ""
-    cost_per_1m_in: float = 0.0
-    cost_per_1m_out: float = 0.0
-    cost_per_1m_in_cached: float = 0.0
-    cost_per_1m_out_cached: float = 0.0
-    context_window: int = 0
-    default_max_tokens: int = 0
-    can_reason: bool = False
-    reasoning_levels: list[str] | UnsetType = UNSET
-    default_reasoning_effort: str | UnsetType = UNSET
-    supports_attachments: bool = False
+    id: Annotated[str, Meta(description="What the provider calls it.")] = ""
+    name: Annotated[str, Meta(description="What people call it.")] = ""
+    cost_per_1m_in: Annotated[float, Meta(description="USD for a million tokens read.")] = 0.0
+    cost_per_1m_out: Annotated[float, Meta(description="USD for a million tokens written.")] = 0.0
+    cost_per_1m_in_cached: Annotated[
+        float, Meta(description="USD for a million tokens put into a cache.")
+    ] = 0.0
+    cost_per_1m_out_cached: Annotated[
+        float, Meta(description="USD for a million tokens read from a cache.")
+    ] = 0.0
+    context_window: Annotated[
+        int,
+        Meta(description="Tokens it can read at once; without it nothing is summarized by itself."),
+    ] = 0
+    default_max_tokens: Annotated[
+        int, Meta(description="Of one answer, where nobody says otherwise.")
+    ] = 0
+    can_reason: Annotated[bool, Meta(description="Whether it can think aloud.")] = False
+    reasoning_levels: Annotated[
+        list[str] | UnsetType, Meta(description="The efforts it knows.")
+    ] = UNSET
+    default_reasoning_effort: Annotated[
+        str | UnsetType, Meta(description="The one it has by itself.")
+    ] = UNSET
+    supports_attachments: Annotated[bool, Meta(description="Whether it sees images.")] = False
 
 
 class ProviderConfig(Struct, omit_defaults=True):
-    id: str = ""
-    name: str = ""
-    type: str = ""
-    base_url: str = ""
-    disable: bool = False
-    flat_rate: bool = False
-    discover_models: bool = False
-    models: list[Model] = field(default_factory=list[Model])
+    id: Annotated[str, Meta(description="As it is named here; repeated for clients.")] = ""
+    name: Annotated[str, Meta(description="What people call it.")] = ""
+    type: Annotated[str, Meta(description="The dialect it speaks; see docs/models.md.")] = ""
+    base_url: Annotated[str, Meta(description="Where it is, up to what the dialect adds.")] = ""
+    disable: Annotated[bool, Meta(description="As if it were not there.")] = False
+    flat_rate: Annotated[bool, Meta(description="Its answers cost nothing extra.")] = False
+    discover_models: Annotated[bool, Meta(description="Kept for later.")] = False
+    models: Annotated[
+        list[Model], Meta(description="What is known of its models, over the catalogue.")
+    ] = field(default_factory=list[Model])
 
 
 class Provider(Struct, omit_defaults=True):
@@ -127,7 +176,9 @@ class LspConfig(Struct, omit_defaults=True):
 
 
 class Permissions(Struct, omit_defaults=True):
-    allowed_tools: list[str] = field(default_factory=list[str])
+    allowed_tools: Annotated[list[str], Meta(description="`tool` or `tool:action`.")] = field(
+        default_factory=list[str]
+    )
 
 
 class Config(Struct):

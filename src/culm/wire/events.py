@@ -17,7 +17,7 @@ from culm.wire.files import File
 from culm.wire.lsp import LspEvent
 from culm.wire.mcp import McpEvent
 from culm.wire.messages import Growing, Message
-from culm.wire.runs import CancelChanged, QueueChanged, RunChanged
+from culm.wire.runs import CancelChanged, QueueChanged, RunChanged, RunRetry
 from culm.wire.sessions import Session
 from culm.wire.skills import SkillState
 from culm.wire.state import Present, StoreHealth
@@ -95,6 +95,7 @@ OUR_PAYLOADS: Mapping[str, type] = {
     "presence_changed": Present,
     "store_health": StoreHealth,
     "run_changed": RunChanged,
+    "run_retry": RunRetry,
     "queue_changed": QueueChanged,
     "cancel_changed": CancelChanged,
     "resync": Resync,

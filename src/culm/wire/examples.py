@@ -98,6 +98,7 @@ _EXAMPLES: tuple[Json, ...] = (
     _RUN_EXAMPLE,
     _QUEUED,
     runs.RunChanged(RunId(_RUN), _SESSION, "active", 7, run_id_given=True),
+    runs.RunRetry(RunId(_RUN), _SESSION, 5.0, "No connection", "127.0.0.1:11434 cannot be reached"),
     runs.QueueChanged(_SESSION, [_QUEUED]),
     runs.CancelChanged(
         "7d1b0f0e-3333-4444-8555-666677778888",

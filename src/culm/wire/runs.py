@@ -40,10 +40,15 @@ class Limits(Struct, omit_defaults=True):
 class Used(NamedTuple):
     """What one question to a model used up."""
 
-    prompt_tokens: int
+    prompt_tokens: int  # Without those that were put into a cache, as the wire has it.
     completion_tokens: int
     cost: float
     estimated: bool
+    cached_tokens: int = 0  # Put into a cache.
+
+    @property
+    def all_tokens(self) -> int:
+        return self.prompt_tokens + self.cached_tokens + self.completion_tokens
 
 
 class Run(Struct):
@@ -110,6 +115,16 @@ class CancelChanged(Struct):
 class QueuedPrompt(Struct):
     run_id: RunId
     prompt: str  # In events its beginning.
+
+
+class RunRetry(Struct):
+    """A model failed, and is asked again after a pause. Told to whoever watches, and not kept."""
+
+    run_id: RunId
+    session_id: SessionId
+    delay_s: float  # About; chance may add to it.
+    title: str
+    details: str = ""
 
 
 class QueueChanged(Struct):

@@ -8,7 +8,10 @@ from culm.wire.skills import SkillState
 
 
 class Workspace(Struct):
-    """`env` is never sent back: it holds the user's secrets."""
+    """`env` is never sent back: it holds the user's secrets.
+
+    `notices` are what a person should know of the configuration, in sentences.
+    """
 
     id: WorkspaceId
     path: str
@@ -19,6 +22,7 @@ class Workspace(Struct):
     debug: bool = False
     channels: list[str] = field(default_factory=list[str])
     skills: list[SkillState] = field(default_factory=list[SkillState])
+    notices: list[str] = field(default_factory=list[str])
 
 
 class CreateWorkspace(Struct):

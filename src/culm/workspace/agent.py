@@ -68,24 +68,16 @@ class Agent:
         self._check_open = check_open  # Raises once the workspace is closing.
 
     def info(self) -> AgentInfo:
-        chosen = self._models.choose("large")
-        if chosen is None:
-            return AgentInfo(
-                is_busy=bool(self._runs.live()), model_cfg=self._models.selected("large")
-            )
-        return AgentInfo(
-            is_busy=bool(self._runs.live()),
-            is_ready=True,
-            model=chosen.info,
-            model_cfg=chosen.settings,
-        )
+        """Ready if a model is named, even one that cannot be used: asking it says what is wrong."""
+        is_busy = bool(self._runs.live())
+        named = self._models.choose("large")
+        if named is None:
+            return AgentInfo(is_busy=is_busy)
+        info = self._models.info(named)
+        return AgentInfo(is_busy=is_busy, is_ready=True, model=info, model_cfg=named)
 
     def small_model(self, provider_id: str) -> SelectedModel:
-        """What would do small work: the one selected if it is that provider's, else the large."""
-        small = self._models.choose("small")
-        if small is not None and small.provider_id == provider_id:
-            return small.settings
-        return self._models.selected("large")
+        return self._models.small_of(provider_id)
 
     # --- asking for something
 
@@ -101,7 +93,7 @@ class Agent:
         if not run_id or self._runs.find(run_id) is None:
             self._check_ready()
             _check_prompt(body)
-        asked = Asked("prompt", body.prompt, tuple(body.attachments), body.limits)
+        asked = Asked("prompt", body.prompt, tuple(body.attachments), body.limits, body.model)
         run = self._runs.accept(
             SessionId(body.session_id), asked, run_id=run_id or None, digest=digest
         )

@@ -1,23 +1,45 @@
-"""The configuration of one workspace: three layers, what is shown of them, and that they changed.
+"""The configuration of one workspace: what it says, what is shown of it, and that it changed.
 
-The lowest is what the user wrote, over it lie the user's document and the workspace's, which
-clients change. How a document is edited and kept is `config.py`.
+Clients change its documents (`config/documents.py`), people its files (`config/sources.py`), which
+are looked at every second; which of them lies over which is `layers_of`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import cast
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from culm.config.documents import SCOPES, Document, DocumentFile, Edit, merged, shown_config
-from culm.errors import InvalidRequest
+from culm.clock import Clock, pause
+from culm.config.checking import Document
+from culm.config.documents import SCOPES, DocumentFile, Edit, shown_config
+from culm.config.layers import provider_ids
+from culm.config.references import run_command
+from culm.config.sources import Loaded, Sources
+from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
-from culm.model.choice import check_models
+from culm.model.choice import Present, check_models
+from culm.model.discovery import NOTHING, Found
+from culm.model.laying import USER_LAYER, WORKSPACE_LAYER, laid, layers_of
 from culm.store.store import Store
-from culm.wire.codec import Json, encode
+from culm.wire.codec import encode
 from culm.wire.config import Config
 from culm.wire.events import ConfigChanged
 
-_SECRETS = ("api_key", "oauth", "extra_headers")
+log = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 1.0
+
+LookAround = Callable[[Mapping[str, str]], Awaitable[Found]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the configuration of a workspace comes from."""
+
+    sources: Sources
+    documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, this workspace's.
+    look_around: LookAround
 
 
 class Configuration:
@@ -26,46 +48,71 @@ class Configuration:
     def __init__(
         self,
         workspace_id: WorkspaceId,
-        written: Document,
-        documents: tuple[DocumentFile, DocumentFile],
+        path: Path,
+        origins: Origins,
         store: Store,
         *,
+        base_env: Mapping[str, str],
+        env: Mapping[str, str],
         data_directory: str,
         debug: bool,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._workspace_id = workspace_id
-        self._written = written
-        self._documents = documents  # By scope: the user's, this workspace's.
+        self._origins = origins
         self._store = store
+        self._path = path
+        self._base_env = base_env  # The server's own ...
+        self._env = {**base_env, **env}  # ... and over it the one a client brought.
         self._data_directory = data_directory
         self._debug = debug
-        self._shown: Config | None = None  # Until a document changes.
+        self._found = NOTHING
+        self._loaded = Loaded()
+        self._whole: Document | None = None  # Until a layer changes.
+        self._shown: Config | None = None
         self._untold = False
-        for document in documents:
+        self._is_loaded = False
+        self._loading = asyncio.Lock()
+        for document in origins.documents:
             document.listen(self.tell_changed)
 
     def close(self) -> None:
-        for document in self._documents:
+        for document in self._origins.documents:
             document.unlisten(self.tell_changed)
+
+    # --- what it says
 
     @property
     def shown(self) -> Config:
         """What clients are shown: no key, no token."""
         if self._shown is None:
-            self._shown = self._show(self._layers())
+            self._shown = self._show(self.document)
         return self._shown
 
     @property
     def document(self) -> Document:
         """All of it, keys included; but no key goes to an address that came after it."""
-        return without_strayed_keys(self._layers(), merged(self._layers()))
+        if self._whole is None:
+            self._whole = laid(self._layers(), self._env)
+        return self._whole
+
+    @property
+    def present(self) -> Present:
+        return Present(self.document, self._env)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What a person should know of it, in sentences."""
+        return self._loaded.notices
 
     def _layers(self) -> list[Document]:
-        return [self._written, *(document.value for document in self._documents)]
+        user, own = (document.value for document in self._origins.documents)
+        return layers_of(self._found, self._loaded, user, own)
 
-    def _show(self, layers: list[Document]) -> Config:
-        return shown_config(layers, data_directory=self._data_directory, debug=self._debug)
+    def _show(self, document: Document) -> Config:
+        return shown_config(document, data_directory=self._data_directory, debug=self._debug)
+
+    # --- changing
 
     async def change(self, scope: int, edit: Edit) -> None:
         """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
@@ -74,15 +121,79 @@ class Configuration:
 
         def check(new: Document) -> None:
             layers = self._layers()
-            layers[1 + scope] = new
-            self._show(layers)
-            check_models(without_strayed_keys(layers, merged(layers)))
+            layers[WORKSPACE_LAYER if scope else USER_LAYER] = new
+            whole = laid(layers, self._env)
+            self._show(whole)
+            check_models(whole)
 
-        await asyncio.shield(self._documents[scope].change(edit, check))
+        await asyncio.shield(self._origins.documents[scope].change(edit, check))
+
+    async def use_env(self, env: Mapping[str, str]) -> None:
+        """A client brought its environment; what is found in it counts when this returns.
+
+        It is for tools and keys: in memory only, never answered, stored or logged.
+        """
+        env = {**self._base_env, **env}
+        if env != self._env:
+            self._env = env
+            self.on_change()  # References lead elsewhere now.
+            await self.load()
+
+    async def run_command(self, command: str) -> str:
+        """What a command prints that stands in place of a value; raises `Unresolved`.
+
+        It does not run in the workspace: what lies there is its writer's, and many a program looks
+        where it stands for something to run.
+        """
+        env = {**self._env, "CULM_WORKSPACE": str(self._path)}
+        return await run_command(command, env, Path(env.get("HOME") or "/"))
+
+    async def load(self) -> None:
+        """Read all of it anew, and tell if it differs."""
+        async with self._loading:
+            found = await self._origins.look_around(self._env)
+            users = provider_ids(self._origins.documents[0].value)
+            loaded = await self._origins.sources.load({*found.providers, *users})
+            loaded = self._showable(found, loaded)
+        for notice in loaded.notices:
+            if notice not in self._loaded.notices:
+                log.warning("%s", notice)
+        before = self.document if self._is_loaded else None
+        self._found, self._loaded, self._whole, self._shown = found, loaded, None, None
+        if before is not None and self.document != before:
+            self.tell_changed()
+        self._is_loaded = True
+
+    def _showable(self, found: Found, loaded: Loaded) -> Loaded:
+        """What was loaded; or if no client could be shown it, that without the project's part.
+
+        If that is still too much, what was loaded before.
+        """
+        user, own = (document.value for document in self._origins.documents)
+        notices = loaded.notices
+        for kept in (loaded, Loaded(loaded.user), Loaded(self._loaded.user)):
+            try:
+                self._show(laid(layers_of(found, kept, user, own), self._env))
+            except Rejected as exc:
+                notices = (*loaded.notices, f"the files are not used as they are: {exc.message}")
+            else:
+                return replace(kept, notices=notices)
+        return Loaded(notices=notices)
+
+    async def watch(self, clock: Clock) -> None:
+        """Notice what people change in the files; ends with its task."""
+        sources = self._origins.sources
+        while sources.can_change:
+            await pause(clock, WATCH_EVERY_S)
+            try:
+                if await sources.changed():
+                    await self.load()
+            except Exception:  # boundary: what somebody puts there must not end the workspace
+                log.exception("the configuration of %s cannot be read", self._path)
 
     def tell_changed(self) -> None:
         """Tell it durably; if that cannot be now, when the store is well again."""
-        self._shown = None
+        self._whole = self._shown = None
         self._untold = False
         self.on_change()
         payload = encode(ConfigChanged(self._workspace_id))
@@ -95,45 +206,3 @@ class Configuration:
     def on_healthy_store(self) -> None:
         if self._untold:
             self.tell_changed()
-
-
-def without_strayed_keys(layers: Sequence[Document], whole: Document) -> Document:
-    """The merged document, without what a provider's owner meant for another address.
-
-    Whoever may set a `base_url` could otherwise have a key sent there that no route shows.
-    """
-    return {
-        key: _kept(layers, cast("Document", value))
-        if key.lower() == "providers" and isinstance(value, dict)
-        else value
-        for key, value in whole.items()
-    }
-
-
-def _kept(layers: Sequence[Document], providers: Document) -> Document:
-    kept: Document = {}
-    for name, provider in providers.items():
-        address = _last_layer(layers, name, "base_url")
-        secrets = [s for s in _SECRETS if _last_layer(layers, name, s) < address]
-        if isinstance(provider, dict) and secrets:
-            fields = cast("Document", provider)
-            provider = {k: value for k, value in fields.items() if k.lower() not in secrets}
-        kept[name] = provider
-    return kept
-
-
-def _last_layer(layers: Sequence[Document], provider: str, field: str) -> int:
-    """The highest layer that says something about a field of a provider, or -1."""
-    found = -1
-    for n, layer in enumerate(layers):
-        for providers in _spelled(layer, "providers"):
-            known = cast("Document", providers) if isinstance(providers, dict) else {}
-            fields = known.get(provider)
-            if isinstance(fields, dict) and any(_spelled(cast("Document", fields), field)):
-                found = n
-    return found
-
-
-def _spelled(document: Document, name: str) -> list[Json]:
-    """All values under a name, which is read whatever its case."""
-    return [value for key, value in document.items() if key.lower() == name and value is not None]

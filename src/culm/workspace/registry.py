@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that bri
 _OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 # How a workspace is opened and closed again: lock, store, recovery.
-OpenWorkspace = Callable[[About], AbstractAsyncContextManager[Workspace]]
+OpenWorkspace = Callable[[About, Mapping[str, str]], AbstractAsyncContextManager[Workspace]]
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +89,7 @@ class Registry:
         self._by_id: dict[WorkspaceId, Workspace] = {}
         self._pending = 0  # Creates in flight; the server does not leave under them.
         self._retired: dict[ClientId, None] = {}
-        self._envs: dict[Path, tuple[str, ...]] = {}
+        self._envs: dict[Path, Mapping[str, str]] = {}
         self._leaving = False
         self._left = False
         self._linger: Timer | None = None
@@ -145,6 +145,9 @@ class Registry:
     async def _enter(
         self, path: Path, root: Path, request: CreateWorkspace, client_id: ClientId
     ) -> Workspace:
+        env = variables_of(request.env)
+        if env and self._is_deserted(path):
+            self._envs.pop(path, None)  # Whoever opens it anew says what its environment is.
         place = self._places.get(path) or self._found(path, root, request)
         if place.resumed and place.about.channels != tuple(request.channels):
             place.about = replace(place.about, channels=tuple(request.channels))
@@ -153,11 +156,11 @@ class Registry:
                 place.workspace.about = place.about
         if place.about.channels != tuple(request.channels):
             raise ChannelsDiffer(request.path)
-        env = self._env_of(path, tuple(request.env))
+        env = self._env_of(path, env)
         if place.workspace is not None:
             place.workspace.check_room(client_id)
             place.workspace.claim(Created(client_id))
-            place.workspace.env = env
+            await place.workspace.configuration.use_env(env)
             return place.workspace
         if len(place.waiting) >= self._settings.clients_max:
             raise LimitExceeded("clients of this workspace", self._settings.clients_max)
@@ -165,6 +168,7 @@ class Registry:
         workspace = await asyncio.shield(place.opened)
         if client_id in self._retired:
             raise ClientRetired
+        await workspace.configuration.use_env(env)  # It may have come while this was opening.
         return workspace
 
     def _found(self, path: Path, root: Path, request: CreateWorkspace) -> _Place:
@@ -190,9 +194,17 @@ class Registry:
             place = self._found(path, root, CreateWorkspace(path=str(path)))
             place.resumed = True
 
-    def _env_of(self, path: Path, env: tuple[str, ...]) -> tuple[str, ...]:
+    def _is_deserted(self, path: Path) -> bool:
+        """Nobody has it open, looks at it, waits for it, or has something running there."""
+        place = self._places.get(path)
+        if place is None:
+            return True
+        workspace = place.workspace
+        return workspace is not None and not any(workspace.presence()) and not workspace.runs.live()
+
+    def _env_of(self, path: Path, env: Mapping[str, str]) -> Mapping[str, str]:
         """The first environment that was not empty; a re-create need not bring it again."""
-        known = self._envs.pop(path, ()) or env
+        known = self._envs.pop(path, {}) or env
         self._envs[path] = known
         while len(self._envs) > ENVS_MAX:
             del self._envs[next(iter(self._envs))]
@@ -208,7 +220,8 @@ class Registry:
 
     async def _host(self, place: _Place) -> None:
         try:
-            async with self._open_workspace(place.about) as workspace:
+            env = self._env_of(place.about.path, {})
+            async with self._open_workspace(place.about, env) as workspace:
                 if self._publish(place, workspace):
                     await place.unwanted.wait()
         except Exception as exc:  # boundary: one workspace's trouble is not the server's
@@ -256,7 +269,6 @@ class Registry:
             self._unlist(place)  # Whoever comes now waits for the next incarnation.
             return False
         place.workspace = workspace
-        workspace.env = self._env_of(place.about.path, ())
         self._by_id[place.about.id] = workspace
         workspace.on_fate = lambda fate: self._on_fate(place, fate)
         for client_id in waiting:
@@ -360,6 +372,12 @@ def canonical(path: str) -> Path:
         return Path(path).resolve(strict=True)
     except (OSError, RuntimeError):  # Not there, not ours to see, or a ring of links.
         return Path(os.path.abspath(path))  # noqa: PTH100 - cleans `..` and touches no disk
+
+
+def variables_of(lines: Iterable[str]) -> dict[str, str]:
+    """An environment as a create brings it: `NAME=value`."""
+    pairs = (line.partition("=") for line in lines)
+    return {name: value for name, equals, value in pairs if name and equals}
 
 
 def check_directory(path: Path) -> None:

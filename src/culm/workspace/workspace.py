@@ -6,14 +6,14 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from culm.clock import Clock, Timer
-from culm.config.documents import Document, DocumentFile, Edit
+from culm.config.documents import Edit
 from culm.errors import (
     ClientNotAttached,
     InvalidRequest,
@@ -32,6 +32,8 @@ from culm.model.choice import MakeModel, Models
 from culm.run.messages import Messages
 from culm.run.recovery import recover
 from culm.run.runs import Runs
+from culm.run.surroundings import ContextPaths, context_paths_of
+from culm.run.system import Surroundings
 from culm.run.turn import World
 from culm.settings import Settings
 from culm.store import log as event_log
@@ -70,7 +72,7 @@ from culm.workspace.claims import (
     StreamOpened,
     on_claim,
 )
-from culm.workspace.configuration import Configuration
+from culm.workspace.configuration import Configuration, Origins
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +105,9 @@ class Equipment:
     """What an agent works with, the same in every workspace of a server."""
 
     make_model: MakeModel
-    tools: Mapping[str, Tool]
-    config: Document  # What the user wrote; clients' documents are laid over it.
+    make_tools: Callable[[Path], Mapping[str, Tool]]  # Those of a directory.
+    look_at: Callable[[Path, ContextPaths, float], Awaitable[Surroundings]]
+    env: Mapping[str, str]  # The server's own; a client's goes over it.
 
 
 class Workspace:
@@ -114,20 +117,23 @@ class Workspace:
         self,
         about: About,
         store: Store,
-        documents: tuple[DocumentFile, DocumentFile],
+        origins: Origins,
         equipment: Equipment,
         clock: Clock,
         ids: Ids,
         cfg: Settings,
         tasks: asyncio.TaskGroup,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.about = about
         self.store = store
         self.configuration = Configuration(
             about.id,
-            equipment.config,
-            documents,
+            about.path,
+            origins,
             store,
+            base_env=equipment.env,
+            env=env or {},
             data_directory=str(about.root),
             debug=about.debug,
         )
@@ -140,7 +146,11 @@ class Workspace:
             streams_max=cfg.streams_max,
             buffer_bytes_max=cfg.stream_buffer_bytes,
         )
-        self._models = Models(lambda: self.configuration.document, equipment.make_model)
+        self._models = Models(
+            lambda: self.configuration.present,
+            equipment.make_model,
+            self.configuration.run_command,
+        )
         self.configuration.on_change = self._models.forget
         self.runs = Runs(
             World(
@@ -148,7 +158,11 @@ class Workspace:
                 store=store,
                 messages=self.messages,
                 models=self._models,
-                tools=equipment.tools,
+                tools=equipment.make_tools(about.path),
+                look_around=self._look_around,
+                tell_retry=lambda retry: self.hub.tell_live(
+                    Live("run_retry", retry.session_id, encode(retry))
+                ),
                 clock=clock,
                 ids=ids,
                 settings=cfg,
@@ -160,8 +174,8 @@ class Workspace:
         self.claims = Claims()
         self.closing = False
         self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
-        self.env: tuple[str, ...] = ()  # In memory only: never answered, stored or logged.
         self.on_fate: Callable[[Fate], None] = _keep
+        self._look_at = equipment.look_at
         self._clock = clock
         self._ids = ids
         self._sessions_max = cfg.sessions_max
@@ -301,6 +315,14 @@ class Workspace:
         self._check_open()
         await self.configuration.change(scope, edit)
 
+    async def _look_around(self) -> Surroundings:
+        try:
+            paths = context_paths_of(self.configuration.shown.options)
+            return await self._look_at(self.about.path, paths, self._clock.now_s())
+        except Exception:  # boundary: a model can be asked without
+            log.exception("cannot look around in %s", self.about.path)
+            return Surroundings(str(self.about.path))
+
     # --- the state at once
 
     async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
@@ -395,6 +417,7 @@ class Workspace:
 
         `alive_s` is when a server was last here; what waited goes on if that is not long ago.
         """
+        await self.configuration.load()  # Whether a run can go on depends on it.
         now_s = self._clock.now_s()
         away_s = 0.0 if alive_s is None else max(0.0, now_s - alive_s)
         unit = recover(away_s, self._away_s_max, self._models.why_not, self._ids)
@@ -456,19 +479,22 @@ def _check_file_path(path: str) -> None:
 async def open_workspace(
     about: About,
     store: Store,
-    documents: tuple[DocumentFile, DocumentFile],
+    origins: Origins,
     equipment: Equipment,
     clock: Clock,
     ids: Ids,
     settings: Settings,
     *,
+    env: Mapping[str, str] | None = None,
     alive_s: float | None = None,
 ) -> AsyncGenerator[Workspace]:
     """When the block ends nothing of it runs any more; `alive_s` as for `Workspace.start`."""
     async with asyncio.TaskGroup() as tasks:
-        workspace = Workspace(about, store, documents, equipment, clock, ids, settings, tasks)
+        workspace = Workspace(about, store, origins, equipment, clock, ids, settings, tasks, env)
         await workspace.start(alive_s)
+        watching = tasks.create_task(workspace.configuration.watch(clock), name="configuration")
         try:
             yield workspace
         finally:
+            watching.cancel()
             await workspace.stop()

@@ -62,6 +62,7 @@ def _shown(workspace: Workspace) -> wire.Workspace:
         yolo=about.yolo,
         debug=about.debug,
         channels=list(about.channels),
+        notices=[clean(notice) for notice in workspace.configuration.notices],
     )
 
 

@@ -61,7 +61,9 @@ INSERT INTO messages
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_message
-UPDATE messages SET parts = ?, large = ?, rev = ?, is_open = ?, updated_at = ? WHERE id = ?
+UPDATE messages
+SET model = ?, provider = ?, parts = ?, large = ?, rev = ?, is_open = ?, updated_at = ?
+WHERE id = ?
 
 -- name: delete_message
 DELETE FROM messages WHERE id = ? RETURNING place >> 32
@@ -239,6 +241,9 @@ WHERE id = ? AND state <> 'ended' RETURNING *
 
 -- name: folded_runs
 SELECT id FROM runs WHERE host_id <> '' AND host_id = ? AND state = 'folded' ORDER BY place, seq
+
+-- name: name_model
+UPDATE runs SET provider = ?, model = ? WHERE id = ?
 
 -- name: count_on_run
 UPDATE runs SET steps = steps + 1, prompt_tokens = prompt_tokens + ?,

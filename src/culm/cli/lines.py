@@ -1,0 +1,30 @@
+"""Text on a terminal: columns that line up, and nothing in them that the terminal would obey."""
+
+from collections.abc import Iterable, Sequence
+
+
+def printable(text: str) -> str:
+    """The text on one line. What cannot be seen, or turns the direction of reading, is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def cut(text: str, chars_max: int) -> str:
+    """The beginning of a text, and how much is missing."""
+    missing = len(text) - chars_max
+    return text if missing <= 0 else f"{text[:chars_max]}… ({missing:,} more characters)"
+
+
+def columns(rows: Iterable[Sequence[str]], indent: str = "") -> list[str]:
+    """Rows as lines; every column but the last is as wide as its widest cell."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        indent + "  ".join(map(str.ljust, row, widths)).rstrip() if any(row) else ""
+        for row in cells
+    ]

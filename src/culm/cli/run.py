@@ -1,0 +1,288 @@
+"""`culm run`: one prompt to the user's server, the answer on stdout, all else on stderr.
+
+Owns what a person or a script sees of one run, and what a signal does to it. The run is the
+server's: it goes on if this process is killed.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import aiohttp
+import click
+
+from culm.cli.faces import Face, JsonLines, Plain, Shown, StdoutClosed
+from culm.cli.run_command import EXIT_CANCELED, EXIT_CLOSED
+from culm.client.http import Client, Refused, RemoteWorkspace, open_client
+from culm.client.launch import Launch, Wanted, attach, find_token
+from culm.client.stream import Follower, Mirror, open_mirror
+from culm.errors import Failed, InvalidRequest, NotFound, RunNotFound
+from culm.ids import Ids, MessageId, SessionId
+from culm.wire.config import ProviderConfig, SelectedModel
+from culm.wire.messages import (
+    Message,
+    full_text,
+    is_finished,
+)
+from culm.wire.runs import Run
+from culm.wire.sessions import Session
+
+EXIT_FAILED = 1
+EXITS = {"end_turn": 0, "canceled": EXIT_CANCELED}
+
+CONNECT_S = 10.0  # To an event stream of a server that has just answered.
+AGAIN_S = 0.05
+LOOK_S = 2.0  # A server that died says nothing, so it is asked as often as this.
+GONE_S = 8.0  # Somebody who restarts it has done so by then, on a busy machine too.
+CATCH_UP_S = 2.0  # What is stored has been told; it may still be on its way.
+CANCEL_S = 10.0  # The server itself gives up on what does not stop after 5 s.
+LEAVE_S = 1.0
+ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us and one to our group.
+TITLE_CHARS = 50
+
+_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    prompt: str
+    server: Wanted
+    directory: Path
+    token_file: Path | None = None
+    session: str = ""  # An id; nothing for a new one ...
+    latest: bool = False  # ... or for the one that was used last.
+    model: str = ""
+    as_json: bool = False
+
+
+def run_prompt(options: RunOptions, launch: Launch | None) -> int:
+    """Run to the end and return the exit status; raises `AppError`. `launch` has begun."""
+    face = JsonLines() if options.as_json else Plain()
+    try:
+        with asyncio.Runner() as runner:
+            return runner.run(_Asking(options, face).run(launch))
+    except asyncio.CancelledError:
+        click.echo("culm: cancelled, nothing was asked", err=True)
+        return EXIT_CANCELED
+    except StdoutClosed:
+        # Else the interpreter tries once more to write what is left, and complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo("culm: nobody reads the answer any more; the run goes on", err=True)
+        return EXIT_CLOSED
+    except Refused as exc:
+        needs_token = exc.status == 401
+        hint = "give the server's token file as --token-file" if needs_token else exc.hint
+        raise Failed(exc.message, hint=hint) from exc
+    except _UNREACHABLE as exc:
+        reason = str(exc) or type(exc).__name__
+        message = f"cannot reach the server at {options.server.url}: {reason}"
+        raise Failed(message, hint="`culm serve` starts one") from exc
+
+
+# --- what is written
+
+
+def choose_model(text: str, providers: Mapping[str, ProviderConfig]) -> SelectedModel:
+    """PROVIDER/MODEL, or a MODEL that one provider alone has; raises `InvalidRequest`."""
+    usable = {name: one for name, one in providers.items() if not one.disable}
+    provider, _, model = text.partition("/")
+    if provider in usable and model:
+        return SelectedModel(model=model, provider=provider)
+    owners = [name for name, one in usable.items() if text in {m.id for m in one.models}]
+    if len(owners) == 1:
+        return SelectedModel(model=text, provider=owners[0])
+    if owners:
+        hint = "say " + " or ".join(f"{name}/{text}" for name in owners)
+        raise InvalidRequest(f"more than one provider has the model {text}", hint=hint)
+    known = [f"{name}/{model.id}" for name, one in usable.items() for model in one.models]
+    hint = f"there is {', '.join(known[:5])}" if known else "docs/models.md tells how to add one"
+    raise InvalidRequest(f"no provider has a model {text}", hint=hint)
+
+
+def title_of(prompt: str) -> str:
+    """What a session is called until a model has named it."""
+    words = " ".join(prompt[: 4 * TITLE_CHARS].split())
+    return words if len(words) <= TITLE_CHARS else words[: TITLE_CHARS - 1] + "…"
+
+
+class _Asking:
+    """One prompt on its way, from a server that may still be starting to the end of the run."""
+
+    def __init__(self, options: RunOptions, face: Face) -> None:
+        self._options = options
+        self._face = face
+        self._run_id = Ids().run()
+        self._asked = False  # From here on a signal is for the run.
+        self._interrupted = asyncio.Event()
+        self._first_signal_s: float | None = None
+
+    async def run(self, launch: Launch | None) -> int:
+        options = self._options
+        release = self._take_signals()
+        try:
+            if launch is not None:
+                await launch.ready()
+            token = find_token(options.server, options.token_file, os.environ)
+            async with open_client(options.server.url, token=token) as client:
+                workspace = await attach(client, options.server, options.directory, os.environ)
+                return await self._ask(workspace)
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+        finally:
+            release()
+
+    def _take_signals(self) -> Callable[[], None]:
+        """The first cancels what runs, a second one ends us at once; until they are released."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "this runs in a task"
+
+        def cancel() -> None:
+            self._interrupted.set()
+            if not self._asked:
+                task.cancel()
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            # Not a handler of the loop: it must be heard while a write to stdout blocks.
+            if self._first_signal_s is None:
+                self._first_signal_s = loop.time()
+                loop.call_soon_threadsafe(cancel)
+            elif loop.time() - self._first_signal_s > ECHO_S:
+                os._exit(128 + number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, on_signal) for number in numbers]
+
+        def release() -> None:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+        return release
+
+    async def _ask(self, workspace: RemoteWorkspace) -> int:
+        options = self._options
+        providers = workspace.info.config.providers
+        model = choose_model(options.model, providers) if options.model else None
+        for notice in workspace.info.notices:
+            self._face.note(f"notice: {notice}")
+        session = await self._session(workspace)
+        async with open_mirror(workspace, session.id) as follower:
+            async with asyncio.timeout(CONNECT_S):
+                await follower.connected()
+            mirror = follower.mirror
+            shown = Shown(self._face, self._run_id, mirror)
+            self._asked = True
+            await workspace.prompt(session.id, options.prompt, run_id=self._run_id, model=model)
+            run = await self._to_the_end(workspace, follower, shown)
+            if run is None:
+                self._face.note(f"culm: asked to cancel; no end was told in {CANCEL_S:g} s")
+                return EXIT_CANCELED
+            last = await self._catch_up(workspace, follower, run)
+            shown.show_all(mirror)
+            self._face.end(run, full_text(last.parts) if last is not None else "")
+            # Who lets go at once closes the workspace, and a model may still be naming the session.
+            known = mirror.sessions.get(session.id)
+            is_named = known is None or known.title != title_of(options.prompt)
+        if is_named or run.outcome != "end_turn":
+            await _retire(workspace.client)
+        return EXITS.get(run.outcome or "", EXIT_FAILED)
+
+    async def _session(self, workspace: RemoteWorkspace) -> Session:
+        if self._options.session:
+            return await workspace.session(SessionId(self._options.session))
+        if not self._options.latest:
+            return await workspace.create_session(title_of(self._options.prompt))
+        sessions = await workspace.sessions()
+        if not sessions:
+            raise NotFound("there is no session to continue", hint="leave out --continue")
+        return sessions[0]
+
+    async def _to_the_end(
+        self, workspace: RemoteWorkspace, follower: Follower, shown: Shown
+    ) -> Run | None:
+        """None if it was told to stop and nobody said that it did."""
+        try:
+            async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
+                cancelling = tasks.create_task(self._cancel(workspace, bound), name="cancel")
+                run = await self._follow(workspace, follower, shown)
+                cancelling.cancel()
+        except TimeoutError:
+            return None
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+        return run
+
+    async def _cancel(self, workspace: RemoteWorkspace, bound: asyncio.Timeout) -> None:
+        await self._interrupted.wait()
+        bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
+        self._face.note("(cancelling; once more to leave at once)")
+        with suppress(Refused, *_UNREACHABLE):  # What came of it is told by the run itself.
+            await workspace.cancel_run(self._run_id)
+
+    async def _follow(self, workspace: RemoteWorkspace, follower: Follower, shown: Shown) -> Run:
+        """Show the run until it is over; raises `Failed` if the server is gone."""
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await follower.until(shown.show)
+            run = await self._find_run(workspace)
+            if run is not None and run.state in ("ended", "held"):
+                return run
+            if run is not None:
+                heard_s = loop.time()
+            elif loop.time() - heard_s > GONE_S:
+                raise Failed(
+                    f"the server at {self._options.server.url} has gone in the middle of the run",
+                    hint="`culm run --continue` goes on in the same session",
+                )
+            await asyncio.sleep(AGAIN_S)
+
+    async def _find_run(self, workspace: RemoteWorkspace) -> Run | None:
+        """How the run stands; None while nobody says. Raises `Refused` if it was removed."""
+        try:
+            async with asyncio.timeout(GONE_S):
+                return await workspace.run(self._run_id)
+        except _UNREACHABLE:
+            return None
+        except Refused as exc:
+            if exc.code == RunNotFound.code:  # With its session.
+                raise
+        # The server restarted. The stream joins the workspace again, but may sleep for long.
+        with suppress(Refused, *_UNREACHABLE):
+            await workspace.rejoin()
+        return None
+
+    async def _catch_up(
+        self, workspace: RemoteWorkspace, follower: Follower, run: Run
+    ) -> Message | None:
+        """The run's last answer, once the mirror has all of it."""
+        if not run.message_id:
+            return None
+        message_id = MessageId(run.message_id)
+
+        def is_whole(mirror: Mirror) -> bool:
+            found = mirror.messages.get(message_id)
+            return found is not None and is_finished(found.parts)
+
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await follower.until(is_whole)
+        except TimeoutError:
+            if (stored := await workspace.find_message(run.session_id, message_id)) is not None:
+                follower.mirror.put_message(stored)
+        return follower.mirror.messages.get(message_id)
+
+
+async def _retire(client: Client) -> None:
+    """Let go of the workspace at once; a server that is gone has done so."""
+    with suppress(Refused, *_UNREACHABLE):
+        async with asyncio.timeout(LEAVE_S):
+            await client.retire()

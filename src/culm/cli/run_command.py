@@ -1,0 +1,153 @@
+"""The options of `culm run`, and its prompt. What it needs is imported when it runs."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from culm.errors import InvalidRequest
+
+EXIT_CANCELED = 4
+EXIT_CLOSED = 141  # As of any program whose reader has left.
+SILENT_S = 1.0  # What is written into a pipe is usually there at once.
+STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
+
+
+@click.command("run")
+@click.argument("words", nargs=-1, metavar="[PROMPT]...")
+@click.option(
+    "-m",
+    "--model",
+    default="",
+    metavar="NAME",
+    help="PROVIDER/MODEL, or MODEL if only one provider has it; for this run alone.",
+)
+@click.option(
+    "-c", "--continue", "latest", is_flag=True, help="Go on in the session that was used last."
+)
+@click.option("-s", "--session", default="", metavar="ID", help="Go on in this session.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=".",
+    help="The workspace. Default: the current directory.",
+)
+@click.option(
+    "--host",
+    envvar="CULM_HOST",
+    metavar="URL",
+    help="The server: unix:///path, tcp://host:port or https://host:port. Default: $CULM_HOST, "
+    "or your own socket.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Bearer token for TCP. Default: token in the data directory.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="As for `culm serve`; used if a server is started, and to find the token.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="As for `culm serve`; used if a server is started.",
+)
+def run(
+    words: tuple[str, ...],
+    model: str,
+    latest: bool,  # noqa: FBT001
+    session: str,
+    as_json: bool,  # noqa: FBT001
+    directory: Path,
+    host: str | None,
+    token_file: Path | None,
+    data_dir: Path | None,
+    config_file: Path | None,
+) -> None:
+    """Ask the agent of this directory and print what it answers.
+
+    PROMPT is all words together. What is piped in is added below it, or is the prompt. The server
+    is found, or started on its socket; it leaves by itself when nobody needs it. The answer goes
+    to stdout as it comes; calls of tools and everything else go to stderr.
+
+    Ctrl-C cancels the run and waits for its end; a second one leaves at once, and the run ends when
+    the server has heard of the first. If this process is killed or nobody reads its stdout, the run
+    goes on.
+
+    With --json the lines are {"type": "text", "text", "message_id"}, "again" (the message's text
+    so far is void), "call" (id, name, input), "result" (id, is_error, content) and at last "end"
+    (outcome, run_id, session_id, text, error, what was used).
+
+    \b
+    Exit status:
+      0        the answer is complete
+      1        it is not, or nothing could be asked; stderr says why
+      2        wrong usage
+      4        cancelled, by you or by another client
+      128 + n  ended at once by a second signal n; 141: nobody reads stdout
+
+    \b
+    Example:
+      culm run what does this project do
+      git diff | culm run review this
+    """
+    import os
+    import signal
+
+    def leave(*_: object) -> None:
+        os.write(2, b"culm: cancelled, nothing was asked\n")
+        os._exit(EXIT_CANCELED)
+
+    signal.signal(signal.SIGINT, leave)  # Until there is something to cancel.
+    from culm.client.launch import Wanted, begin_start
+    from culm.settings import default_host
+
+    if sys.stdout is None or sys.stderr is None:
+        sys.exit(EXIT_CLOSED)  # Nobody could read the answer.
+    prompt = _read_prompt(words)
+    if latest and session:
+        raise click.UsageError("--session and --continue exclude each other")
+    server = Wanted(host or default_host(os.environ), data_dir, config_file)
+    launch = begin_start(server, os.environ)
+    # What follows takes about as long to import as a server takes to start.
+    from culm.cli.run import RunOptions, run_prompt
+
+    options = RunOptions(
+        prompt=prompt,
+        server=server,
+        directory=directory,
+        token_file=token_file,
+        session=session,
+        latest=latest,
+        model=model,
+        as_json=as_json,
+    )
+    sys.exit(run_prompt(options, launch))
+
+
+def _tell_if_silent(descriptor: int) -> None:
+    """A pipe that nobody writes into keeps us waiting, and whoever waits should know why."""
+    import select
+
+    if not select.select([descriptor], [], [], SILENT_S)[0]:
+        click.echo("culm: reading stdin; give </dev/null if nothing comes", err=True)
+
+
+def _read_prompt(words: tuple[str, ...]) -> str:
+    """What was typed, with what was piped in below it."""
+    pieces = [" ".join(words).strip()]
+    if sys.stdin is not None and not sys.stdin.isatty():
+        _tell_if_silent(sys.stdin.fileno())
+        piped = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
+        if len(piped) > STDIN_BYTES_MAX:
+            raise click.UsageError(f"stdin may have at most {STDIN_BYTES_MAX >> 20} MiB")
+        pieces.append(piped.decode(errors="replace").strip())
+    prompt = "\n\n".join(filter(None, pieces))
+    if not prompt:
+        raise InvalidRequest("there is no prompt", hint="culm run what does this project do")
+    return prompt

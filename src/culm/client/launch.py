@@ -1,0 +1,239 @@
+"""Find the user's server, or start one.
+
+Owns the start of a server where none answers. However many clients start one at the same time, one
+results: only one can have the socket, the others' attempts end by themselves and their clients use
+the winner's. Nobody here ends a server; it leaves by itself when nobody needs it.
+"""
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from culm import __version__
+from culm.errors import Failed, InvalidRequest
+from culm.settings import DETACHED, default_data_dir, default_host
+
+if TYPE_CHECKING:  # What speaks HTTP is slow to import; a server can start meanwhile.
+    from culm.client.http import Client, RemoteWorkspace
+
+START_S = 10.0  # A cold interpreter on a busy machine takes two.
+PROBE_S = 0.2  # As long as a server takes to tell a live socket from a stale one.
+ATTACH_S = 15.0  # One that is leaving is replaced by a new one within this.
+ATTACH_AGAIN_S = 0.1
+RIVAL_S = 0.5  # A server that was faster has the address a moment before it listens there.
+RIVAL_AGAIN_S = 0.02
+TAIL_LINES = 12  # What a failed start says last; the reason is among it.
+LINE_BYTES_MAX = 1 << 20
+
+_ADDRESS = re.compile(r"unix:///.+|tcp://\S+:\d+|https?://\S+")
+
+
+class StartFailed(Failed):
+    code = "start_failed"
+
+    def __init__(self, url: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"cannot start a server on {url}: {reason}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which server, and how to start it if it is not there; raises `InvalidRequest`."""
+
+    url: str
+    data_dir: Path | None = None
+    config_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _ADDRESS.fullmatch(self.url):
+            hint = "use unix:///absolute/path, tcp://host:port or https://host:port"
+            raise InvalidRequest(f"{self.url!r} is not an address", hint=hint)
+
+    @property
+    def can_start(self) -> bool:
+        """A server on a socket is the user's own; one elsewhere is somebody's to start."""
+        return self.url.startswith("unix://")
+
+    def command(self) -> list[str]:
+        """The paths are absolute: a server does not live where its first client was."""
+        given = [sys.executable, "-m", "culm", "serve", "--host", self.url]
+        if self.data_dir is not None:
+            given += ["--data-dir", str(self.data_dir.absolute())]
+        if self.config_file is not None:
+            given += ["--config", str(self.config_file.absolute())]
+        return given
+
+
+def is_answered(url: str) -> bool:
+    """Whether somebody accepts at a unix socket; one that is slow to accept is somebody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(url.removeprefix("unix://"))
+        except (TimeoutError, BlockingIOError, PermissionError):
+            return True
+        except OSError:  # No file, nobody behind it, or no place for a socket.
+            return False
+    return True
+
+
+def begin_start(wanted: Wanted, env: Mapping[str, str]) -> "Launch | None":
+    """Start a server if none answers and one can be started; it is not ready yet.
+
+    Needs no event loop, so that a caller can import what it needs while the server starts.
+    """
+    if not wanted.can_start or is_answered(wanted.url):
+        return None
+    folder = Path(wanted.url.removeprefix("unix://")).parent
+    if wanted.url != default_host(env) and not folder.is_dir():
+        hint = "no server is started in a directory that is not there"
+        raise StartFailed(wanted.url, f"there is no directory {folder}", hint=hint)
+    process = subprocess.Popen(
+        wanted.command(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",  # It must not keep a directory busy that somebody wants to unmount.
+        env={**_kept(env), DETACHED: "1"},
+        start_new_session=True,  # A Ctrl-C is for its client.
+    )
+    return Launch(wanted.url, process)
+
+
+# What a server needs to be itself. The rest is the client's own, who brings it along whenever it
+# opens a workspace: a key of the shell that happened to be first is not for all the others.
+_KEPT = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|CULM_\w+|PYTHON\w+|VIRTUAL_ENV"
+    r"|SSL_CERT_\w+|(?:https?|all|no)_proxy",
+    re.IGNORECASE,
+)
+
+
+def _kept(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if _KEPT.fullmatch(name)}
+
+
+class Launch:
+    """A server process that is starting. Made by `begin_start`."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._url = url
+
+    async def ready(self) -> None:
+        """Wait until a server answers, this one or a faster one; raises `StartFailed`."""
+        said: deque[str] = deque(maxlen=TAIL_LINES)
+        pipe = self.process.stdout
+        assert pipe is not None, "asked for a pipe"
+        try:
+            async with asyncio.timeout(START_S), _open_reader(pipe) as reader:
+                while line := (await reader.readline()).decode(errors="replace"):
+                    if line.startswith("listening "):
+                        return
+                    said.append(line.rstrip())
+        except TimeoutError:
+            if is_answered(self._url):
+                return
+            reason = f"it was not ready after {START_S:g} s"
+            hint = "look into culm.log in $XDG_STATE_HOME/culm, or ~/.local/state/culm"
+            raise StartFailed(self._url, reason, hint=hint) from None
+        if not await self._has_rival():
+            reason, hint = reason_of(said)
+            raise StartFailed(self._url, reason, hint=hint)
+
+    async def _has_rival(self) -> bool:
+        """Ours has ended; whether that was because another has the socket."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + RIVAL_S
+        while not is_answered(self._url):
+            if loop.time() > end_s:
+                return False
+            await asyncio.sleep(RIVAL_AGAIN_S)
+            self.process.poll()  # Reaps it.
+        return True
+
+
+def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str | None:
+    """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable.
+
+    Without a `file` it is in the data directory, unless the server asks for none.
+    """
+    if wanted.can_start:
+        return None
+    place = file or (wanted.data_dir or default_data_dir(env)) / "token"
+    try:
+        return place.read_text().strip()
+    except OSError as exc:
+        if file is None:
+            return None
+        raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
+
+
+async def attach(
+    client: "Client", wanted: Wanted, directory: str | os.PathLike[str], env: Mapping[str, str]
+) -> "RemoteWorkspace":
+    """Join the workspace of a directory, in spite of a server that is just leaving.
+
+    Raises `Failed` for a server we cannot talk to, and as `Client.request` does.
+    """
+    import aiohttp
+    import msgspec
+
+    from culm.client.http import Refused
+
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + ATTACH_S
+    while True:
+        try:
+            check_version((await client.version()).version, wanted.url)
+            return await client.open_workspace(directory, env=env)
+        except msgspec.MsgspecError as exc:
+            raise Failed(f"what answers at {wanted.url} is no culm server") from exc
+        except Refused as exc:
+            if not exc.may_pass or loop.time() > end_s:
+                raise
+        except (aiohttp.ClientError, OSError):  # A time-out is one.
+            if not wanted.can_start or loop.time() > end_s:
+                raise
+        await asyncio.sleep(ATTACH_AGAIN_S)
+        if (launch := begin_start(wanted, env)) is not None:
+            await launch.ready()
+
+
+def check_version(version: str, url: str) -> None:
+    """Raises `Failed` if a server speaks another language than we do."""
+    if version.partition(".")[0] != __version__.partition(".")[0]:
+        raise Failed(
+            f"the server at {url} is culm {version}, this is culm {__version__}",
+            hint="stop it when its work is done, or choose another with --host",
+        )
+
+
+def reason_of(said: Iterable[str]) -> tuple[str, str]:
+    """Why a server did not start, and what to do about it, from what it said last."""
+    lines = [line for line in said if line]
+    reasons = [line.removeprefix("culm: ") for line in lines if line.startswith("culm: ")]
+    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    if reasons:
+        return reasons[-1], hints[-1] if hints else ""
+    return "\n  ".join(["it said", *lines]) if lines else "it ended without a word", ""
+
+
+@asynccontextmanager
+async def _open_reader(pipe: IO[bytes]) -> AsyncGenerator[asyncio.StreamReader]:
+    """Read a pipe without blocking; it is closed afterwards."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        yield reader
+    finally:
+        transport.close()

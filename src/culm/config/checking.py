@@ -1,0 +1,245 @@
+"""Whether a document says what its schema knows: every problem, with the line and key it stands at.
+
+Pure. Names are matched whatever their case, as the Crush client's own reader does; a document
+that passed is spelled as the schema spells it.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from culm.config import jsonc
+from culm.wire.codec import INT_MAX, Json, folded
+
+PROBLEMS_MAX = 50  # Of one file: who has more reads no further, and each costs a look for its line.
+NAME_CHARS_MAX = 64  # What is compared to find the nearest; no name of ours is longer.
+
+Document = dict[str, Json]
+Hint = Any  # A type, as an annotation has it.
+
+
+class Problem(NamedTuple):
+    """Something in a file that its writer should mend."""
+
+    file: str
+    line: int
+    key: str  # Dotted; empty if it is the file as a whole.
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        """One line, with nothing in it that a terminal would obey: the names are anybody's."""
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in self._words())
+
+    def _words(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A document, without what is wrong in it."""
+
+    document: Document
+    problems: tuple[Problem, ...] = ()
+    is_json: bool = True
+
+
+def unusable(problem: Problem) -> Checked:
+    """Nothing can be read of it."""
+    return Checked({}, (problem,), is_json=False)
+
+
+class _Found(NamedTuple):
+    path: jsonc.Path
+    what: str
+    hint: str = ""
+
+
+class _Findings:
+    """What is wrong in a document, as far as anybody would read it."""
+
+    def __init__(self) -> None:
+        self.first: list[_Found] = []
+        self.left_out = 0
+
+    def add(self, path: jsonc.Path, what: str, hint: Callable[[], str] = str) -> None:
+        if len(self.first) < PROBLEMS_MAX:
+            self.first.append(_Found(path, what, hint()))
+        else:
+            self.left_out += 1
+
+
+def check_text(text: str, kind: type[Struct], file: str) -> Checked:
+    """Read a file's text as a document of `kind`; what does not fit is left out and told."""
+    try:
+        value = jsonc.parse(text)
+    except jsonc.BadJson as exc:
+        hint = "JSON is wanted; comments and trailing commas are fine"
+        return unusable(Problem(file, exc.line, "", f"not valid JSON: {exc}", hint))
+    if not isinstance(value, dict):
+        return unusable(Problem(file, 1, "", "a JSON object is wanted"))
+    found = _Findings()
+    document = cast("Document", _checked(value, kind, (), found))
+    problems = [
+        Problem(file, jsonc.line_of(text, one.path), key_of(one.path), one.what, one.hint)
+        for one in found.first
+    ]
+    problems.sort(key=lambda problem: problem.line)
+    if found.left_out:
+        problems.append(Problem(file, 0, "", f"and {found.left_out} more problems"))
+    return Checked(document, tuple(problems))
+
+
+def key_of(path: jsonc.Path) -> str:
+    """A path as people write it: `providers.local.models[0].id`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+class _Misfit:
+    """Stands for a value that does not fit."""
+
+
+_MISFIT = _Misfit()
+
+
+def _checked(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
+    hint = _plain(hint)
+    if hint is Any or value is None:
+        return value
+    if _is_struct(hint):
+        return _checked_struct(value, hint, path, found)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return _checked_map(value, arguments, path, found)
+    if origin is list:
+        if not isinstance(value, list):
+            return _misfit(value, "a list", path, found)
+        items = cast("list[Json]", value)
+        checked = [_checked(item, arguments[0], (*path, n), found) for n, item in enumerate(items)]
+        return [item for item in checked if item is not _MISFIT]
+    return _checked_leaf(value, hint, path, found)
+
+
+def _plain(hint: Hint) -> Hint:
+    """A type without what says only that it may be missing; bounds stay on."""
+    if get_origin(hint) in (Union, UnionType):
+        given = [one for one in get_args(hint) if one not in (UnsetType, type(None))]
+        return _plain(given[0]) if len(given) == 1 else hint
+    if get_origin(hint) is Annotated:
+        base = get_args(hint)[0]
+        if get_origin(base) in (dict, list, Union, UnionType) or _is_struct(base):
+            return _plain(base)
+    return hint
+
+
+def _is_struct(hint: Hint) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
+def _checked_struct(
+    value: Json, kind: type[Struct], path: jsonc.Path, found: _Findings
+) -> Json | _Misfit:
+    if not isinstance(value, dict):
+        return _misfit(value, "an object", path, found)
+    known = _fields(kind)
+    spelling = {folded(name): name for name in known}
+    result: Document = {}
+    for name, inner in cast("Document", value).items():
+        spelled = spelling.get(folded(name))
+        if spelled is None:
+            found.add((*path, name), "unknown key", partial(_nearest, name, tuple(known)))
+            continue
+        checked = _checked(inner, known[spelled], (*path, name), found)
+        if checked is not _MISFIT:
+            result[spelled] = checked
+    return result
+
+
+def _checked_map(
+    value: Json, arguments: tuple[Hint, ...], path: jsonc.Path, found: _Findings
+) -> Json | _Misfit:
+    if not isinstance(value, dict):
+        return _misfit(value, "an object", path, found)
+    names = get_args(arguments[0]) if get_origin(arguments[0]) is Literal else None
+    result: Document = {}
+    for name, inner in cast("Document", value).items():
+        if names is not None and name not in names:
+            found.add((*path, name), "unknown key", partial(_nearest, name, names))
+            continue
+        checked = _checked(inner, arguments[1], (*path, name), found)
+        if checked is not _MISFIT:
+            result[name] = checked
+    return result
+
+
+def _checked_leaf(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
+    if isinstance(value, int) and not -INT_MAX <= value <= INT_MAX:
+        found.add(path, "the number is too large")
+        return _MISFIT
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as exc:
+        base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if isinstance(value, int | float) and base in (int, float):
+            found.add(path, str(exc).replace("Expected", "wanted is"))
+            return _MISFIT
+        return _misfit(value, _WORDS.get(base, "something else"), path, found)
+
+
+_WORDS: Mapping[Hint, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+def _misfit(value: Json, wanted: str, path: jsonc.Path, found: _Findings) -> _Misfit:
+    found.add(path, f"{wanted} is wanted, not {_kind_of(value)}")
+    return _MISFIT
+
+
+def _kind_of(value: Json) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower()[:NAME_CHARS_MAX], names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names)[:40])}"
+
+
+@cache
+def _fields(kind: type[Struct]) -> dict[str, Hint]:
+    hints = get_type_hints(kind, include_extras=True)
+    encoded = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+    return {encoded[name]: hints[name] for name in kind.__struct_fields__}

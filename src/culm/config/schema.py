@@ -1,0 +1,151 @@
+"""What may stand in a configuration file: culm's own and a Crush project's.
+
+The names are those that clients are shown (`wire/config.py`), and beside them what is never
+shown: keys, headers, commands. The published schema is made from these types.
+"""
+
+from typing import Annotated, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from culm.settings import Settings
+from culm.wire.codec import Json
+from culm.wire.config import (
+    LspConfig,
+    McpConfig,
+    Options,
+    Permissions,
+    ProviderConfig,
+    SelectedModel,
+)
+from culm.wire.config import ModelType as Role
+
+SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+
+Texts = dict[str, str]
+
+
+class ProviderFile(ProviderConfig):
+    """A provider as people write it down. Holds its key: never shown, stored or logged."""
+
+    def __repr__(self) -> str:
+        return f"ProviderFile(id={self.id!r}, type={self.type!r}, …)"
+
+    api_key: Annotated[
+        str, Meta(description="The key, or a reference to it: `$NAME` or `$(command)`.")
+    ] = ""
+    extra_headers: Annotated[Texts, Meta(description="Sent with every request.")] = field(
+        default_factory=Texts
+    )
+    extra_body: Annotated[
+        dict[str, Json], Meta(description="Laid over the body of every request.")
+    ] = field(default_factory=dict[str, Json])
+    provider_options: Annotated[
+        dict[str, Json], Meta(description="As extra_body, below what a selected model says.")
+    ] = field(default_factory=dict[str, Json])
+    system_prompt_prefix: Annotated[
+        str, Meta(description="Put before the system prompt of its models.")
+    ] = ""
+    oauth: Annotated[dict[str, Json], Meta(description="A token of a Crush client; not used.")] = (
+        field(default_factory=dict[str, Json])
+    )
+    aws_auth_refresh: Annotated[str, Meta(description="Accepted and not used.")] = ""
+
+
+class McpFile(McpConfig):
+    command: str = ""
+    args: list[str] = field(default_factory=list[str])
+    env: Texts = field(default_factory=Texts)
+    url: str = ""
+    headers: Texts = field(default_factory=Texts)
+    oauth: bool = False
+    oauth_client_id: str = ""
+    oauth_client_secret: str = ""
+    oauth_callback_port: int = 0
+    oauth_token: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+class LspFile(LspConfig):
+    args: list[str] = field(default_factory=list[str])
+    env: Texts = field(default_factory=Texts)
+    init_options: dict[str, Json] = field(default_factory=dict[str, Json])
+    options: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+class LsLimits(Struct):
+    max_depth: int = 0
+    max_items: int = 0
+
+
+class SearchLimits(Struct):
+    timeout: int = 0  # Nanoseconds, as Go counts.
+
+
+class ToolLimits(Struct):
+    ls: LsLimits = field(default_factory=LsLimits)
+    grep: SearchLimits = field(default_factory=SearchLimits)
+    glob: SearchLimits = field(default_factory=SearchLimits)
+
+
+class Hook(Struct):
+    command: str = ""
+    name: str = ""
+    matcher: str = ""
+    timeout: int = 0  # Seconds.
+
+
+class ProjectFile(Struct):
+    """A project's configuration file, and all of the user's that is about agents."""
+
+    schema: Annotated[str, Meta(description="For editors.")] = field(default="", name="$schema")
+    models: Annotated[
+        dict[Role, SelectedModel],
+        Meta(description="Which model does large and which does small work."),
+    ] = field(default_factory=dict[Role, SelectedModel])
+    fallbacks: Annotated[
+        dict[Role, list[SelectedModel]],
+        Meta(description="Who is asked, in this order, when the selected model fails."),
+    ] = field(default_factory=dict[Role, list[SelectedModel]])
+    recent_models: dict[Role, list[SelectedModel]] = field(
+        default_factory=dict[Role, list[SelectedModel]]
+    )
+    providers: Annotated[
+        dict[str, ProviderFile], Meta(description="Who has models, and how to reach them.")
+    ] = field(default_factory=dict[str, ProviderFile])
+    options: Annotated[Options, Meta(description="How the agent and its clients behave.")] = field(
+        default_factory=Options
+    )
+    permissions: Annotated[Permissions, Meta(description="Tools that need not ask.")] = field(
+        default_factory=Permissions
+    )
+    mcp: dict[str, McpFile] = field(default_factory=dict[str, McpFile])
+    lsp: dict[str, LspFile] = field(default_factory=dict[str, LspFile])
+    tools: ToolLimits = field(default_factory=ToolLimits)
+    hooks: dict[str, list[Hook]] = field(default_factory=dict[str, list[Hook]])
+    env: Annotated[
+        Texts, Meta(description="Variables for references and tools, over the environment.")
+    ] = field(default_factory=Texts)
+
+
+# The user's own file may also hold the settings of the server, beside all of the above.
+UserFile = msgspec.defstruct(
+    "UserFile",
+    [
+        (name, hint, getattr(Settings(), name))
+        for name, hint in get_type_hints(Settings, include_extras=True).items()
+    ],
+    bases=(ProjectFile,),
+    kw_only=True,
+)
+
+
+def json_schema() -> dict[str, Json]:
+    """The published schema of culm.json: what an editor checks and completes with."""
+    schema = msgspec.json.schema(UserFile)
+    for kind in schema["$defs"].values():
+        kind["additionalProperties"] = False  # So that an editor marks what nobody knows.
+    properties = schema["$defs"]["UserFile"]["properties"]
+    for name in ("models", "fallbacks", "recent_models"):
+        properties[name]["propertyNames"] = {"enum": list(get_args(Role))}
+    return {"$schema": SCHEMA_URL, "title": "culm.json", **schema}

@@ -1,0 +1,227 @@
+"""`offline`, the embedded model: rules instead of an LLM, so that culm works with nothing set up.
+
+It reads the last prompt for a few intents, calls real tools and answers from their results. The
+same request gets the same answer. It has no state, so all it knows of a turn is in the messages:
+how many steps were made since the prompt decides what comes next, and after two it ends.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never, cast
+
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    ModelEvent,
+    Request,
+    Setup,
+    TextDelta,
+    ToolSpec,
+)
+from culm.model.offline_answers import (
+    INTRODUCTION,
+    abilities,
+    first_path,
+    missing,
+    tell,
+    unanswered,
+)
+from culm.model.offline_intents import (
+    CountFiles,
+    CountLines,
+    CountMatches,
+    Delegate,
+    Find,
+    Intent,
+    List,
+    Read,
+    ReadFirst,
+    Replace,
+    Run,
+    Search,
+    Write,
+    parse_intents,
+)
+from culm.model.offline_texts import summary_of, title_of
+from culm.wire.codec import Json, encode
+from culm.wire.messages import Message, ToolCallPart, ToolResult, ToolResultPart, full_text
+
+# How the system prompts begin that ask for something else than a turn; a test holds them to it.
+TITLE_WORDS = "Write a title"
+SUMMARY_WORDS = "Summarize this conversation"
+
+_PIECES = re.compile(r"\s*(?:\S+\s*){1,3}|\s+")  # About as much as an LLM says at a time.
+
+
+class OfflineModel:
+    """Made like every adapter, but there is nothing to reach and nothing to pay."""
+
+    def __init__(self, setup: Setup | None = None) -> None:
+        del setup
+
+    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+        """Answer by the rules. Never fails, and others go on between two pieces."""
+        answer = answer_to(request)
+        for piece in _PIECES.findall(answer.text):
+            yield TextDelta(piece)
+            await asyncio.sleep(0)
+        for key, use in enumerate(answer.uses):
+            # Unique in the session: some providers refuse a history with the same id twice.
+            yield CallBegan(key, f"offline_{len(request.messages)}_{key}", use.tool)
+            yield CallDelta(key, encode(use.arguments).decode())
+        # Nobody counted tokens: culm then estimates them, and an estimate costs nothing.
+        yield Done("tool_use" if answer.uses else "end_turn")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A call to make."""
+
+    tool: str
+    arguments: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    uses: tuple[Use, ...] = ()
+
+
+def answer_to(request: Request) -> Answer:
+    """What to say and what to call, in this step of a turn."""
+    messages = request.messages
+    if not request.tools and request.system.startswith(TITLE_WORDS):
+        return Answer(title_of(messages))
+    if not request.tools and request.system.startswith(SUMMARY_WORDS):
+        return Answer(summary_of(messages))
+    answered = any(message.role == "assistant" for message in messages)
+    introduction = "" if answered else INTRODUCTION
+    place = next((n for n in reversed(range(len(messages))) if messages[n].role == "user"), None)
+    prompt = None if place is None else messages[place]
+    intents = parse_intents(full_text(prompt.parts)) if prompt else ()
+    offered = {spec.name: spec for spec in request.tools}
+    if place is None or not intents:
+        return Answer(introduction + abilities(offered, prompt))
+    done = _steps_in(messages[place + 1 :])
+    if uses := _next_uses(intents, done, offered):
+        return Answer(introduction.strip(), uses)
+    return Answer(introduction + "\n\n".join(_report(intents, done, offered)))
+
+
+# --- a turn: one step for every intent, and a second one for those that go on
+
+
+def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
+    """The results of each step that called something, in the order of the calls."""
+    steps: list[list[ToolResult]] = []
+    for message in messages:
+        if message.role == "assistant":
+            if any(isinstance(part, ToolCallPart) for part in message.parts):
+                steps.append([])
+        elif steps:
+            steps[-1] += [part.data for part in message.parts if isinstance(part, ToolResultPart)]
+    return steps
+
+
+def _next_uses(
+    intents: Sequence[Intent], done: Sequence[list[ToolResult]], offered: Mapping[str, ToolSpec]
+) -> tuple[Use, ...]:
+    match len(done):
+        case 0:
+            uses = [_first_use(intent) for intent in intents]
+        case 1:
+            taken = list(done[0])
+            uses = [_second_use(intent, _take(taken, _first_use(intent))) for intent in intents]
+        case _:
+            return ()
+    return tuple(_fitting(use, offered[use.tool]) for use in uses if use and use.tool in offered)
+
+
+def _report(
+    intents: Sequence[Intent], done: Sequence[list[ToolResult]], offered: Mapping[str, ToolSpec]
+) -> Iterator[str]:
+    first, second = ([*steps] for steps in ([*done, [], []])[:2])
+    for intent in intents:
+        use = _first_use(intent)
+        result = _take(first, use)
+        following = _second_use(intent, result)
+        if following is not None and following.tool in offered:
+            path = str(following.arguments["file_path"])
+            intent, use, result = Read(path), following, _take(second, following)
+        if result is not None:
+            yield tell(intent, result)
+        else:
+            yield unanswered(use.tool) if use.tool in offered else missing(use.tool)
+
+
+def _take(results: list[ToolResult], use: Use) -> ToolResult | None:
+    """The next result of that tool. Calls were made in the order of the intents."""
+    for n, result in enumerate(results):
+        if result.name == use.tool:
+            return results.pop(n)
+    return None
+
+
+# --- calls
+
+
+def _first_use(intent: Intent) -> Use:
+    match intent:
+        case List(path=path):
+            return _use("ls", path=path)
+        case Read(path=path, lines=lines):
+            return _use("view", file_path=path, limit=lines)
+        case CountLines(path=path):
+            return _use("view", file_path=path)
+        case Find(pattern=pattern, path=path) | CountFiles(pattern=pattern, path=path):
+            return _use("glob", pattern=pattern, path=path)
+        case ReadFirst(pattern=pattern, path=path):
+            return _use("glob", pattern=pattern, path=path)
+        case Search():
+            return _grep(intent)
+        case CountMatches(search=search):
+            return _grep(search)
+        case Run(command=command):
+            return Use("bash", {"command": command, "description": f"Run {command[:60]}"})
+        case Replace(path=path, old=old, new=new):
+            return Use("edit", {"file_path": path, "old_string": old, "new_string": new})
+        case Write(path=path, content=content):
+            return Use("write", {"file_path": path, "content": content})
+        case Delegate(prompt=prompt):
+            return Use("agent", {"prompt": prompt})
+        case _:
+            assert_never(intent)
+
+
+def _grep(search: Search) -> Use:
+    return _use(
+        "grep",
+        pattern=search.pattern,
+        path=search.path,
+        include=search.include,
+        literal_text=search.literal,
+    )
+
+
+def _second_use(intent: Intent, result: ToolResult | None) -> Use | None:
+    if not isinstance(intent, ReadFirst) or result is None:
+        return None
+    path = first_path(result)
+    return Use("view", {"file_path": path}) if path else None
+
+
+def _use(tool: str, **arguments: Json) -> Use:
+    """A call without the arguments that say nothing."""
+    return Use(tool, {name: value for name, value in arguments.items() if value})
+
+
+def _fitting(use: Use, spec: ToolSpec) -> Use:
+    """The call with those arguments only that the tool knows."""
+    known = spec.parameters.get("properties")
+    if not isinstance(known, dict):
+        return use
+    names = cast("dict[str, Json]", known)
+    return Use(use.tool, {name: value for name, value in use.arguments.items() if name in names})

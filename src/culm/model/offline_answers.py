@@ -1,0 +1,241 @@
+"""What the offline model says: what tools found, in a few words and with bounds, and what it is.
+
+Pure. Which tools are called is `offline.py`; what was asked for is `offline_intents.py`.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import assert_never
+
+import msgspec
+from msgspec import Struct
+
+from culm.model.offline_intents import (
+    CountFiles,
+    CountLines,
+    CountMatches,
+    Delegate,
+    Find,
+    Intent,
+    List,
+    Read,
+    ReadFirst,
+    Replace,
+    Run,
+    Search,
+    Write,
+)
+from culm.wire.messages import BinaryPart, Message, ToolResult
+
+INTRODUCTION = (
+    "I am culm's offline model: a few rules, not an LLM. Set OPENAI_API_KEY or ANTHROPIC_API_KEY, "
+    "start a local model server, or see `culm models`.\n\n"
+)
+LISTED_LINES = 30
+READ_LINES = 40
+READ_LINES_MAX = 200  # However many were asked for.
+LINE_CHARS = 200
+ERROR_LINES = 8
+
+
+class _Metadata(Struct):
+    """What tools tell clients about a result, as far as it counts here."""
+
+    number_of_files: int | None = None
+    number_of_matches: int | None = None
+    truncated: bool = False
+    content: str | None = None  # Of a file, without line numbers ...
+    number_of_lines: int | None = None  # ... and how many it has, if it was read to its end.
+
+
+def tell(intent: Intent, result: ToolResult) -> str:
+    """What came of an intent."""
+    if result.is_error:
+        return f"`{result.name}` failed:\n{_block(result.content, ERROR_LINES)}"
+    about = _metadata_of(result)
+    match intent:
+        case List(path=path):
+            return _listing(result, about, "entry", f"in {path or 'this directory'}")
+        case Find(pattern=pattern, path=path):
+            return _listing(result, about, "file", f"like `{pattern}`{_in(path)}")
+        case CountFiles(pattern=pattern, path=path):
+            like = "" if pattern == "**/*" else f" like `{pattern}`"
+            count = _number(about.number_of_files, result, about)
+            return f"Found {_plural(count, 'file')}{like}{_in(path)}."
+        case Search():
+            return _matches(intent, result, about)
+        case CountMatches(search=search):
+            count = _number(about.number_of_matches, result, about)
+            return (
+                f"Found {_plural(count, 'matching line')} for `{search.pattern}`{_scope(search)}."
+            )
+        case CountLines(path=path):
+            return f"{path} has {_plural(_lines_of(result, about), 'line')}."
+        case Read(path=path, lines=lines):
+            return _file(path, min(lines or READ_LINES, READ_LINES_MAX), result, about)
+        case ReadFirst(pattern=pattern, path=path):
+            return f"There is no file like `{pattern}`{_in(path)}."
+        case Run(command=command):
+            return f"`{command}`:\n{_block(result.content, READ_LINES)}"
+        case Replace(path=path) | Write(path=path):
+            return f"{path}:\n{_block(result.content, ERROR_LINES)}"
+        case Delegate():
+            return f"The sub-agent answered:\n\n{_head(result.content, READ_LINES)[0]}"
+        case _:
+            assert_never(intent)
+
+
+def first_path(result: ToolResult) -> str:
+    """The first of the files that were found, by depth and name; empty if there is none."""
+    if result.is_error:
+        return ""
+    # Notes stand behind the paths.
+    paths = result.content.splitlines()[: _metadata_of(result).number_of_files]
+    return min(filter(None, paths), key=lambda path: (path.count("/"), path), default="")
+
+
+def missing(tool: str) -> str:
+    return f"That needs the tool `{tool}`, which is not here yet."
+
+
+def unanswered(tool: str) -> str:
+    return f"I have no result of `{tool}`."
+
+
+def abilities(tools: Collection[str], message: Message | None) -> str:
+    """What it understands, for a prompt that it does not."""
+    can = [
+        what
+        for tool, what in (
+            ("ls", "list directories"),
+            ("view", "read files"),
+            ("grep", "search in files"),
+            ("glob", "find and count files"),
+            ("bash", "run commands"),
+            ("edit", "replace text in files"),
+            ("write", "create files"),
+            ("agent", "ask a sub-agent"),
+        )
+        if tool in tools
+    ]
+    able = f"I can {_and(can)}." if can else "Without tools I can do nothing here."
+    examples = "\n".join(
+        f"- {example}"
+        for example in ("list the files", "read README.md", "how many times does TODO occur?")
+    )
+    return f"{_attachments(message)}{able} Type, for example:\n{examples}"
+
+
+def _attachments(message: Message | None) -> str:
+    files = [p.data for p in message.parts if isinstance(p, BinaryPart)] if message else []
+    if not files:
+        return ""
+    names = [f"{file.path or 'a file'} ({_size(len(file.data))})" for file in files[:5]]
+    more = [f"{len(files) - 5} more"] if len(files) > 5 else []
+    return f"You attached {_and([*names, *more])}. "
+
+
+# --- sections
+
+
+def _listing(result: ToolResult, about: _Metadata, noun: str, where: str) -> str:
+    number = _number(about.number_of_files, result, about)
+    if number == "0":
+        return f"Found nothing {where}."
+    return f"Found {_plural(number, noun)} {where}:\n{_block(result.content, LISTED_LINES)}"
+
+
+def _matches(search: Search, result: ToolResult, about: _Metadata) -> str:
+    number = _number(about.number_of_matches, result, about)
+    if number == "0":
+        return f"Found nothing that matches `{search.pattern}`{_scope(search)}."
+    found = f"Found {_plural(number, 'matching line')} for `{search.pattern}`{_scope(search)}"
+    return f"{found}:\n{_block(result.content, LISTED_LINES)}"
+
+
+def _scope(search: Search) -> str:
+    return _in(search.path) + (f" in files like `{search.include}`" if search.include else "")
+
+
+def _file(path: str, lines_max: int, result: ToolResult, about: _Metadata) -> str:
+    text = result.content if about.content is None else about.content
+    shown, left = _head(text, lines_max)
+    if not shown:
+        return f"{path} is empty."
+    answer = f"{path}:\n{_fenced(shown)}"
+    is_whole = about.content is None or about.number_of_lines is not None
+    if is_whole and not left:
+        return answer
+    more = f"{left} more {_noun(str(left), 'line')}" if is_whole else "More lines"
+    asked = f"read the first {min(4 * lines_max, READ_LINES_MAX)} lines of {path}"
+    hint = f" To see them: `{asked}`." if lines_max < READ_LINES_MAX else ""
+    return f"{answer}\n{more} not shown.{hint}"
+
+
+# --- numbers and texts
+
+
+def _metadata_of(result: ToolResult) -> _Metadata:
+    try:
+        return msgspec.json.decode(result.metadata or "{}", type=_Metadata)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return _Metadata()  # Not of a tool that we know.
+
+
+def _number(count: int | None, result: ToolResult, about: _Metadata) -> str:
+    """How many there are, if need be counted in the result itself."""
+    if count is None:
+        count = sum(1 for line in result.content.splitlines() if line.strip())
+    return f"at least {count}" if about.truncated else str(count)
+
+
+def _lines_of(result: ToolResult, about: _Metadata) -> str:
+    if about.number_of_lines is not None:
+        return str(about.number_of_lines)
+    if about.content is None:
+        return str(len(result.content.splitlines()))
+    return f"at least {len(about.content.splitlines())}" if about.content else "0"
+
+
+_PLURALS = {"file": "files", "line": "lines", "matching line": "matching lines", "entry": "entries"}
+
+
+def _plural(number: str, noun: str) -> str:
+    return f"{number} {_noun(number, noun)}"
+
+
+def _noun(number: str, noun: str) -> str:
+    return noun if number == "1" else _PLURALS[noun]
+
+
+def _in(path: str) -> str:
+    return f" in {path}" if path else ""
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes} bytes" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} kB"
+
+
+def _head(text: str, lines_max: int) -> tuple[str, int]:
+    """The first lines, none too long, and how many lines are left."""
+    text = text.strip("\n")
+    lines = text[: lines_max * 4 * LINE_CHARS].split("\n", lines_max)[:lines_max]
+    cut = (line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + "…" for line in lines)
+    return "\n".join(cut), text.count("\n") + 1 - len(lines)
+
+
+def _block(text: str, lines_max: int) -> str:
+    shown, left = _head(text, lines_max)
+    return (
+        _fenced(shown) + (f"\n{left} more {_noun(str(left), 'line')}." if left else "")
+        if shown
+        else "(nothing)"
+    )
+
+
+def _fenced(text: str) -> str:
+    fence = "````" if "```" in text else "```"
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,195 @@
+"""Which trouble a provider's error is, from its status, its codes and its words.
+
+Pure. Every vendor words the same trouble in its own way, and many send it with a status that says
+something else; what they are known to say is in tables here.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import cast
+
+import msgspec
+from msgspec import Struct
+
+from culm.wire.codec import Json, encode
+
+ITEMS_MAX = 5  # Of a list of complaints; nobody reads more.
+
+
+class Trouble(StrEnum):
+    """What is wrong, by who must act."""
+
+    AUTH = "auth"
+    QUOTA = "quota"  # Nothing left to spend; waiting does not help.
+    CONTEXT = "context"  # More tokens than the model can read.
+    LARGE = "large"  # More bytes than the provider takes.
+    FILTER = "filter"
+    MODEL = "model"
+    ADDRESS = "address"  # Nothing there: the model, or the whole address.
+    CALL = "call"  # The model wrote a call that its own provider cannot read.
+    RATE = "rate"
+    DOWN = "down"
+    REFUSED = "refused"  # Whatever else.
+
+
+TRANSIENT = frozenset({Trouble.CALL, Trouble.RATE, Trouble.DOWN})
+
+
+class Problem(Struct, frozen=True):
+    """An error as a provider words it."""
+
+    message: str = ""
+    codes: str = ""  # Its type, code and reasons, in lower case.
+    status: int | None = None  # As the body gives it.
+    is_error: bool = True  # Not just any document.
+
+    @classmethod
+    def of(cls, error: Json) -> "Problem":
+        """What is inside `{"error": …}`."""
+        codes = " ".join(_codes(error)).lower()
+        return cls(_message(error), codes, _status(error))
+
+
+def parse_problem(body: bytes) -> Problem:
+    """A body, which may be anything.
+
+    Seen are `{"error": {"message"}}`, `{"error": ""}`, `[{"error": …}]`, `{"message"}`,
+    `{"detail"}`, `{"type": "error", "error": …}`, `{"object": "error", "message"}`, and pages.
+    """
+    try:
+        document: Json = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        document = None
+    match _first(document):
+        case {"error": error} if error:
+            return Problem.of(error)
+        case {"object": "error"} | {"type": "error"}:
+            return Problem.of(_first(document))
+        case dict() | str():
+            return msgspec.structs.replace(Problem.of(_first(document)), is_error=False)
+        case _:
+            return Problem(_text(body), is_error=False)
+
+
+def _first(document: Json) -> Json:
+    """Gemini puts its error into a list."""
+    items = cast("list[Json]", document) if isinstance(document, list) else []
+    return items[0] if items else cast("Json", document)
+
+
+def _text(body: bytes) -> str:
+    text = body.decode(errors="replace").strip()
+    return "an HTML page" if text[:1] == "<" else text
+
+
+def _message(error: Json) -> str:
+    match error:
+        case str():
+            return error
+        case [*items]:
+            return "; ".join(map(_message, items[:ITEMS_MAX]))
+        case {"msg": str(text), "loc": [_, *_] as places}:
+            return f"{'.'.join(map(str, places))}: {text}"
+        # A router quotes the provider behind it, whose words say more than its own.
+        case {"message": str(text), "metadata": {"raw": str(raw)}}:
+            return f"{text}: {raw}"
+        case {"error": inner} | {"message": inner} | {"detail": inner} if inner:
+            return _message(inner)
+        case dict():
+            return encode(error).decode()
+        case _:
+            return ""
+
+
+def _codes(error: Json) -> list[str]:
+    if not isinstance(error, dict):
+        return []
+    fields = cast("dict[str, Json]", error)
+    codes = [str(fields[name]) for name in ("type", "code", "status", "reason") if name in fields]
+    details = fields.get("details")
+    for detail in cast("list[Json]", details) if isinstance(details, list) else []:
+        codes += _codes(detail)
+    return codes
+
+
+def _status(error: Json) -> int | None:
+    match error:
+        case {"code": int(code)} | {"status": int(code)}:
+            return code if 400 <= code < 600 else None
+        case {"code": str(code)} if re.fullmatch(r"[45]\d\d", code):
+            return int(code)
+        case _:
+            return None
+
+
+# --- the signs of each trouble: parts of a code, and patterns in the words
+
+_CODES: Mapping[Trouble, tuple[str, ...]] = {
+    Trouble.QUOTA: ("insufficient_quota", "billing", "insufficient_credits", "payment_required"),
+    Trouble.CONTEXT: ("context_length", "context_window", "context_size", "prompt_too_long"),
+    Trouble.FILTER: ("content_filter", "content_policy", "moderation", "safety", "prohibited"),
+    Trouble.MODEL: ("model_not_found", "invalid_model", "model_decommissioned"),
+    Trouble.AUTH: ("authentication", "permission", "api_key", "unauthorized", "unauthenticated"),
+    Trouble.CALL: ("tool_use_failed",),
+    Trouble.RATE: ("rate_limit", "resource_exhausted", "too_many_requests"),
+    Trouble.LARGE: ("request_too_large",),
+    Trouble.DOWN: ("server_error", "internal", "overload", "timeout", "unavailable", "api_error"),
+}
+_WORDS: Mapping[Trouble, re.Pattern[str]] = {
+    Trouble.QUOTA: re.compile(
+        r"insufficient (balance|credit|funds)|credit balance is too low|requires more credits"
+        r"|(out of|all available|not enough) credits|spending limit"
+    ),
+    Trouble.CONTEXT: re.compile(
+        r"(maximum|exceeds?|available|greater than|over) (the )?(\w+ )?context"
+        r"|context (length|window|size)|prompt is too long|maximum prompt length"
+        r"|input token count|reduce the length of the (messages|prompt|input)"
+        r"|too large for model with \d+ maximum"
+    ),
+    Trouble.FILTER: re.compile(
+        r"content (management |filtering |usage )?polic|usage polic|content exists risk"
+        r"|\b(was|were|been|is) flagged|blocked by .{0,40}(safety|moderation|filter)"
+    ),
+    Trouble.MODEL: re.compile(
+        r"^model: |not a valid model|(invalid|unknown|no such) model|no models? (is )?loaded"
+        r"|\bmodels?\b.{0,120}\b(not exist|not found|no longer|decommissioned|not available)"
+        r"|try pulling it"
+    ),
+    Trouble.AUTH: re.compile(
+        r"(incorrect|invalid|missing|expired|wrong) (x-)?api[- ]key"
+        r"|api key (is )?(not valid|invalid|expired|not found|missing)"
+    ),
+}
+_ALL = tuple(_CODES)
+
+
+def trouble_of(status: int | None, problem: Problem) -> Trouble:
+    """The trouble, given a status if there is one: it decides what the words can mean."""
+    match status:
+        case 402:
+            return Trouble.QUOTA
+        case 401 | 403:
+            candidates, otherwise = _AT_THE_DOOR, Trouble.AUTH
+        case 404:
+            candidates, otherwise = (Trouble.MODEL,), Trouble.ADDRESS
+        case 413:
+            candidates, otherwise = (Trouble.CONTEXT,), Trouble.LARGE
+        case 429:
+            candidates, otherwise = (Trouble.QUOTA,), Trouble.RATE
+        case int() if status in (408, 409, 425) or status >= 500:
+            candidates, otherwise = (Trouble.CONTEXT, Trouble.CALL), Trouble.DOWN
+        case _:
+            candidates, otherwise = _ALL, Trouble.REFUSED
+    words = problem.message[:4000].lower()
+    return next((t for t in candidates if _shows(t, problem.codes, words)), otherwise)
+
+
+_AT_THE_DOOR = (Trouble.QUOTA, Trouble.FILTER, Trouble.MODEL)
+
+
+def _shows(trouble: Trouble, codes: str, words: str) -> bool:
+    if any(code in codes for code in _CODES[trouble]):
+        return True
+    pattern = _WORDS.get(trouble)
+    return pattern is not None and pattern.search(words) is not None

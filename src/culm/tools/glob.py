@@ -1,0 +1,140 @@
+"""`glob`: files by their names, the newest first."""
+
+import heapq
+import os
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from culm.tools.base import Result
+from culm.tools.file_tool import FileTool, PathText, make_spec, metadata
+from culm.tools.inside import Inside, Place
+from culm.tools.opening import Refused, shown
+from culm.tools.patterns import (
+    PATTERN_CHARS_MAX,
+    IgnoreRules,
+    expand_braces,
+    parse_gitignore,
+    parse_glob,
+)
+from culm.tools.walk import Walked, walk
+from culm.tools.work import FileWork, Stop
+
+FILES_MAX = 100
+GITIGNORE_BYTES_MAX = 64 << 10
+DESCRIPTION = (
+    "Find files of the workspace by name, the newest first. Knows *, ?, [..], {a,b} and **, which "
+    "is any number of directories: **/*.py finds all Python files. Names with a dot in front are "
+    f"found only if the pattern has the dot. At most {FILES_MAX} paths."
+)
+
+
+class GlobArguments(Struct, frozen=True):
+    pattern: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=PATTERN_CHARS_MAX,
+            description="The pattern, from `path` down, like src/**/*.py.",
+        ),
+    ]
+    path: Annotated[
+        PathText, Meta(description="Where to look, in the workspace. Default: all of it.")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _File:
+    changed_ns: int
+    path: str
+
+
+def make_glob(inside: Inside, work: FileWork) -> FileTool[GlobArguments]:
+    spec = make_spec("glob", DESCRIPTION, GlobArguments)
+    return FileTool(spec, GlobArguments, work, lambda given, stop: _glob(inside, given, stop))
+
+
+def _glob(inside: Inside, given: GlobArguments, stop: Stop) -> Result:
+    path, pattern = _start(given)
+    rules = parse_gitignore(read_gitignore(inside))
+    walked = Walked()
+    with inside.open(path) as place:
+        if not place.is_directory:
+            raise Refused(f"{place.shown} is a file; `path` is a directory.")
+        # One more than is shown tells whether there are more.
+        with closing(_files(place, pattern, rules, stop, walked)) as files:
+            found = heapq.nlargest(FILES_MAX + 1, files)
+    is_cut = len(found) > FILES_MAX or walked.is_cut or walked.is_stopped
+    lines = [shown(file.path) for file in found[:FILES_MAX]]
+    count = len(lines)
+    if not lines:
+        so_far = " so far" if walked.is_stopped else ""
+        lines.append(f"No file matches {shown(given.pattern)}{so_far}.")
+    if len(found) > FILES_MAX:
+        lines.append(f"(only the newest {FILES_MAX} are shown; use a narrower pattern)")
+    lines += notes(walked.unread, is_cut=walked.is_cut, is_stopped=walked.is_stopped)
+    return Result("\n".join(lines), metadata=metadata(number_of_files=count, truncated=is_cut))
+
+
+def _start(given: GlobArguments) -> tuple[str, str]:
+    """Where to walk, and what is matched from there.
+
+    Directories that the pattern names are walked to, so they count though they are ignored.
+    """
+    path, pattern = given.path or ".", given.pattern
+    if pattern.startswith("/"):
+        path, pattern = "/", pattern.lstrip("/")
+    head, *rest = pattern.split("/")
+    while rest and not any(character in head for character in "*?[{\\"):
+        path = f"{path.rstrip('/')}/{head}"
+        head, *rest = rest
+    pattern = "/".join((head, *rest))
+    if ".." in pattern.split("/"):
+        raise Refused("A pattern goes down only; say with `path` where to look.")
+    return path, pattern or "**"
+
+
+def _files(
+    place: Place, pattern: str, rules: IgnoreRules, stop: Stop, walked: Walked
+) -> Generator[_File]:
+    glob = parse_glob(pattern, hidden=False)
+    names_dot = any(
+        part.startswith(".") for one in expand_braces(pattern) for part in one.split("/")
+    )
+    skip = len(place.parts)
+    with closing(
+        walk(place.descriptor, place.parts, rules, stop.is_set, walked, hidden=names_dot)
+    ) as entries:
+        for entry in entries:
+            if glob.matches(entry.parts[skip:]):
+                try:
+                    status = os.stat(entry.name, dir_fd=entry.within, follow_symlinks=False)
+                except OSError:
+                    continue  # It was deleted meanwhile.
+                yield _File(status.st_mtime_ns, "/".join(entry.parts))
+
+
+def read_gitignore(inside: Inside) -> str:
+    """The workspace's own .gitignore; nothing if it has none that can be read."""
+    try:
+        with inside.open(".gitignore") as place:
+            if place.is_directory:
+                return ""
+            return os.read(place.descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
+    except Refused:
+        return ""
+
+
+def notes(unread: int, *, is_cut: bool, is_stopped: bool) -> list[str]:
+    """What a result says of what was not seen."""
+    found: list[str] = []
+    if unread:
+        found.append(f"(directories that could not be read: {unread})")
+    if is_cut:
+        found.append("(a directory has too many names; some were not looked at)")
+    if is_stopped:
+        found.append("(time was over; this is not all)")
+    return found

@@ -1,0 +1,163 @@
+"""`ls`: a directory as a tree, level by level, so that a cut takes what is deepest."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec import field as struct_field
+
+from culm.tools.base import Result
+from culm.tools.file_tool import FileTool, PathText, make_spec, metadata
+from culm.tools.inside import Inside, Place
+from culm.tools.opening import Refused, shown
+from culm.tools.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
+from culm.tools.walk import Entry, list_directory
+from culm.tools.work import FileWork, Stop
+
+ENTRIES_MAX = 1000  # More names than that are not read by anybody.
+DEPTH = 2
+IGNORES_MAX = 100
+DESCRIPTION = (
+    "List a directory of the workspace as a tree. Directories end in a slash; those that tools "
+    f"make (.git, node_modules, …) are shown but not entered. At most {ENTRIES_MAX} entries."
+)
+
+
+class LsArguments(Struct, frozen=True):
+    path: Annotated[
+        PathText, Meta(description="The directory, in the workspace. Default: the workspace.")
+    ] = ""
+    ignore: Annotated[
+        list[PathText],
+        Meta(
+            max_length=IGNORES_MAX,
+            description='A list of glob patterns to leave out, like ["*.log"].',
+        ),
+    ] = struct_field(default_factory=list[str])
+    depth: Annotated[
+        int, Meta(ge=1, le=20, description=f"How many levels, 1 to 20. Default: {DEPTH}.")
+    ] = DEPTH
+
+
+@dataclass(slots=True)
+class _Directory:
+    """One that is listed; `note` says what is not shown of it."""
+
+    parts: tuple[str, ...]
+    level: int
+    entries: list[Entry] = field(default_factory=list[Entry])
+    note: str = ""
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What was seen so far."""
+
+    directories: dict[tuple[str, ...], _Directory] = field(
+        default_factory=dict[tuple[str, ...], _Directory]
+    )
+    count: int = 0
+    ignored: int = 0
+    is_cut: bool = False
+
+
+def make_ls(inside: Inside, work: FileWork) -> FileTool[LsArguments]:
+    spec = make_spec("ls", DESCRIPTION, LsArguments)
+    return FileTool(spec, LsArguments, work, lambda given, stop: _ls(inside, given, stop))
+
+
+def _ls(inside: Inside, given: LsArguments, stop: Stop) -> Result:
+    ignore = [parse_glob(text, hidden=True) for text in given.ignore]
+    with inside.open(given.path) as place:
+        if not place.is_directory:
+            raise Refused(f"{place.shown} is a file; use view to read it.")
+        start = place.parts
+        listing = _Listing()
+        todo = deque([_Directory(start, 1)])
+        _list(place, todo[0], ignore, listing, stop)
+    while todo and not stop.is_set():
+        directory = todo.popleft()
+        listing.directories[directory.parts] = directory
+        if directory.level >= given.depth:
+            continue
+        for entry in directory.entries:
+            if _is_entered(entry):
+                below = _Directory(entry.parts, directory.level + 1)
+                _list_below(inside, below, ignore, listing, stop)
+                todo.append(below)
+    listing.directories |= {directory.parts: directory for directory in todo}
+    listing.is_cut |= stop.is_set()
+    text = "\n".join(_lines(inside, start, listing, stop))
+    return Result(text, metadata=metadata(number_of_files=listing.count, truncated=listing.is_cut))
+
+
+def _is_entered(entry: Entry) -> bool:
+    return entry.is_directory and entry.name not in SKIPPED_DIRECTORIES
+
+
+def _list_below(
+    inside: Inside, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: Stop
+) -> None:
+    """List one more. It is opened from the workspace down: a tree in breadth keeps none open."""
+    if listing.count >= ENTRIES_MAX or stop.is_set():
+        directory.note = "not listed"
+        listing.is_cut = True
+        return
+    try:
+        with inside.open(str(inside.root.joinpath(*directory.parts))) as place:
+            if place.parts == directory.parts and place.is_directory:
+                _list(place, directory, ignore, listing, stop)
+            else:
+                directory.note = "changed while it was listed"
+    except Refused:
+        directory.note = "cannot be read"
+
+
+def _list(
+    place: Place, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: Stop
+) -> None:
+    try:
+        entries, is_whole = list_directory(place.descriptor, place.parts, stop.is_set)
+    except OSError as exc:
+        raise Refused(f"{place.shown} cannot be read: {exc.strerror}.") from exc
+    # Many patterns take their time: once told to stop, what is left is not wanted.
+    wanted = [entry for entry in entries if not (stop.is_set() or _is_ignored(entry, ignore))]
+    listing.ignored += len(entries) - len(wanted)
+    room = ENTRIES_MAX - listing.count
+    directory.entries = wanted[:room]
+    listing.count += len(directory.entries)
+    if not is_whole or len(wanted) > room:
+        more = len(wanted) - len(directory.entries)
+        directory.note = f"{'' if is_whole else 'at least '}{more} more, not shown"
+        listing.is_cut = True
+
+
+def _is_ignored(entry: Entry, ignore: list[Glob]) -> bool:
+    return any(glob.matches((entry.name,)) or glob.matches(entry.parts) for glob in ignore)
+
+
+def _lines(inside: Inside, start: tuple[str, ...], listing: _Listing, stop: Stop) -> list[str]:
+    lines = [f"{shown(str(inside.root.joinpath(*start)))}/"]
+    _draw(listing.directories[start], listing, lines)
+    if stop.is_set():
+        return [*lines, "(time was over; this is not all)"]
+    if listing.ignored:
+        lines.append(f"({listing.ignored} left out by `ignore`)")
+    if listing.is_cut:
+        lines.append("(not everything is shown; list a directory of it, or use glob)")
+    elif not listing.count:
+        lines.append("(empty)")
+    return lines
+
+
+def _draw(directory: _Directory, listing: _Listing, lines: list[str]) -> None:
+    indent = "  " * directory.level
+    for entry in directory.entries:
+        slash = "/" if entry.is_directory else " (link)" if entry.is_link else ""
+        lines.append(f"{indent}{shown(entry.name)}{slash}")
+        below = listing.directories.get(entry.parts)
+        if below is not None:
+            _draw(below, listing, lines)
+    if directory.note:
+        lines.append(f"{indent}({directory.note})")

@@ -1,0 +1,63 @@
+"""Opening one name in an open directory: never through a link, never waiting for anybody.
+
+Owns how a name is opened and how it is shown. Like everything that the search process (`search.py`)
+imports, it keeps to the few modules that a bare interpreter loads in milliseconds.
+"""
+
+import os
+import re
+import stat
+
+DEPTH_MAX = 128  # Each level of a path holds a descriptor while it is walked.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: what was a file a moment ago may be a pipe now.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_SPECIAL = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class Refused(Exception):
+    """Something that is not read. The words are for the model."""
+
+
+def open_directory(name: str, within: int | None) -> int:
+    """Open a directory that is no link; raises OSError. Only the root is opened by its path."""
+    flags = _DIRECTORY if within is not None else _DIRECTORY & ~os.O_NOFOLLOW
+    return os.open(name, flags, dir_fd=within)
+
+
+def open_file(name: str, within: int, path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file, which is no link; raises `Refused`, OSError. Never waits for anybody."""
+    # Looked at before it is opened, for opening some devices does something, ...
+    _check_regular(os.stat(name, dir_fd=within, follow_symlinks=False), path)
+    descriptor = os.open(name, _FILE, dir_fd=within)
+    try:
+        status = os.fstat(descriptor)
+        _check_regular(status, path)  # ... and after, for it may have been swapped.
+    except (OSError, Refused):
+        os.close(descriptor)
+        raise
+    return descriptor, status
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((word for test, word in _SPECIAL if test(status.st_mode)), "no regular file")
+        raise Refused(f"{path} is {kind}; only files and directories are read.")
+
+
+def shown(name: str) -> str:
+    """A name as a model and a person may see it: one line, and nothing UTF-8 cannot carry."""
+    if name.isascii() and name.isprintable():
+        return name
+    return _UNFIT.sub(_escaped, name)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    return "\ufffd" if "\ud800" <= character <= "\udfff" else ascii(character)[1:-1]

@@ -1,0 +1,211 @@
+"""Which names a glob pattern means, and which a .gitignore hides.
+
+Pure. A pattern becomes one regular expression a component. Its stars are atomic groups and `**` is
+matched over whole components, so no pattern takes more than length × length steps: these run in
+threads of the server, where a regular expression that backtracks would stop everything.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+ALTERNATIVES_MAX = 100  # What `{a,b}` may expand to.
+PATTERN_CHARS_MAX = 1000
+RULES_MAX = 2000  # Of one .gitignore; real ones have dozens.
+Component = re.Pattern[str] | None  # None is `**`: any number of components.
+# Made by tools, not by people, and large: shown, but not looked into unless they are named.
+SKIPPED_DIRECTORIES = frozenset(
+    {
+        ".cache", ".eggs", ".git", ".gradle", ".hg", ".hypothesis", ".idea", ".mypy_cache",
+        ".next", ".nox", ".nuxt", ".pytest_cache", ".ruff_cache", ".svn", ".terraform", ".tox",
+        ".venv", ".yarn", "__pycache__", "bower_components", "dist", "node_modules", "target",
+        "venv",
+    }
+)  # fmt: skip
+
+
+class BadPattern(ValueError):
+    """A pattern that cannot be used. Says why."""
+
+
+class Glob(NamedTuple):
+    """A pattern, ready to be matched against paths given as their components."""
+
+    alternatives: tuple[tuple[Component, ...], ...]
+    hidden: bool
+
+    def matches(self, parts: Sequence[str]) -> bool:
+        return any(_match(one, parts, hidden=self.hidden) for one in self.alternatives)
+
+
+def parse_glob(text: str, *, hidden: bool) -> Glob:
+    """Read `**`, `*`, `?`, `[…]`, `{a,b}` and `\\`; raises `BadPattern`.
+
+    Unless `hidden`, a name that begins with a dot is matched only by a component that does, too.
+    """
+    if len(text) > PATTERN_CHARS_MAX:
+        raise BadPattern(f"a pattern may have {PATTERN_CHARS_MAX} characters")
+    alternatives = tuple(_components(one, hidden=hidden) for one in expand_braces(text))
+    if not all(alternatives):
+        raise BadPattern("it names nothing")
+    return Glob(alternatives, hidden)
+
+
+def _match(pattern: tuple[Component, ...], parts: Sequence[str], *, hidden: bool) -> bool:
+    """Match from the left. When stuck, the last `**` takes one component more; that suffices."""
+    at = here = 0
+    after_deep, taken = -1, 0
+    while here < len(parts):
+        if at < len(pattern):
+            component = pattern[at]
+            if component is None:
+                at += 1
+                after_deep, taken = at, here
+                continue
+            if component.fullmatch(parts[here]):
+                at += 1
+                here += 1
+                continue
+        if after_deep < 0 or (parts[taken].startswith(".") and not hidden):
+            return False
+        taken += 1
+        at, here = after_deep, taken
+        if after_deep == len(pattern) and taken == len(parts):
+            return True
+    return at == len(pattern) and pattern[-1] is not None
+
+
+def expand_braces(text: str) -> list[str]:
+    """`a{b,c}` is `ab` and `ac`; raises `BadPattern` if it is too many."""
+    waiting, done = [text], list[str]()
+    while waiting:
+        if len(waiting) + len(done) > ALTERNATIVES_MAX:
+            raise BadPattern(f"its braces stand for more than {ALTERNATIVES_MAX} patterns")
+        one = waiting.pop()
+        found = _first_braces(one)
+        if found is None:
+            done.append(one)
+        else:
+            start, end, choices = found
+            waiting += [one[:start] + choice + one[end:] for choice in reversed(choices)]
+    return done
+
+
+def _first_braces(text: str) -> tuple[int, int, list[str]] | None:
+    """The first `{…}` that has a comma of its own: where it begins, ends, and its choices."""
+    stack: list[tuple[int, list[int]]] = []  # Where each open brace is, and its commas.
+    first: tuple[int, int, list[str]] | None = None
+    escaped = False
+    for at, character in enumerate(text):
+        if escaped or character == "\\":
+            escaped = not escaped
+        elif character == "{":
+            stack.append((at, []))
+        elif character == "," and stack:
+            stack[-1][1].append(at)
+        elif character == "}" and stack:
+            start, commas = stack.pop()
+            if commas and (first is None or start < first[0]):
+                bounds = [start, *commas, at]
+                choices = [text[a + 1 : b] for a, b in pairwise(bounds)]
+                first = start, at + 1, choices
+            if not stack and first is not None:
+                return first
+    return first
+
+
+def _components(text: str, *, hidden: bool) -> tuple[Component, ...]:
+    found: list[Component] = []
+    for part in text.split("/"):
+        if part == "**":
+            if not found or found[-1] is not None:  # One after another say nothing more.
+                found.append(None)
+        elif part not in ("", "."):
+            found.append(_component(part, hidden=hidden))
+    return tuple(found)
+
+
+def _component(text: str, *, hidden: bool) -> re.Pattern[str]:
+    """The pattern of one name. What stands between two stars is taken where it fits first."""
+    pieces = [""]  # What stands before, between and after the stars.
+    at = 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character == "*":
+            if pieces[-1] or len(pieces) == 1:
+                pieces.append("")
+        elif character == "?":
+            pieces[-1] += "."
+        elif character == "[":
+            expression, at = _character_class(text, at)
+            pieces[-1] += expression
+        else:
+            if character == "\\" and at < len(text):
+                character, at = text[at], at + 1
+            pieces[-1] += re.escape(character)
+    head, *rest = pieces
+    middle = "".join(f"(?>.*?{piece})" for piece in rest[:-1])
+    tail = f".*{rest[-1]}" if rest else ""
+    guard = "" if hidden or text[0] in ".\\" else r"(?!\.)"
+    return re.compile(f"{guard}{head}{middle}{tail}", re.DOTALL)
+
+
+def _character_class(text: str, start: int) -> tuple[str, int]:
+    """Translate `[…]`, of which `start` is behind the bracket; without its end it is a bracket."""
+    at = start + 1 if text[start : start + 1] in ("!", "^") else start
+    end = text.find("]", at + 1)  # A bracket right at the beginning is one of the characters.
+    if end < 0:
+        return r"\[", start
+    body, ranges = text[at:end], ""
+    here = 0
+    while here < len(body):
+        low = high = body[here]
+        if body[here + 1 : here + 2] == "-" and here + 2 < len(body):
+            high = body[here + 2]
+            here += 2
+        if low <= high:
+            ranges += f"{re.escape(low)}-{re.escape(high)}"
+        here += 1
+    if at > start:
+        return (f"[^{ranges}]" if ranges else "."), end + 1
+    return (f"[{ranges}]" if ranges else "(?!)"), end + 1
+
+
+class _Rule(NamedTuple):
+    pattern: tuple[Component, ...]
+    by_name: bool  # Without a slash it means a name anywhere, else a path from the root.
+    only_directories: bool
+    hides: bool  # One with `!` shows again what an earlier one hides.
+
+
+class IgnoreRules(NamedTuple):
+    """What a .gitignore says of its directory and those below. The last rule that fits counts."""
+
+    rules: tuple[_Rule, ...] = ()
+
+    def hides(self, parts: Sequence[str], *, is_directory: bool) -> bool:
+        """Whether `parts` itself is hidden; that its directory is not, the walk has seen."""
+        for rule in reversed(self.rules):
+            if is_directory or not rule.only_directories:
+                path = parts[-1:] if rule.by_name else parts
+                if _match(rule.pattern, path, hidden=True):
+                    return rule.hides
+        return False
+
+
+def parse_gitignore(text: str) -> IgnoreRules:
+    """Read comments, `!`, slashes in front, within and behind, `**`, `\\`. No line is an error."""
+    rules: list[_Rule] = []
+    for line in text.splitlines()[:RULES_MAX]:
+        stripped = line.rstrip() + (" " if line.rstrip().endswith("\\") else "")
+        if not stripped or stripped.startswith("#") or len(stripped) > PATTERN_CHARS_MAX:
+            continue
+        hides = not stripped.startswith("!")
+        body = stripped if hides else stripped[1:]
+        pattern = _components(body, hidden=True)
+        if pattern:
+            by_name = "/" not in body.rstrip("/")
+            rules.append(_Rule(pattern, by_name, body.endswith("/"), hides))
+    return IgnoreRules(tuple(rules))

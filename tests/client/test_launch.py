@@ -1,0 +1,122 @@
+"""Finding the user's server: who answers, what is started, what a failed start says."""
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from culm import __version__
+from culm.client.launch import (
+    Wanted,
+    begin_start,
+    check_version,
+    find_token,
+    is_answered,
+    reason_of,
+)
+from culm.errors import Failed, InvalidRequest
+
+
+@pytest.fixture
+def path() -> Generator[Path]:
+    """Where a socket may be: a path that is short enough for one."""
+    with tempfile.TemporaryDirectory(prefix="culm-") as name:
+        yield Path(name) / "s"
+
+
+def test_a_socket_where_somebody_listens_is_answered_and_none_is_started(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as somebody:
+        somebody.bind(str(path))
+        somebody.listen()
+        assert is_answered(f"unix://{path}")
+        assert begin_start(Wanted(f"unix://{path}"), {}) is None
+
+
+def test_a_path_where_nobody_listens_is_not_answered(path: Path) -> None:
+    assert not is_answered(f"unix://{path}")
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    assert path.is_socket()
+    assert not is_answered(f"unix://{path}")
+    assert not is_answered(f"unix://{path}/below/a/socket")
+    assert not is_answered(f"unix:///{'long' * 50}")
+
+
+def test_a_server_elsewhere_is_never_started() -> None:
+    assert begin_start(Wanted("tcp://127.0.0.1:1"), {}) is None
+
+
+@pytest.mark.parametrize("url", ["nonsense", "unix://relative", "tcp://127.0.0.1", "ftp://x:1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not an address"):
+        Wanted(url)
+
+
+def test_a_server_is_started_with_absolute_paths(path: Path) -> None:
+    wanted = Wanted(f"unix://{path}", Path("data"), Path("culm.json"))
+    here = Path.cwd()
+    assert wanted.command() == [
+        *(sys.executable, "-m", "culm", "serve", "--host", f"unix://{path}"),
+        *("--data-dir", f"{here}/data", "--config", f"{here}/culm.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "hint"),
+    [
+        (["1 INFO x", "culm: it is taken", "hint: take another"], "it is taken", "take another"),
+        (["culm: it is taken"], "it is taken", ""),
+        (
+            ["Traceback", "  a line", "", "OSError: no"],
+            "it said\n  Traceback\n    a line\n  OSError: no",
+            "",
+        ),
+        ([], "it ended without a word", ""),
+    ],
+)
+def test_a_failed_start_is_told_in_the_servers_own_words(
+    said: list[str], reason: str, hint: str
+) -> None:
+    assert reason_of(said) == (reason, hint)
+
+
+def test_a_token_is_read_for_tcp_alone_from_the_file_that_is_named_or_the_default(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "culm").mkdir()
+    (tmp_path / "culm" / "token").write_text("default\n")
+    (tmp_path / "other").write_text("other\n")
+    env = {"XDG_DATA_HOME": str(tmp_path)}
+    tcp = Wanted("tcp://127.0.0.1:7777")
+    assert find_token(tcp, None, env) == "default"
+    assert find_token(tcp, tmp_path / "other", env) == "other"
+    assert find_token(Wanted(tcp.url, data_dir=tmp_path), None, env) is None
+    assert find_token(Wanted("unix:///s"), tmp_path / "other", env) is None
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        find_token(tcp, tmp_path / "nowhere", env)
+
+
+def test_a_server_of_another_major_version_is_refused_by_name() -> None:
+    major = __version__.partition(".")[0]
+    check_version(f"{major}.99.9", "unix:///s")
+    with pytest.raises(Failed, match=rf"unix:///s is culm 99\.0\.1, this is culm {__version__}"):
+        check_version("99.0.1", "unix:///s")
+
+
+def test_the_command_line_and_the_launch_of_a_server_need_no_http() -> None:
+    program = "import sys, culm.cli.main, culm.client.launch; print('aiohttp' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "False\n"
+
+
+def test_in_a_directory_that_is_not_there_nothing_is_started_or_made(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/nowhere/s"
+    with pytest.raises(Failed, match=f"there is no directory {tmp_path}/nowhere"):
+        begin_start(Wanted(url), {})
+    assert list(tmp_path.iterdir()) == []

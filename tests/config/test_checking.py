@@ -1,0 +1,237 @@
+"""Checking a document: every problem where it stands, in words, and nothing wrong gets through."""
+
+import json
+from typing import cast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from culm.config.checking import PROBLEMS_MAX, Checked, Problem, check_text, key_of
+from culm.config.schema import ProjectFile, UserFile
+from culm.wire.codec import Json, fit, strings_in
+
+NOT_JSON = "JSON is wanted; comments and trailing commas are fine"
+
+
+def problems_of(text: str, kind: type[Struct] = UserFile) -> list[tuple[int, str, str, str]]:
+    checked = check_text(text, kind, "culm.json")
+    assert all(problem.file == "culm.json" for problem in checked.problems)
+    return [(p.line, p.key, p.what, p.hint) for p in checked.problems]
+
+
+def test_every_problem_is_told_at_its_line_and_key_and_the_rest_is_kept() -> None:
+    text = """{
+      // Mine.
+      "modles": {},
+      "providers": {
+        "local": {
+          "base_url": "http://127.0.0.1:1/v1",
+          "bas_url": "x",
+          "models": [
+            {"id": "a"},
+            {"id": 7, "name": "b"},
+            "c",
+          ],
+        },
+        "other": [],
+      },
+      "options": {"tui": {"compact_mode": "yes", "diff_mode": "split"}},
+      "runs_max": 0,
+    }"""
+    local = {
+        "base_url": "http://127.0.0.1:1/v1",
+        "models": [{"id": "a"}, {"name": "b"}],
+    }
+    assert check_text(text, UserFile, "f") == Checked(
+        {"providers": {"local": local}, "options": {"tui": {"diff_mode": "split"}}},
+        (
+            Problem("f", 3, "modles", "unknown key", "did you mean 'models'?"),
+            Problem("f", 7, "providers.local.bas_url", "unknown key", "did you mean 'base_url'?"),
+            Problem("f", 10, "providers.local.models[1].id", "a string is wanted, not a number"),
+            Problem("f", 11, "providers.local.models[2]", "an object is wanted, not a string"),
+            Problem("f", 14, "providers.other", "an object is wanted, not a list"),
+            Problem("f", 16, "options.tui.compact_mode", "true or false is wanted, not a string"),
+            Problem("f", 17, "runs_max", "wanted is `int` >= 1"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "what"),
+    [
+        ('{"models": []}', "models", "an object is wanted, not a list"),
+        ('{"models": {"large": "gpt"}}', "models.large", "an object is wanted, not a string"),
+        ('{"options": true}', "options", "an object is wanted, not true"),
+        ('{"hooks": {"a": {}}}', "hooks.a", "a list is wanted, not an object"),
+        ('{"env": {"A": 1}}', "env.A", "a string is wanted, not a number"),
+        ('{"options": {"debug": 1}}', "options.debug", "true or false is wanted, not a number"),
+        ('{"queue_max": "9"}', "queue_max", "a whole number is wanted, not a string"),
+        ('{"linger_s": []}', "linger_s", "a number is wanted, not a list"),
+        ('{"linger_s": -0.5}', "linger_s", "wanted is `float` >= 0.0"),
+    ],
+)
+def test_what_is_of_another_kind_is_said_in_words(value: str, key: str, what: str) -> None:
+    assert problems_of(value) == [(1, key, what, "")]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "true", '"9"', "[]", "{}", f"{10**30}"])
+def test_a_setting_out_of_its_bounds_or_kind_does_not_count(value: str) -> None:
+    checked = check_text(f'{{"queue_max": {value}, "runs_max": 7}}', UserFile, "f")
+    assert checked.document == {"runs_max": 7}
+    assert [problem.key for problem in checked.problems] == ["queue_max"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("larg", "large"), ("LARGE", "large"), ("smal", "small")],
+)
+@pytest.mark.parametrize("key", ["models", "fallbacks", "recent_models"])
+def test_a_role_that_is_none_is_named_and_the_nearest_offered(
+    key: str, name: str, nearest: str
+) -> None:
+    value = "{}" if key == "models" else "[]"
+    hint = f"did you mean {nearest!r}?"
+    text = f'{{"{key}": {{"{name}": {value}}}}}'
+    assert problems_of(text) == [(1, f"{key}.{name}", "unknown key", hint)]
+
+
+def test_where_nothing_is_near_the_known_keys_are_listed() -> None:
+    assert problems_of('{"models": {"qqq": {}}}') == [
+        (1, "models.qqq", "unknown key", "known are large, small")
+    ]
+
+
+def test_names_of_fields_are_read_in_any_case_and_names_in_maps_as_they_are() -> None:
+    text = '{"PROVIDERS": {"Demo": {"Base_URL": "u", "API_Key": "k"}}, "Env": {"Path": "p"}}'
+    assert check_text(text, ProjectFile, "f") == Checked(
+        {"providers": {"Demo": {"base_url": "u", "api_key": "k"}}, "env": {"Path": "p"}}
+    )
+
+
+def test_settings_of_the_server_are_the_users_alone() -> None:
+    text = '{"linger_s": 1}'
+    assert check_text(text, UserFile, "f") == Checked({"linger_s": 1})
+    assert [what for _, _, what, _ in problems_of(text, ProjectFile)] == ["unknown key"]
+
+
+def test_a_key_that_is_there_twice_counts_as_it_was_last() -> None:
+    text = '{"queue_max": 0,\n "queue_max": 5,\n "Queue_Max": 6}'
+    assert check_text(text, UserFile, "f").document == {"queue_max": 6}
+
+
+def test_what_is_free_to_be_anything_is_kept_as_it_is() -> None:
+    body: Json = {"a": [1, None, {"b": 1.5}], "Ünïcode": "$X", "big": 10**18}
+    text = json.dumps({"providers": {"p": {"extra_body": body}}})
+    assert check_text(text, ProjectFile, "f") == Checked({"providers": {"p": {"extra_body": body}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("", 1, "not valid JSON: "),
+        ("{\n  // only\n", 3, "not valid JSON: "),
+        ('{\n"a": tru\n}', 2, "not valid JSON: "),
+        ("[]", 1, "a JSON object is wanted"),
+        ("null", 1, "a JSON object is wanted"),
+        ('"text"', 1, "a JSON object is wanted"),
+        ("[" * 100_000, 1, "not valid JSON: "),
+        ('{"a":' * 50_000, 1, "not valid JSON: "),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_text_that_is_no_object_counts_for_nothing(text: str, line: int, what: str) -> None:
+    checked = check_text(text, UserFile, "f")
+    (problem,) = checked.problems
+    assert (checked.document, checked.is_json) == ({}, False)
+    assert (problem.line, problem.key) == (line, "")
+    assert problem.what.startswith(what)
+    assert problem.hint == (NOT_JSON if what.startswith("not") else "")
+
+
+def test_a_file_full_of_problems_is_checked_in_one_pass_and_names_the_first() -> None:
+    lines = [f'  "x{n}": 1,' for n in range(15_000)]
+    text = "\n".join(["{", *lines, '  "queue_max": 3', "}"])
+    assert 200 << 10 < len(text) <= 256 << 10
+    checked = check_text(text, UserFile, "f")  # Pytest's time-out is the bound.
+    assert checked.document == {"queue_max": 3}
+    *first, last = checked.problems
+    assert [problem.line for problem in first] == list(range(2, 2 + PROBLEMS_MAX))
+    assert last.what == f"and {15_000 - PROBLEMS_MAX} more problems"
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (Problem("f", 3, "a.b", "unknown key", "h"), "f:3: a.b: unknown key"),
+        (Problem("f", 3, "", "not valid JSON"), "f:3: not valid JSON"),
+        (Problem("f", 0, "", "cannot be read"), "f: cannot be read"),
+    ],
+)
+def test_a_problem_reads_as_a_compilers_does(problem: Problem, sentence: str) -> None:
+    assert str(problem) == sentence
+
+
+# --- any text, any value
+
+FIELDS = [
+    *("models", "fallbacks", "providers", "options", "permissions", "mcp", "lsp", "hooks", "env"),
+    *("large", "small", "tui", "debug", "command", "args", "base_url", "queue_max", "linger_s"),
+    *("max_tokens", "temperature", "context_paths", "OPTIONS", "$schema", "", "a.b", "x"),
+]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**25), 10**25)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.text() | st.text(st.sampled_from('{}[]:,"/*\\ntrue0.eE-\n \ufeff')))
+@example("{" * 2000)
+@example('{"a": "\ud800"}')
+def test_no_text_at_all_makes_the_check_fail_itself(text: str) -> None:
+    checked = check_text(text, UserFile, "f")
+    assert checked.is_json or (checked.document == {} and len(checked.problems) == 1)
+
+
+@given(VALUES)
+@example({"models": {"large": {"max_tokens": 10**30, "temperature": 10**400}}})
+def test_what_has_passed_is_of_the_kind_and_passes_again(value: Json) -> None:
+    checked = check_text(json.dumps(value), UserFile, "f")
+    if not isinstance(value, dict):
+        assert not checked.is_json
+        return
+    fit(cast("Json", checked.document), UserFile)
+    assert check_text(json.dumps(checked.document), UserFile, "f") == Checked(checked.document)
+    assert all(problem.line == 1 for problem in checked.problems)
+
+
+@given(VALUES)
+def test_every_string_of_a_document_is_found_by_its_path(value: Json) -> None:
+    for path, text in strings_in(value):
+        inner = value
+        for step in path:
+            inner = inner[step]
+        assert inner == text
+        assert key_of(path).count("[") >= sum(isinstance(step, int) for step in path)
+    assert [text for _, text in strings_in(value)] == _strings(value)
+
+
+def _strings(value: Json) -> list[str]:
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Json]", value).values())
+    if isinstance(value, list):
+        return [text for item in cast("list[Json]", value) for text in _strings(item)]
+    return [value] if isinstance(value, str) else []

@@ -1,0 +1,177 @@
+"""A key goes to the address it was given for, and to no other."""
+
+import pytest
+
+from culm.config.checking import Document
+from culm.config.layers import merged, without_strayed_keys
+from culm.model.choice import check_models
+from culm.wire.codec import Json
+from tests.support import contract
+
+OURS: Document = {
+    "providers": {
+        "demo": {
+            "base_url": "http://ours/v1",
+            "api_key": "secret",
+            "extra_headers": {"X-Key": "secret"},
+        },
+        "other": {"base_url": "http://ours/v1", "api_key": "kept"},
+    }
+}
+
+
+SELECTED: Document = {
+    "provider": "a",
+    "model": "m",
+    "provider_options": {"token": "secret"},
+    "max_tokens": 5,
+}
+
+
+def key_of(layers: list[Document], provider: str = "demo") -> tuple[str, str, dict[str, str]]:
+    whole = without_strayed_keys(layers)
+    found = check_models(whole).providers[provider]
+    return found.base_url, found.api_key, found.extra_headers
+
+
+@contract("CFG-5")
+@pytest.mark.parametrize(
+    "laid_over",
+    [
+        {"providers": {"demo": {"base_url": "http://theirs/v1"}}},
+        {"providers": {"demo": {"Base_URL": "http://theirs/v1"}}},
+        {"PROVIDERS": {"demo": {"base_url": "http://theirs/v1"}}},
+    ],
+)
+def test_an_address_laid_over_takes_no_key_along_however_it_is_spelled(laid_over: Document) -> None:
+    for layers in ([OURS, laid_over, {}], [OURS, {}, laid_over], [{}, OURS, laid_over]):
+        url, key, headers = key_of(layers)
+        assert (key, headers) == ("", {}) or url == "http://ours/v1"
+
+
+def test_another_provider_keeps_its_key() -> None:
+    layers: list[Document] = [OURS, {"providers": {"demo": {"base_url": "http://theirs/v1"}}}]
+    assert key_of(layers, "other") == ("http://ours/v1", "kept", {})
+
+
+def test_a_key_laid_over_goes_to_the_address_below_it() -> None:
+    over: dict[str, Json] = {"providers": {"demo": {"api_key": "mine"}}}
+    url, key, _ = key_of([OURS, over])
+    assert (url, key) == ("http://ours/v1", "mine")
+    both: dict[str, Json] = {"providers": {"demo": {"api_key": "mine", "base_url": "http://m/v1"}}}
+    assert key_of([OURS, both])[:2] == ("http://m/v1", "mine")
+
+
+@contract("CFG-5")
+@pytest.mark.parametrize(
+    ("under", "over"),
+    [
+        # Spelled with the long s, which is read as the short one.
+        ({"base_url": "http://ours/v1"}, {"ba\u017fe_url": "http://theirs/v1"}),
+        # No address is written down, so the type tells it.
+        ({"type": "openai"}, {"type": "openrouter"}),
+        ({"type": "openai"}, {"type": "openai", "base_url": "http://theirs/v1"}),
+    ],
+)
+def test_a_key_does_not_follow_where_another_layer_leads(under: Document, over: Document) -> None:
+    layers: list[Document] = [
+        {"providers": {"demo": {**under, "api_key": "secret", "oauth": {"access_token": "s"}}}},
+        {"providers": {"demo": over}},
+    ]
+    provider = check_models(without_strayed_keys(layers)).providers["demo"]
+    assert (provider.api_key, provider.oauth) == ("", {})
+
+
+def test_null_says_nothing_so_the_key_and_its_address_stay_together() -> None:
+    nothing: Document = {"base_url": None, "api_key": None}
+    for over in ({"providers": {"demo": nothing}}, {"providers": {"demo": None}}):
+        assert key_of([OURS, over])[:2] == ("http://ours/v1", "secret")
+
+
+def test_a_list_is_replaced_and_an_object_is_laid_over() -> None:
+    under: Document = {"a": {"list": [1, 2], "kept": 1}, "b": {"c": 1}}
+    over: Document = {"a": {"list": [3], "new": {}}, "b": 2}
+    copy = {"a": {"list": [1, 2], "kept": 1}, "b": {"c": 1}}
+    assert merged([under, over]) == {"a": {"list": [3], "kept": 1, "new": {}}, "b": 2}
+    assert under == copy
+    assert merged([]) == {}
+
+
+@contract("CFG-5")
+@pytest.mark.parametrize(
+    "above",
+    [
+        [{"base_url": "http://theirs/v1", "extra_headers": {"X-Mine": "1"}}],
+        [{"base_url": "http://theirs/v1"}, {"extra_headers": {"X-Mine": "1"}}],
+    ],
+)
+def test_no_single_header_follows_to_an_address_that_came_later(above: list[Document]) -> None:
+    layers: list[Document] = [OURS, *({"providers": {"demo": over}} for over in above)]
+    assert key_of(layers) == ("http://theirs/v1", "", {"X-Mine": "1"})
+
+
+@contract("CFG-5")
+def test_a_variable_that_leads_to_the_address_by_way_of_another_moves_no_key() -> None:
+    demo: Document = {"base_url": "$HERE", "api_key": "secret"}
+    env = {"HERE": "$THERE", "THERE": "http://ours/v1"}
+    ours: Document = {"env": env, "providers": {"demo": demo}}
+    assert key_of([ours, {"env": {"OTHER": "x"}}])[:2] == ("$HERE", "secret")
+    assert key_of([ours, {"env": {"THERE": "http://theirs/v1"}}])[:2] == ("$HERE", "")
+
+
+# --- selected models
+
+ASKED_WITH: Document = {"provider_options": {"token": "s"}, "max_tokens": 5, "think": True}
+
+
+def large_of(*selected: Document) -> Json:
+    return merged({"models": {"large": one}} for one in selected)["models"]["large"]
+
+
+@contract("CFG-5")
+@pytest.mark.parametrize(
+    "over",
+    [{"provider": "other", "model": "m"}, {"provider": "demo", "model": "n"}],
+)
+def test_a_model_selected_over_another_has_nothing_of_how_that_one_is_asked(
+    over: Document,
+) -> None:
+    assert large_of({"provider": "demo", "model": "m", **ASKED_WITH}, over) == over
+
+
+def test_the_same_model_selected_again_is_asked_as_both_say() -> None:
+    same: Document = {"provider": "demo", "model": "m"}
+    whole = {**same, **ASKED_WITH, "max_tokens": 7}
+    assert large_of({**same, **ASKED_WITH}, {**same, "max_tokens": 7}) == whole
+    assert large_of({**same, **ASKED_WITH}, {"max_tokens": 7}) == whole
+
+
+def test_of_many_providers_each_keeps_its_own_key_and_only_who_was_moved_loses_it() -> None:
+    names = [f"p{n}" for n in range(2000)]
+    ours: Document = {
+        "env": {"HOST": "http://ours"},
+        "providers": {name: {"base_url": f"$HOST/{name}", "api_key": name} for name in names},
+    }
+    moved: Document = {"providers": {"p7": {"base_url": "http://theirs"}}}
+    found = without_strayed_keys([ours, moved])["providers"]
+    assert {name: provider.get("api_key") for name, provider in found.items()} == {
+        name: None if name == "p7" else name for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("over", "left"),
+    [
+        ({"provider": "b", "model": "x"}, {"provider": "b", "model": "x"}),
+        ({"Provider": "b", "Model": "x"}, {"Provider": "b", "Model": "x"}),
+        ({"provider": "b"}, {"provider": "b"}),
+        ({"model": "n"}, {"provider": "a", "model": "n"}),
+        ({"max_tokens": 9}, {**SELECTED, "max_tokens": 9}),
+        ({"provider": "a", "model": "m", "think": True}, {**SELECTED, "think": True}),
+    ],
+)
+def test_how_one_model_is_asked_does_not_go_along_to_another(
+    over: Document, left: Document
+) -> None:
+    layers: list[Document] = [{"models": {"large": SELECTED}}, {"models": {"large": over}}]
+    assert merged(layers) == {"models": {"large": left}}

@@ -1,0 +1,65 @@
+"""A machine on which something is found: an environment, and `culm run` that starts its server."""
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from culm.client.launch import is_answered
+from culm.model.catalog import known_providers
+from culm.model.discovery import LOCAL_SERVERS
+from tests.live.harness import RESUME_S, Ended, make_directory, open_process
+from tests.support import WAIT_S
+
+RUN = ("-m", "culm", "run")
+_KNOWN = known_providers().values()
+# All that whoever runs the tests may have set; an empty variable is as good as none.
+BLANK: Mapping[str, str] = (
+    {known.key_env: "" for known in _KNOWN}
+    | {known.url_env: "" for known in _KNOWN}
+    | {server.url_env: "" for server in LOCAL_SERVERS}
+)
+
+
+def env_of(found: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which nothing but this is found, and discovery is on."""
+    return {**BLANK, "CULM_NO_DISCOVERY": "", **found}
+
+
+async def run_fresh(folder: Path, env: Mapping[str, str], *args: str) -> Ended:
+    """`culm run` with no configuration, in a project with one file."""
+    project = make_directory(folder)
+    (project / "README.md").write_text("# Plums\n")
+    places = ("--dir", str(project), "--host", f"unix://{folder}/s")
+    data = ("--data-dir", str(folder / "data"))
+    async with open_process(folder, *RUN, *places, *data, *args, env=env_of(env)) as running:
+        assert running.process.stdin is not None, "asked for a pipe"
+        running.process.stdin.close()
+        return await running.wait(RESUME_S)
+
+
+def server_pid(folder: Path) -> int:
+    """Who listens on the socket, as the system says."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(str(folder / "s"))
+        who = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", who)
+    return pid
+
+
+@asynccontextmanager
+async def open_machine(folder: Path) -> AsyncGenerator[None]:
+    """A server that was started inside has ended afterwards."""
+    url = f"unix://{folder}/s"
+    try:
+        yield
+    finally:
+        if is_answered(url):
+            os.kill(server_pid(folder), signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            while is_answered(url):
+                await asyncio.sleep(0.02)

@@ -1,0 +1,493 @@
+"""`culm run` as a person or a script meets it: real processes, a scripted model, signals."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from culm.cli.faces import Shown, head_of, words_of
+from culm.cli.run import choose_model, title_of
+from culm.client.launch import is_answered
+from culm.client.stream import Mirror
+from culm.errors import InvalidRequest
+from culm.ids import MessageId, RunId, SessionId
+from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.script import Reply, ScriptedCall
+from culm.wire.codec import decode
+from culm.wire.config import Model, ProviderConfig, SelectedModel
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Message,
+    Part,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolResult,
+)
+from culm.wire.runs import CancelChanged, Run, RunChanged, State
+from tests.live.harness import (
+    RESUME_S,
+    Ended,
+    ProcessServer,
+    make_directory,
+    open_process,
+)
+from tests.live.run_drive import (
+    HELD,
+    HELD_SAID,
+    HELD_WHOLE,
+    asked,
+    open_agent,
+    open_watch,
+    questions,
+    script,
+    until_asked,
+    until_let_go,
+    write_config,
+)
+from tests.support import WAIT_S, contract
+
+RUN = ("-m", "culm", "run")
+ENV = {"CULM_NO_DISCOVERY": "1"}
+HELLO = Reply(text="Hello there.")
+LOOK = Reply(text="Let me look.", calls=[ScriptedCall(name="no_tool", input={"path": "README.md"})])
+
+
+def places(folder: Path) -> list[str]:
+    """Everything that `culm run` uses, inside `folder`."""
+    return [
+        *("--dir", str(make_directory(folder)), "--host", f"unix://{folder}/s"),
+        *("--config", str(folder / "culm.json"), "--data-dir", str(folder / "data")),
+    ]
+
+
+@asynccontextmanager
+async def open_run(folder: Path, *args: str, stdin: bytes = b"") -> AsyncGenerator[ProcessServer]:
+    """`culm run` in the project, with the server of `folder`; nothing or a text is piped in."""
+    async with open_process(folder, *RUN, *places(folder), *args, env=ENV) as running:
+        assert running.process.stdin is not None, "asked for a pipe"
+        running.process.stdin.write(stdin)
+        running.process.stdin.close()
+        yield running
+
+
+async def run(folder: Path, *args: str, stdin: bytes = b"") -> Ended:
+    async with open_run(folder, *args, stdin=stdin) as running:
+        return await running.wait(RESUME_S)
+
+
+@asynccontextmanager
+async def open_home(folder: Path, *replies: Reply) -> AsyncGenerator[ModelServer]:
+    """A configured model, and no server yet; one that was started inside is ended."""
+    async with open_model_server(script(*replies)) as model:
+        write_config(folder, model)
+        url = f"unix://{folder}/s"
+        try:
+            yield model
+        finally:
+            if is_answered(url):
+                os.kill(server_pid(folder), signal.SIGTERM)
+            async with asyncio.timeout(WAIT_S):
+                while is_answered(url):
+                    await asyncio.sleep(0.02)
+
+
+def server_pid(folder: Path) -> int:
+    """Who listens on the socket, as the system says."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(str(folder / "s"))
+        who = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", who)
+    return pid
+
+
+def starts(folder: Path) -> int:
+    """How many servers have come up."""
+    return (folder / "state" / "culm" / "culm.log").read_text().count(", data in ")
+
+
+class Named(Struct):
+    """Of a question to a provider: which model it is for."""
+
+    model: str
+
+
+# --- finding a server, and an answer
+
+
+async def test_the_first_prompt_starts_a_server_and_the_next_one_uses_it(folder: Path) -> None:
+    async with open_home(folder, LOOK, HELLO, Reply(text="Again.\n")) as model:
+        first = await run(folder, "look", "around", stdin=b"and below\n")
+        assert (first.status, first.stdout) == (0, "Let me look.\nHello there.")
+        call, result = first.stderr.splitlines()
+        assert call == '→ no_tool {"path":"README.md"}'
+        assert result.startswith("✗ no_tool: There is no tool 'no_tool'.")
+        pid = server_pid(folder)
+        second = await run(folder, "--continue", "and", "now?")
+        assert second == Ended(0, "Again.", "")
+        assert (server_pid(folder), starts(folder)) == (pid, 1)
+        said = questions(model)[-1].said
+        assert (said[0], said[-1]) == (
+            ("user", "look around\n\nand below"),
+            ("user", "and now?"),
+        )
+
+
+async def test_five_at_once_over_a_stale_socket_start_one_server(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "s"))
+    async with open_home(folder, *[HELLO] * 5):
+        async with asyncio.TaskGroup() as tasks:
+            runs = [tasks.create_task(run(folder, "hello")) for _ in range(5)]
+        assert [task.result() for task in runs] == [Ended(0, "Hello there.", "")] * 5
+        assert starts(folder) == 1
+
+
+async def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
+    (folder / "culm.json").write_text("{broken")
+    ended = await run(folder, "hello")
+    assert (ended.status, ended.stdout) == (1, "")
+    reason, hint = ended.stderr.splitlines()
+    assert reason.startswith(f"culm: cannot start a server on unix://{folder}/s: ")
+    assert f"{folder}/culm.json" in reason
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "there is no prompt"),
+        (["--session", "s", "--continue", "go"], "exclude each other"),
+        (["--model", "nobody/nothing", "go"], "no provider has a model nobody/nothing"),
+    ],
+)
+async def test_wrong_usage_is_told_and_nothing_is_asked(
+    folder: Path, args: list[str], words: str
+) -> None:
+    async with open_home(folder) as model:
+        ended = await run(folder, *args)
+        assert (ended.status, ended.stdout) == (2, "")
+        assert words in ended.stderr
+        assert model.requests == []
+
+
+async def test_a_model_that_is_named_is_asked_by_this_run_alone(folder: Path) -> None:
+    async with open_home(folder, HELLO, HELLO) as model:
+        file = folder / "culm.json"
+        config: dict[str, Any] = json.loads(file.read_text())
+        other = {"type": "openai-compat", "base_url": model.url, "models": [{"id": "maker/big"}]}
+        config["providers"]["other"] = other
+        file.write_text(json.dumps(config))
+        assert (await run(folder, "--model", "maker/big", "hello")).status == 0
+        assert (await run(folder, "hello")).status == 0
+        names = [decode(seen.raw, Named).model for seen in asked(model)]
+        assert names == ["maker/big", "demo-1"]
+
+
+async def test_json_is_one_object_a_line_and_its_end_says_all(folder: Path) -> None:
+    async with open_home(folder, LOOK, HELLO):
+        ended = await run(folder, "--json", "look")
+        assert (ended.status, ended.stderr) == (0, "")
+        lines: list[dict[str, Any]] = [json.loads(line) for line in ended.stdout.splitlines()]
+        texts = "".join(line["text"] for line in lines if line["type"] == "text")
+        assert texts == "Let me look.Hello there."
+        call, result = [line for line in lines if line["type"] in ("call", "result")]
+        assert (call["name"], call["input"]) == ("no_tool", '{"path":"README.md"}')
+        assert (result["id"], result["is_error"]) == (call["id"], True)
+        end = lines[-1]
+        assert (end["type"], end["outcome"], end["text"]) == ("end", "end_turn", "Hello there.")
+        assert (end["error"], end["steps"], end["model"]) == ("", 2, "demo-1")
+
+
+# --- how it ends
+
+
+async def test_a_model_that_refuses_makes_it_fail_with_the_reason(folder: Path) -> None:
+    async with open_home(folder, Reply(status=401)):
+        ended = await run(folder, "hello")
+        assert (ended.status, ended.stdout) == (1, "")
+        words, hint = ended.stderr.splitlines()
+        assert words.startswith("culm: ")
+        assert "401" in words
+        assert hint.startswith("hint: ")
+
+
+@contract("INV-42")
+async def test_ctrl_c_cancels_the_run_once_and_waits_for_its_end(folder: Path) -> None:
+    async with (
+        open_model_server(script(HELD)) as model,
+        open_agent(folder, model) as (_, client),
+    ):
+        remote = await client.open_workspace(make_directory(folder))
+        async with open_watch(remote) as watch, open_run(folder, "hello") as running:
+            await until_asked(model, 1)
+            await watch.until(lambda: "message_delta" in [told.type for told in watch.told])
+            ended = await running.end(signal.SIGINT, RESUME_S)
+            assert (ended.status, ended.stdout) == (4, HELD_SAID)
+            assert ended.stderr.splitlines()[:2] == [
+                "(cancelling; once more to leave at once)",
+                "culm: cancelled",
+            ]
+            (complete,) = watch.completes()
+            assert complete.cancelled
+            cancels = [t.read(CancelChanged) for t in watch.told if t.type == "cancel_changed"]
+            assert [cancel.state for cancel in cancels] == ["requested", "settled"]
+        await until_let_go(model, asked(model)[0])
+
+
+async def test_a_run_that_another_client_cancels_ends_with_status_4(folder: Path) -> None:
+    async with (
+        open_model_server(script(HELD)) as model,
+        open_agent(folder, model) as (_, client),
+    ):
+        remote = await client.open_workspace(make_directory(folder))
+        async with open_run(folder, "--json", "hello") as running:
+            await until_asked(model, 1)
+            (live,) = (await remote.snapshot()).runs
+            assert (await remote.cancel_run(live.id)).result == "canceled"
+            ended = await running.wait(RESUME_S)
+        end = json.loads(ended.stdout.splitlines()[-1])
+        assert (ended.status, end["outcome"], end["run_id"]) == (4, "canceled", live.id)
+
+
+# Reads a little of what `culm run` says, closes the pipe, and tells how that ended.
+READER = """
+import subprocess, sys
+pipe = subprocess.PIPE
+command = [sys.executable, *sys.argv[1:]]
+running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+running.stdout.read(3)
+running.stdout.close()
+print("closed", flush=True)
+print(running.stderr.read().decode().strip())
+print(running.wait())
+"""
+
+
+@contract("INV-31")
+async def test_a_run_goes_on_when_nobody_reads_its_answer_any_more(folder: Path) -> None:
+    async with (
+        open_model_server(script(HELD)) as model,
+        open_agent(folder, model) as (_, client),
+    ):
+        remote = await client.open_workspace(make_directory(folder))
+        command = [*RUN, *places(folder), "hello"]
+        async with (
+            open_watch(remote) as watch,
+            open_process(folder, "-c", READER, *command, env=ENV) as reader,
+        ):
+            await reader.until_said("closed", RESUME_S)
+            model.release()
+            ended = await reader.wait(RESUME_S)
+            assert ended.stdout.splitlines() == [
+                "closed",
+                "culm: nobody reads the answer any more; the run goes on",
+                "141",
+            ]
+            await watch.until(lambda: bool(watch.completes()))
+            (complete,) = watch.completes()
+            assert (complete.text, complete.cancelled) == (HELD_WHOLE, False)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_server_that_is_killed_makes_the_command_fail_within_bounds(
+    folder: Path,
+    restarts: bool,  # noqa: FBT001 - pytest passes by name
+) -> None:
+    async with (
+        open_model_server(script(HELD)) as model,
+        open_agent(folder, model) as (server, _),
+        open_run(folder, "hello") as running,
+    ):
+        await until_asked(model, 1)
+        await server.kill()
+        if restarts:
+            async with open_agent(folder, model):
+                ended = await running.wait(RESUME_S)
+        else:
+            ended = await running.wait(RESUME_S)
+    assert ended.status == 1
+    words = "culm: Interrupted" if restarts else "has gone in the middle of the run"
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# --- what is shown of a run, and what is asked
+
+
+class Told:
+    """A face that writes down what it was told to show."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def text(self, message_id: MessageId, text: str) -> None:
+        self.seen.append((f"text {message_id}", text))
+
+    def again(self, message_id: MessageId) -> None:
+        self.seen.append(("again", message_id))
+
+    def call(self, call: ToolCall) -> None:
+        self.seen.append(("call", call.name))
+
+    def result(self, result: ToolResult) -> None:
+        self.seen.append(("result", result.content))
+
+    def note(self, words: str) -> None:
+        self.seen.append(("note", words))
+
+    def end(self, run: Run, text: str) -> None:
+        self.seen.append(("end", text))
+
+
+def answer(name: str, text: str, *, rev: int = 0, finished: bool = False) -> Message:
+    parts: list[Part] = [TextPart(Text(text))]
+    if finished:
+        parts.append(FinishPart(Finish("end_turn", 1)))
+    return Message(MessageId(name), "assistant", SESSION, parts, rev=rev)
+
+
+SESSION = SessionId("s")
+OURS = RunId("ours")
+
+
+def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
+    """Let the run be in each state in turn, with these messages beside those before."""
+    mirror = Mirror()
+    shown = Shown(told, OURS, mirror)
+    live: list[bool] = []
+    for state, messages in states:
+        mirror.runs.clear()
+        if state != "ended":
+            mirror.runs[OURS] = RunChanged(OURS, SESSION, state, 1, run_id_given=True)
+        for message in messages:
+            mirror.put_message(message)
+        live.append(shown.show(mirror))
+    return live
+
+
+def test_text_is_shown_as_it_grows_and_never_twice() -> None:
+    told = Told()
+    over = show(
+        told,
+        ("active", [answer("1", "One")]),
+        ("active", [answer("1", "One, two")]),
+        ("active", [answer("1", "One, two", rev=1, finished=True)]),
+        ("active", [answer("2", "Three")]),
+        ("ended", [answer("2", "Three", rev=1, finished=True)]),
+    )
+    assert told.seen == [("text 1", "One"), ("text 1", ", two"), ("text 2", "Three")]
+    assert over == [False, False, False, False, True]
+
+
+def test_an_answer_that_is_asked_again_is_shown_anew() -> None:
+    told = Told()
+    show(
+        told,
+        ("active", [answer("1", "One, tw")]),
+        ("active", [answer("1", "Two", rev=1)]),
+        ("active", [answer("1", "Two, three", rev=2, finished=True)]),
+    )
+    assert told.seen == [
+        ("text 1", "One, tw"),
+        ("again", "1"),
+        ("text 1", "Two"),
+        ("text 1", ", three"),
+    ]
+
+
+def test_text_that_a_crash_has_lost_is_told_and_not_repeated() -> None:
+    told = Told()
+    show(
+        told,
+        ("active", [answer("1", "One, two")]),
+        ("ended", [answer("1", "One", rev=1, finished=True)]),
+    )
+    assert told.seen == [("text 1", "One, two"), ("note", "(the last 5 characters were lost)")]
+
+
+def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
+    told = Told()
+    show(
+        told,
+        ("queued", [answer("1", "Theirs")]),
+        ("active", [answer("1", "Theirs", rev=1, finished=True), answer("2", "Ours")]),
+    )
+    assert told.seen == [("text 2", "Ours")]
+
+
+PROVIDERS = {
+    "near": ProviderConfig(models=[Model(id="small"), Model(id="both")]),
+    "far": ProviderConfig(models=[Model(id="maker/big"), Model(id="both")]),
+    "off": ProviderConfig(models=[Model(id="hidden")], disable=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "provider", "model"),
+    [
+        ("near/small", "near", "small"),
+        ("near/unheard-of", "near", "unheard-of"),
+        ("far/maker/big", "far", "maker/big"),
+        ("maker/big", "far", "maker/big"),
+        ("small", "near", "small"),
+    ],
+)
+def test_a_model_is_found_by_its_provider_or_if_only_one_has_it(
+    text: str, provider: str, model: str
+) -> None:
+    assert choose_model(text, PROVIDERS) == SelectedModel(model=model, provider=provider)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("both", "say near/both or far/both"),
+        ("nothing", "there is near/small, near/both, far/maker/big, far/both"),
+        ("off/hidden", "there is near/small, near/both, far/maker/big, far/both"),
+        ("near/", "there is near/small, near/both, far/maker/big, far/both"),
+    ],
+)
+def test_a_model_that_is_not_there_or_not_clear_is_refused_with_those_that_are(
+    text: str, hint: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        choose_model(text, PROVIDERS)
+    assert refused.value.hint == hint
+
+
+def test_a_line_for_people_is_one_line_that_no_terminal_obeys() -> None:
+    assert head_of("a\n\n  b\x1b[2Jc\x07") == "a b[2Jc"
+    assert head_of("x" * 300) == "x" * 199 + "…"
+    assert title_of("one\n two") == "one two"
+    assert title_of("word " * 40) == ("word " * 10)[:49] + "…"
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (Run(OURS, SESSION, outcome="error", title="No", details="It is."), "No: It is."),
+        (Run(OURS, SESSION, outcome="budget", title="Over"), "Over"),
+        (Run(OURS, SESSION, outcome="canceled"), "cancelled"),
+        (Run(OURS, SESSION, state="held", title="no key"), "the run is held: no key"),
+    ],
+)
+def test_a_bad_end_is_one_sentence_and_what_to_do(run: Run, words: str) -> None:
+    said, hint = words_of(run)
+    assert said == words
+    assert "culm run --session s" in hint
+
+
+def test_a_hint_that_comes_with_the_failure_is_the_one_that_is_shown() -> None:
+    run = Run(OURS, SESSION, outcome="error", title="No", details="Wrong key.\nhint: mend it")
+    assert words_of(run) == ("No: Wrong key.", "mend it")

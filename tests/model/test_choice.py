@@ -1,0 +1,398 @@
+"""Which model is asked and how it is reached: reasons, defaults, fallbacks, and keys that stay."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from culm.config.checking import Document
+from culm.config.references import Unresolved
+from culm.config.sources import Loaded
+from culm.errors import ModelFailed
+from culm.model.base import Access, Model
+from culm.model.catalog import find_model
+from culm.model.choice import Chosen, Models, Present
+from culm.model.dialects import dialect_types
+from culm.model.discovery import NOTHING, OFFLINE_PROVIDER, Found, providers_by_key
+from culm.model.laying import laid, layers_of, preferred
+from culm.model.scripted import ScriptedModel
+from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
+from culm.wire.config import SelectedModel
+from tests.support import WAIT_S
+
+SECRET = "sk-very-secret"
+ENV = {"KEY": SECRET, "HOST": "http://h"}
+LOCAL: Document = {"base_url": "http://l/v1", "models": [{"id": "l1"}, {"id": "l2"}]}
+ONE = SelectedModel("m1", "one")
+TWO = SelectedModel("m2", "two")
+THREE = SelectedModel("m3", "three")
+
+
+class Asked:
+    """Stands for those who make models and run commands."""
+
+    def __init__(self) -> None:
+        self.made: list[Chosen] = []
+        self.ran: list[str] = []
+
+    def make(self, chosen: Chosen) -> Model:
+        self.made.append(chosen)
+        return ScriptedModel([])
+
+    async def run(self, command: str) -> str:
+        self.ran.append(command)
+        if command == "fail":
+            raise Unresolved("a command failed with status 1")
+        return f"<{command}>"
+
+
+def models_of(
+    document: Document, env: Mapping[str, str] = ENV, asked: Asked | None = None
+) -> Models:
+    asked = asked or Asked()
+    return Models(lambda: Present(document, env), asked.make, asked.run)
+
+
+def named(selected: SelectedModel) -> Document:
+    return {"model": selected.model, "provider": selected.provider}
+
+
+def three(**more: Json) -> Document:
+    providers = {name: {"base_url": "http://h/v1"} for name in ("one", "two", "three")}
+    return {"providers": providers, "models": {"large": named(ONE)}, **more}
+
+
+# --- reasons
+
+
+@pytest.mark.parametrize(
+    ("provider", "reason"),
+    [
+        ({"base_url": "http://h/v1"}, ""),
+        ({"base_url": "$HOST/v1", "api_key": "${KEY}"}, ""),
+        ({"base_url": "http://h/v1", "api_key": "$(pass show it)"}, ""),
+        ({"base_url": "http://h/v1", "disable": True}, "provider 'p' is disabled"),
+        ({}, "provider 'p' has no base_url"),
+        ({"type": "openai"}, "provider 'p' has no key: write providers.p.api_key"),
+        ({"type": "openai", "api_key": "k"}, ""),
+        ({"type": "openai", "extra_headers": {"Authorization": "x"}}, ""),
+        ({"type": "offline"}, ""),
+        (
+            {"type": "klingon"},
+            "nobody here speaks to a provider of type 'klingon'; known are "
+            + ", ".join(dialect_types()),
+        ),
+        ({"base_url": "$NONE/v1"}, "providers.p.base_url: $NONE is not set"),
+        ({"base_url": "http://h", "api_key": "$NONE"}, "providers.p.api_key: $NONE is not set"),
+        (
+            {"base_url": "http://h", "extra_headers": {"X-A": "$KEY", "X-B": "${NONE}"}},
+            "providers.p.extra_headers.X-B: $NONE is not set",
+        ),
+    ],
+)
+def test_a_provider_that_cannot_be_used_says_why(provider: Document, reason: str) -> None:
+    models = models_of({"providers": {"p": provider}})
+    assert models.why_not("p", "m") == reason
+    if reason:
+        with pytest.raises(ModelFailed) as caught:
+            models.get("p", "m")
+        failure = caught.value
+        assert (failure.title, failure.message) == ("Model not available", reason)
+        assert failure.hint == "culm models shows what can be used, and why"
+    else:
+        assert models.get("p", "m").provider_id == "p"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (("nobody", "m"), "provider 'nobody' is not configured"),
+        (("openai", "m"), "OpenAI is not configured: set OPENAI_API_KEY"),
+        (("", ""), "provider '' is not configured"),
+        (("p", ""), "no model of provider 'p' is selected"),
+    ],
+)
+def test_a_model_that_nobody_has_says_what_to_do(name: tuple[str, str], reason: str) -> None:
+    assert models_of({"providers": {"p": {"type": "offline"}}}).why_not(*name) == reason
+
+
+def test_a_known_provider_without_a_key_says_which_variable_it_is() -> None:
+    models = models_of({"providers": {"anthropic": {}}})
+    assert models.why_not("anthropic", "m") == (
+        "provider 'anthropic' has no key: set ANTHROPIC_API_KEY, "
+        "or write providers.anthropic.api_key"
+    )
+
+
+# --- who is asked
+
+
+def test_the_first_of_those_named_who_can_be_used_is_chosen() -> None:
+    document = three(fallbacks={"large": [named(TWO), named(THREE)]})
+    models = models_of(document)
+    assert models.choose("large") == ONE
+    assert models.choose("small") == ONE  # For small work the large one will do.
+    assert models.after("one", "m1") == [TWO, THREE]
+    assert models.after("two", "m2") == [THREE]
+    assert models.after("three", "m3") == []
+    assert models.after("two", "another") == ()
+    document["providers"]["one"]["disable"] = document["providers"]["two"]["disable"] = True
+    models.forget()
+    assert models.choose("large") == THREE
+    assert models.after("one", "m1") == [THREE]
+    document["providers"]["three"]["disable"] = True
+    models.forget()
+    assert models.choose("large") == ONE  # Whoever asks it learns what is wrong.
+
+
+def test_small_work_has_its_own_fallbacks_before_the_large_ones() -> None:
+    small = {"small": named(TWO)}
+    document = three(
+        models={"large": named(ONE), **small}, fallbacks={"small": [named(THREE)], "large": []}
+    )
+    models = models_of(document)
+    for disabled, expected in (("", TWO), ("two", THREE), ("three", ONE)):
+        if disabled:
+            document["providers"][disabled]["disable"] = True
+            models.forget()
+        assert models.choose("small") == expected
+
+
+def test_nothing_named_is_nobody() -> None:
+    models = models_of({})
+    assert (models.choose("large"), models.selected("large")) == (None, SelectedModel())
+    assert models.after("one", "m1") == ()
+
+
+def test_a_document_that_nobody_checked_names_nobody_and_raises_nothing() -> None:
+    assert models_of({"models": {"large": 7}}).choose("large") is None
+
+
+def test_a_model_is_asked_as_its_own_role_says() -> None:
+    small = {**named(ONE), "max_tokens": 100}
+    large = {**named(ONE), "max_tokens": 9000}
+    fallback = {**named(TWO), "max_tokens": 50}
+    models = models_of(
+        three(models={"small": small, "large": large}, fallbacks={"large": [fallback]})
+    )
+    assert models.get("one", "m1").settings.max_tokens == 9000
+    assert models.get("two", "m2").settings.max_tokens == 50
+    assert models.get("three", "m9").settings == SelectedModel("m9", "three")
+
+
+def test_the_small_model_beside_a_large_one_is_of_the_same_provider() -> None:
+    document = three(models={"large": named(ONE), "small": named(TWO)})
+    document["providers"]["anthropic"] = {"api_key": "k"}
+    models = models_of(document)
+    assert models.small_of("two") == TWO
+    assert models.small_of("anthropic").provider == "anthropic"
+    assert models.small_of("three") == ONE
+
+
+# --- what is known of a model
+
+
+def test_what_the_configuration_says_of_a_model_goes_over_the_catalogue() -> None:
+    known = find_model("openai", "gpt-5.4")
+    assert known is not None
+    written = {"id": "gpt-5.4", "context_window": 7, "name": "Mine"}
+    provider = {"api_key": "k", "models": [{"id": "other", "context_window": 1}, written]}
+    models = models_of({"providers": {"openai": provider}})
+    info = models.get("openai", "gpt-5.4").info
+    assert (info.context_window, info.name) == (7, "Mine")
+    assert info.cost_per_1m_in == known.cost_per_1m_in > 0
+    assert models.info(SelectedModel("new", "openai")) == ModelInfo(id="new", name="new")
+    assert find_model("openai", "gpt-5.4") == known
+
+
+# --- references
+
+
+async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
+    provider = {
+        "base_url": "$HOST/v1",
+        "api_key": "$KEY",
+        "extra_headers": {"X-Key": "Token $(pass show it)", "X-Plain": "a"},
+        "extra_body": {"user": "$KEY"},
+        "system_prompt_prefix": "Be $KEY.",
+    }
+    asked = Asked()
+    models = models_of({"providers": {"p": provider}}, asked=asked)
+    chosen = models.get("p", "m")
+    written = Access(
+        "openai-compat",
+        "",
+        "$HOST/v1",
+        "$KEY",
+        {"X-Key": "Token $(pass show it)", "X-Plain": "a"},
+        {"user": "$KEY"},
+    )
+    assert (chosen.access, asked.ran) == (written, [])
+    async with asyncio.timeout(WAIT_S):
+        await models.open(chosen)
+    read = Access(
+        "openai-compat",
+        "",
+        "http://h/v1",
+        SECRET,
+        {"X-Key": "Token <pass show it>", "X-Plain": "a"},
+        {"user": "$KEY"},
+    )
+    assert asked.made == [chosen._replace(access=read)]
+    assert asked.ran == ["pass show it"]
+
+
+async def test_a_reference_that_fails_names_its_place_and_makes_no_model() -> None:
+    asked = Asked()
+    provider = {"base_url": "http://h/v1", "api_key": "$KEY", "extra_headers": {"X": "$(fail)"}}
+    models = models_of({"providers": {"p": provider}}, asked=asked)
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(ModelFailed) as caught:
+            await models.open(models.get("p", "m"))
+    assert caught.value.title == "A reference leads nowhere"
+    assert caught.value.message.startswith("providers.p.extra_headers")
+    assert SECRET not in repr(caught.value) + caught.value.message
+    assert asked.made == []
+
+
+async def test_no_key_is_shown_by_what_holds_one() -> None:
+    asked = Asked()
+    provider: Document = {
+        "base_url": f"http://user:{SECRET}@h/v1",
+        "api_key": SECRET,
+        "extra_headers": {"X": SECRET},
+        "extra_body": {"key": SECRET},
+    }
+    document: Document = {"providers": {"p": provider}}
+    models = models_of(document, asked=asked)
+    async with asyncio.timeout(WAIT_S):
+        await models.open(models.get("p", "m"))
+    for thing in (asked.made[0], asked.made[0].access, Present(document, ENV), models):
+        assert SECRET not in f"{thing!r} {thing}"
+
+
+# --- where nobody has chosen
+
+
+def whole(
+    env: Mapping[str, str],
+    user: Document | None = None,
+    *,
+    local: Document | None = None,
+    project: Document | None = None,
+    workspace: Document | None = None,
+) -> Models:
+    """The models of a workspace whose layers say this."""
+    found = Found({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
+    layers = layers_of(found, Loaded(user or {}, (project or {},)), {}, workspace or {})
+    document = laid(layers, env)
+    return models_of(document, env)
+
+
+def large(models: Models) -> str:
+    chosen = models.choose("large")
+    return "" if chosen is None else f"{chosen.provider}/{chosen.model}"
+
+
+KEYS = {"ANTHROPIC_API_KEY": SECRET, "GROQ_API_KEY": SECRET}
+
+
+def test_what_is_configured_comes_before_keys_before_local_servers_before_offline() -> None:
+    local: Document = {"ollama": LOCAL}
+    user: Document = {"providers": {"own": {"base_url": "http://o/v1", "models": [{"id": "m"}]}}}
+    assert large(whole({})) == "offline/offline"
+    assert large(whole({}, local=local)) == "ollama/l1"
+    assert large(whole(KEYS, local=local)).startswith("anthropic/")
+    assert large(whole({"GROQ_API_KEY": SECRET}, local=local)).startswith("groq/")
+    assert large(whole(KEYS, user, local=local)) == "own/m"
+    selected: Document = {"models": {"large": {"provider": "ollama", "model": "l2"}}}
+    assert large(whole(KEYS, user, local=local, workspace=selected)) == "ollama/l2"
+
+
+def test_the_order_of_preference_is_that_of_the_catalogue() -> None:
+    env = {"GEMINI_API_KEY": "k", "OPENAI_API_KEY": "k", "MISTRAL_API_KEY": "k"}
+    found = Found({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
+    assert preferred([found.document]) == ["openai", "mistral", "gemini", "offline"]
+    user: Document = {"providers": {"mistral": {}, "own": {}}}
+    order = ["mistral", "own", "openai", "gemini", "offline"]
+    assert preferred([found.document, user]) == order
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        {"base_url": "http://o/v1"},  # It names no model.
+        {"base_url": "http://o/v1", "models": [{"id": "m"}], "disable": True},
+        {"base_url": "http://o/v1", "models": [{"id": "m"}], "api_key": "$NONE"},
+        {"models": [{"id": "m"}]},
+        {"type": "klingon", "models": [{"id": "m"}]},
+    ],
+)
+def test_a_provider_that_cannot_be_used_is_passed_over(provider: Document) -> None:
+    assert large(whole({}, {"providers": {"own": provider}})) == "offline/offline"
+
+
+def test_a_small_model_that_was_chosen_stays_beside_a_default_large_one() -> None:
+    user: Document = {"models": {"small": {"provider": "offline", "model": "offline"}}}
+    models = whole(KEYS, user)
+    assert large(models).startswith("anthropic/")
+    assert models.choose("small") == SelectedModel("offline", "offline")
+
+
+def test_a_role_that_is_null_is_not_chosen() -> None:
+    assert large(whole({}, {"models": {"large": None}})) == "offline/offline"
+
+
+def test_a_key_changes_nothing_of_a_choice_that_was_made() -> None:
+    user: Document = {"models": {"large": {"provider": "offline", "model": "offline"}}}
+    assert large(whole(KEYS, user)) == "offline/offline"
+
+
+# --- keys and addresses
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"base_url": "http://evil/v1"},
+        {"BASE_URL": "http://evil/v1"},
+        {"base_url": "http://evil/v1", "type": "openai-compat"},
+    ],
+)
+def test_a_key_that_was_found_does_not_go_to_an_address_that_came_later(over: Document) -> None:
+    for layer in ("project", "workspace"):
+        said: Document = {"providers": {"anthropic": over}}
+        models = whole(KEYS, **{layer: said})
+        if not models.why_not("anthropic", "m"):
+            assert models.get("anthropic", "m").access.api_key == ""
+    models = whole(KEYS, {"providers": {"anthropic": {**over, "api_key": "mine"}}})
+    access = models.get("anthropic", "m").access
+    assert (access.base_url, access.api_key) == ("http://evil/v1", "mine")
+
+
+def test_a_key_of_the_users_environment_goes_where_the_users_own_file_says() -> None:
+    models = whole(KEYS, {"providers": {"anthropic": {"base_url": "http://proxy/v1"}}})
+    access = models.get("anthropic", "m").access
+    assert (access.base_url, access.api_key) == ("http://proxy/v1", "$ANTHROPIC_API_KEY")
+
+
+async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
+    env = {**KEYS, "ANTHROPIC_BASE_URL": "http://ours/v1"}
+    asked = Asked()
+    found = Found({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
+    layers = layers_of(found, Loaded(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
+    models = models_of(laid(layers, env), env, asked)
+    if not models.why_not("anthropic", "m"):
+        async with asyncio.timeout(WAIT_S):
+            await models.open(models.get("anthropic", "m"))
+        access = asked.made[0].access
+        assert access.base_url == "http://ours/v1" or SECRET not in access.api_key
+
+
+def test_nothing_found_is_the_model_that_is_always_there() -> None:
+    document = laid(layers_of(NOTHING, Loaded(), {}, {}), {})
+    chosen = {"model": "offline", "provider": "offline"}
+    assert document["models"] == {"large": chosen, "small": chosen}
+    access = models_of(document).get("offline", "offline").access
+    assert access == Access("offline", "")

@@ -1,0 +1,86 @@
+"""The tables of keys, providers and types in the pages about models and configuration."""
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+
+from msgspec import Meta, Struct, UnsetType
+
+from culm.config.schema import ProjectFile, ProviderFile
+from culm.model.catalog import known_providers
+from culm.model.dialects import OURS
+from culm.model.discovery import LOCAL_SERVERS
+from culm.wire.config import Model, Options, SelectedModel, TuiOptions
+
+Hint = Any  # A type, as an annotation has it.
+
+_KINDS: tuple[tuple[str, type[Struct]], ...] = (
+    ("culm.json", ProjectFile),
+    ("a provider, in `providers.<id>`", ProviderFile),
+    ("a selected model, in `models` and `fallbacks`", SelectedModel),
+    ("a model, in `providers.<id>.models`", Model),
+    ("`options`", Options),
+    ("`options.tui`", TuiOptions),
+)
+_SPEAKERS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
+
+
+def keys() -> str:
+    return "\n".join(line for title, kind in _KINDS for line in _table(title, kind))
+
+
+def _table(title: str, kind: type[Struct]) -> Iterator[str]:
+    yield from (f"| {title} | | |", "| --- | --- | --- |")
+    names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+    hints = get_type_hints(kind, include_extras=True)
+    for name, key in names.items():
+        words = _description(hints[name]) or "Kept for later."
+        yield f"| `{key}` | {_kind_of(hints[name])} | {words} |"
+    yield ""
+
+
+def _description(hint: Hint) -> str:
+    texts = [one.description for one in get_args(hint)[1:] if isinstance(one, Meta)]
+    return next((text for text in texts if text), "") if get_origin(hint) is Annotated else ""
+
+
+def _kind_of(hint: Hint) -> str:
+    if get_origin(hint) is Annotated:
+        return _kind_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return _kind_of(next(one for one in get_args(hint) if one is not UnsetType))
+    if get_origin(hint) is list:
+        return "list"
+    words = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+    return cast("dict[Hint, str]", words).get(hint, "object")
+
+
+def providers() -> str:
+    rows = ["| variable | provider | large | small | moved by |", "| --- | --- | --- | --- | --- |"]
+    rows += [
+        f"| `{one.key_env}` | {one.name} (`{one.id}`) | `{one.large}` | `{one.small}` "
+        f"| `{one.url_env}` |"
+        for one in known_providers().values()
+    ]
+    return "\n".join(rows)
+
+
+def local() -> str:
+    rows = ["| server | id | asked at | elsewhere by |", "| --- | --- | --- | --- |"]
+    rows += [
+        f"| {one.name} | `{one.id}` | `127.0.0.1:{one.port}` | `{one.url_env}` |"
+        for one in LOCAL_SERVERS
+    ]
+    return "\n".join(rows)
+
+
+def types() -> str:
+    rows = ["| `type` | speaks | by itself at | needs a key |", "| --- | --- | --- | --- |"]
+    for name, dialect in OURS.items():
+        speaks = _SPEAKERS.get(getattr(dialect.make, "__name__", ""), "rules, not an LLM")
+        where = f"`{dialect.base_url}`" if dialect.base_url else "–"
+        rows.append(f"| `{name}` | {speaks} | {where} | {'yes' if dialect.needs_key else 'no'} |")
+    return "\n".join(rows)
+
+
+SECTIONS = {"keys": keys, "providers": providers, "local": local, "types": types}

@@ -1,0 +1,66 @@
+"""A tool that is told to stop answers with what it has, and says that it is not all."""
+
+from pathlib import Path
+
+import pytest
+
+from culm.tools.glob import GITIGNORE_BYTES_MAX, GlobArguments, make_glob
+from culm.tools.grep import GrepArguments, make_grep
+from culm.tools.inside import Inside
+from culm.tools.ls import LsArguments, make_ls
+from culm.tools.opening import DEPTH_MAX, Refused
+from culm.tools.patterns import IgnoreRules
+from culm.tools.view import ViewArguments, make_view
+from culm.tools.walk import NAMES_MAX, Walked, list_directory, walk
+from culm.tools.work import Stop, open_file_work
+from tests.support import FakeClock
+
+
+async def test_what_is_stopped_says_that_it_is_not_all(folder: Path) -> None:
+    (folder / "a").write_text("one\n")
+    inside, stop = Inside(folder), Stop()
+    stop.set()
+    async with open_file_work(FakeClock()) as work:
+        listing = make_ls(inside, work).effect(LsArguments(), stop)
+        files = make_glob(inside, work).effect(GlobArguments("*"), stop)
+        with pytest.raises(Refused, match=r"Line 1 of a was not reached in time\."):
+            make_view(inside, work).effect(ViewArguments("a"), stop)
+        # More than a pipe holds: the process is killed before all of it is written.
+        (folder / ".gitignore").write_text("é" * GITIGNORE_BYTES_MAX)
+        with pytest.raises(Refused, match=r"Nothing was found within 10 seconds"):
+            make_grep(inside, work).effect(GrepArguments("one"), stop)
+    for result in (listing, files):
+        assert "time was over; this is not all" in result.content
+        assert result.metadata == '{"number_of_files":0,"truncated":true}'
+
+
+def test_a_walk_stops_between_two_files(folder: Path) -> None:
+    for name in "abc":
+        (folder / name).touch()
+    stop, walked, seen = Stop(), Walked(), list[str]()
+    with Inside(folder).open(".") as place:
+        for entry in walk(place.descriptor, (), IgnoreRules(), stop.is_set, walked, hidden=True):
+            seen.append(entry.name)
+            stop.set()
+    assert (seen, walked.is_stopped) == (["a"], True)
+
+
+def test_a_directory_of_very_many_names_is_cut(folder: Path) -> None:
+    for number in range(NAMES_MAX + 1):
+        (folder / str(number)).touch()
+    with Inside(folder).open(".") as place:
+        entries, is_whole = list_directory(place.descriptor, (), Stop().is_set)
+    assert (len(entries), is_whole) == (NAMES_MAX, False)
+
+
+def test_directories_that_are_too_deep_are_counted(folder: Path) -> None:
+    deep = folder
+    for _ in range(DEPTH_MAX + 2):
+        deep = deep / "d"
+        deep.mkdir()
+        (deep / "f").touch()
+    walked = Walked()
+    with Inside(folder).open(".") as place:
+        entries = walk(place.descriptor, (), IgnoreRules(), Stop().is_set, walked, hidden=True)
+        assert sum(1 for _ in entries) == DEPTH_MAX
+    assert walked.unread == 1
