@@ -209,7 +209,7 @@ SECRET = "sk-0123456789abcdef"
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("providers = 1", "not JSON"),
+        ("providers = 1", "not valid JSON"),
         ("[]", "object"),
         ('{"provider": {}}', "provider"),
         ('{"providers": []}', "providers"),
