@@ -293,7 +293,7 @@ async def test_runs_of_a_server_killed_again_and_again_end_once_each_and_act_at_
                 start = start or (await remote.snapshot()).cursor
                 async with asyncio.TaskGroup() as tasks:
                     posting = tasks.create_task(post_until_cut(remote, sessions, names))
-                    await asyncio.sleep(moments.uniform(0.02, 0.3))
+                    await asyncio.sleep(moments.uniform(0.1, 0.6))
                     await killed.kill()
                 accepted += posting.result()
 
