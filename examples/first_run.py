@@ -27,7 +27,10 @@ def main() -> int:
         command = ["run", "--host", f"unix://{socket}", "--config", str(settings), PROMPT]
         print(f"$ culm run {PROMPT!r}", flush=True)
         ran = subprocess.run(
-            [sys.executable, "-m", "culm", *command], env=_environment(home), timeout=RUN_S
+            [sys.executable, "-m", "culm", *command],
+            stdin=subprocess.DEVNULL,  # What is piped in here is no part of the prompt.
+            env=_environment(home),
+            timeout=RUN_S,
         )
         for _ in range(LEAVE_TRIES):
             if not socket.exists():
