@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.cli.lines import columns, cut, printable
+from culm.cli.lines import columns, cut
+from culm.wire.codec import printable
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import cast
 import click
 
 from culm.cli.config_check import Finding, findings_of
-from culm.cli.lines import columns, printable
+from culm.cli.lines import columns
 from culm.cli.reading import Place, Reading, found_origin, untrusted_parts, value_at
 from culm.cli.secrets import without_secrets
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
 from culm.config.schema import json_schema
 from culm.config.sources import Read, sources_of
-from culm.wire.codec import Json
+from culm.wire.codec import Json, printable
 
 EXIT_FAILED = 1
 

@@ -8,11 +8,10 @@ import re
 import sys
 from typing import IO, AnyStr, Protocol
 
-from culm.cli.lines import printable
 from culm.client.stream import Mirror
 from culm.errors import Failed
 from culm.ids import MessageId, RunId
-from culm.wire.codec import Json, encode
+from culm.wire.codec import Json, encode, printable
 from culm.wire.messages import (
     Message,
     ToolCall,

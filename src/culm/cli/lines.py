@@ -2,16 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-
-def printable(text: str) -> str:
-    """The text on one line. What cannot be seen, or turns the direction of reading, is escaped."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+from culm.wire.codec import printable
 
 
 def cut(text: str, chars_max: int) -> str:

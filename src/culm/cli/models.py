@@ -11,7 +11,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from culm.cli.lines import columns, printable
+from culm.cli.lines import columns
 from culm.cli.reading import Reading, found_origin, value_at
 from culm.cli.secrets import without_credentials
 from culm.config import jsonc
@@ -23,6 +23,7 @@ from culm.model.catalog import known_providers, vendor_of
 from culm.model.choice import Chosen, Models, Present, check_models
 from culm.model.discovery import OFF, is_off
 from culm.model.laying import preferred
+from culm.wire.codec import printable
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel
 

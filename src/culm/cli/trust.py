@@ -11,7 +11,7 @@ from typing import cast
 
 import click
 
-from culm.cli.lines import columns, cut, printable
+from culm.cli.lines import columns, cut
 from culm.cli.reading import Place, Reading, untrusted_parts
 from culm.cli.secrets import KEY_FIELDS, SECRET
 from culm.config import jsonc
@@ -20,7 +20,7 @@ from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, Read
 from culm.config.trust import Trusted
 from culm.errors import DataUnusable, Failed
 from culm.files import Unreadable, read_file
-from culm.wire.codec import Json, strings_in
+from culm.wire.codec import Json, printable, strings_in
 
 VALUE_CHARS = 400  # A command that is longer is to be read in its file.
 LINES_MAX = 200  # Of one file.

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from culm.config import jsonc
-from culm.wire.codec import INT_MAX, Json, folded
+from culm.wire.codec import INT_MAX, Json, folded, printable
 
 PROBLEMS_MAX = 50  # Of one file: who has more reads no further, and each costs a look for its line.
 NAME_CHARS_MAX = 64  # What is compared to find the nearest; no name of ours is longer.
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         """One line, with nothing in it that a terminal would obey: the names are anybody's."""
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in self._words())
+        return printable(self._words())
 
     def _words(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file

@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import msgspec
 
-from culm.wire.codec import Json
+from culm.wire.codec import Json, Steps
 
-Path = tuple[str | int, ...]
+Path = Steps
 
 NESTING_MAX = 100  # Configuration has some six levels; readers that recurse bear a thousand.
 INDENT = "  "  # Of a file that shows none of its own.

@@ -26,6 +26,7 @@ from culm.model.base import (
     usage_of,
 )
 from culm.model.failures import Peer
+from culm.model.lines import UNREADABLE, is_whole
 from culm.wire.codec import Json, encodable, encode
 
 # --- what comes over the wire, as far as we read it; without GC tracking, as in `base.py`
@@ -77,8 +78,6 @@ class _Event(Struct, gc=False):
 # Lax, as some servers count in floats or strings.
 _decode = msgspec.json.Decoder(_Event, strict=False).decode
 
-# Bad JSON, JSON of another shape, bytes that are no text, brackets without end.
-_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 _KNOWN = frozenset(
     {
@@ -132,7 +131,7 @@ class Reading:
                 continue  # A comment, an event's name, or the empty line behind each event.
             try:
                 event = _decode(line[5:])
-            except _UNREADABLE:
+            except UNREADABLE:
                 event = self._decode_slowly(line[5:].strip())
             delta = event.delta
             if delta is not None and delta.type == "text_delta":
@@ -148,7 +147,7 @@ class Reading:
 
     def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
         """The end of the body; `rest` is the line it ended in."""
-        if not self.done and _is_whole(rest):
+        if not self.done and is_whole(rest):
             yield from self.on_lines([rest])
         if self.finish is None and not self.done:
             raise failures.on_cut(self._peer)
@@ -243,7 +242,7 @@ class Reading:
                 if isinstance(fields.get("type"), str) and fields["type"] not in _KNOWN:
                     return _NO_EVENT
             return encodable(msgspec.convert(value, _Event, strict=False))
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise failures.on_unreadable(
                 self._peer, "a line that is no part of an answer", payload
             ) from exc
@@ -273,13 +272,3 @@ def _counted(usage: _Usage) -> Usage:
         cache_read=usage.cache_read_input_tokens,
         cache_write=usage.cache_creation_input_tokens,
     )
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether a line without its end lacks nothing else."""
-    payload = line.removeprefix(b"data:").strip()
-    try:
-        msgspec.json.decode(payload, type=msgspec.Raw)
-    except _UNREADABLE:
-        return payload == b"[DONE]"
-    return True

@@ -3,6 +3,12 @@
 What a line means is its reader's business; the `\\r` of a `\\r\\n` stays on, as JSON ignores it.
 """
 
+import msgspec
+
+# What reading a line may raise: bad JSON, JSON of another shape, bytes that are no text, brackets
+# without end, endless numbers.
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, OverflowError)
+
 # A line is one delta. Even a whole file that a model writes in one call stays far below it.
 LINE_BYTES_MAX = 1 << 20
 
@@ -55,3 +61,13 @@ class Lines:
     def _overflow(self) -> None:
         self.overflowed = True
         self._held.clear()
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether an event without its end lacks nothing else."""
+    payload = line.partition(b":")[2].strip()
+    try:
+        msgspec.json.decode(payload, type=msgspec.Raw)
+    except UNREADABLE:
+        return payload == b"[DONE]"
+    return True

@@ -27,6 +27,7 @@ from culm.model.base import (
     usage_of,
 )
 from culm.model.failures import Peer
+from culm.model.lines import UNREADABLE, is_whole
 from culm.model.openai_kept import Details, Kept, encode_kept
 from culm.wire.codec import Json, encodable, encode
 
@@ -113,8 +114,6 @@ class _Chunk(Struct, gc=False):
 # Lax, as some servers count in floats or strings.
 _decode = msgspec.json.Decoder(_Chunk, strict=False).decode
 
-# Bad JSON, JSON of another shape, bytes that are no text, brackets without end, endless numbers.
-_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, OverflowError)
 DETAILS_CHARS_MAX = 4 << 20  # Of thoughts that go back; a long one has a tenth.
 HELD_CHARS_MAX = 64 << 10  # Of arguments whose call has no name yet; real ones hold none.
 NAMELESS_MAX = 64
@@ -164,7 +163,7 @@ class Reading:
             payload = line[5:]
             try:
                 chunk = _decode(payload)
-            except _UNREADABLE:
+            except UNREADABLE:
                 payload = payload.strip()
                 if payload == b"[DONE]":
                     self.done = True
@@ -181,7 +180,7 @@ class Reading:
         """The end of the body; `rest` is the line it ended in."""
         rest = rest.removeprefix(_BOM)
         in_document = self._document is not None or _opens_document(rest)
-        if not self.done and (in_document or _is_whole(rest)):
+        if not self.done and (in_document or is_whole(rest)):
             yield from self.on_lines([rest])
         if self._document is not None and not self._begun:
             yield from self._on_document(b"\n".join(self._document))
@@ -249,7 +248,7 @@ class Reading:
     def _on_document(self, document: bytes) -> Iterator[ModelEvent]:
         try:
             chunk = _decode(document)
-        except _UNREADABLE:
+        except UNREADABLE:
             chunk = _Chunk()
         if not chunk.choices:
             raise failures.on_no_stream(self._peer, "a document", document)
@@ -261,7 +260,7 @@ class Reading:
         try:
             value = json.loads(payload.decode(errors="replace"))
             return encodable(msgspec.convert(value, kind, strict=False))
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise failures.on_unreadable(
                 self._peer, "a line that is no part of an answer", payload
             ) from exc
@@ -411,13 +410,3 @@ def _counted(usage: _Usage, *, thoughts_apart: bool) -> Usage:
 def _opens_document(line: bytes) -> bool:
     """No line of a stream begins like JSON or a page."""
     return line.lstrip()[:1] in (b"{", b"[", b"<")
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether an event without its end lacks nothing else."""
-    payload = line.partition(b":")[2].strip()
-    try:
-        msgspec.json.decode(payload, type=msgspec.Raw)
-    except _UNREADABLE:
-        return payload == b"[DONE]"
-    return True

@@ -63,6 +63,17 @@ def clean(text: str) -> str:
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
+def printable(text: str) -> str:
+    """The text on one line. What cannot be seen, or turns the direction of reading, is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def encodable(value: T) -> T:
     """`value` itself, or a copy with its texts made `clean`."""
     try:
