@@ -6,17 +6,15 @@ import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 from culm.client.http import RemoteWorkspace
-from culm.ids import Ids, SessionId
+from culm.ids import Ids
 from culm.server import app, problems
 from culm.server.connection import HEAD_BYTES_MAX
 from culm.server.routes import ROUTES
 from culm.settings import Settings
-from culm.store.sessions import add_session
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, Answer, open_events, request_bytes, send
 from tests.flow.test_bad_bodies import Line, message, open_line, opened
@@ -248,103 +246,7 @@ async def test_a_data_dir_that_cannot_be_made_is_400_with_the_reason_and_opens_n
     assert flow.server.registry.list() == []
 
 
-# --- what is not there
-
-
-def get_target(path: str, remote: RemoteWorkspace, session_id: str, client_id: str) -> str:
-    """A GET route's path with everything it wants."""
-    path = path.replace("{workspace_id}", remote.id).replace("{session_id}", session_id)
-    wants = {"/events": f"?client_id={client_id}", "/auth-url": "?name=x"}
-    ends = [query for end, query in wants.items() if path.endswith(end)]
-    return path.replace("{lsp}", "x").replace("{run_id}", UNKNOWN) + "".join(ends)
-
-
-async def test_an_unknown_workspace_is_404_on_every_route_but_its_release(flow: FlowServer) -> None:
-    async with open_line(flow) as line:
-        for route in ROUTES:
-            if "{workspace_id}" not in route.path:
-                continue
-            path = route.path.replace("{workspace_id}", UNKNOWN).replace("{session_id}", "s")
-            path = path.replace("{lsp}", "x").replace("{run_id}", UNKNOWN)
-            target = f"{path}?client_id={UNKNOWN}&name=x"
-            answer = await line.ask(route.method, target, b"{}")
-            if (route.method, route.path[-1]) == ("DELETE", "}") and "sessions" not in route.path:
-                assert (answer.status, answer.body) == (200, b"")
-            else:
-                assert (answer.status, message(answer)) == (404, "workspace not found"), path
-
-
-ODD_IDS = ["unknown", "a%2Fb", "m$$call", "a%20b", "a+b", "%00", "%zz", "%", "%ff", "%ED%A0%80",
-           "%C3%A4", "x" * 10_000, ";", "a%3Fb"]  # fmt: skip
-OF_SESSION: list[tuple[str, str, int, object]] = [
-    ("GET", "/sessions/{}", 404, None),
-    ("PUT", "/sessions/{}", 404, None),
-    ("DELETE", "/sessions/{}", 404, None),
-    ("GET", "/agent/sessions/{}", 404, None),
-    ("GET", "/sessions/{}/history", 200, []),
-    ("GET", "/sessions/{}/messages", 200, []),
-    ("GET", "/sessions/{}/messages/user", 200, []),
-    ("GET", "/sessions/{}/filetracker/files", 200, []),
-    ("GET", "/agent/sessions/{}/prompts/list", 200, []),
-    ("GET", "/agent/sessions/{}/prompts/queued", 200, 0),
-    ("GET", "/agent/sessions/{}/queue", 200, []),
-    ("POST", "/agent/sessions/{}/cancel", 200, None),
-    ("POST", "/agent/sessions/{}/prompts/clear", 200, None),
-]
-OF_RUN = [("GET", ""), ("PUT", ""), ("POST", "/cancel"), ("POST", "/start"), ("POST", "/drop")]
-
-
-@pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])
-async def test_an_unknown_session_is_404_its_lists_are_empty_and_its_cancel_is_200(
-    flow: FlowServer, odd: str
-) -> None:
-    remote = await opened(flow)
-    async with open_line(flow) as line:
-        for method, path, status, value in OF_SESSION:
-            answer = await line.ask(method, remote.path(path.format(odd)), b"{}")
-            assert answer.status == status, path
-            if status == 404:
-                assert message(answer).startswith("session not found: ")
-            elif method == "GET":
-                assert answer.json() == value
-        body = {"session_id": "unknown", "path": "/x"}
-        answer = await send(flow, "POST", remote.path("/filetracker/read"), body)
-        assert (answer.status, message(answer)) == (404, "session not found: unknown")
-        prompt = b'{"session_id": "unknown", "prompt": "p"}'
-        answer = await line.ask("POST", remote.path("/agent"), prompt)
-        assert (answer.status, message(answer)) == (404, "session not found: unknown")
-
-
-@pytest.mark.parametrize("odd", ODD_IDS, ids=lambda odd: odd[:20])
-async def test_an_unknown_run_is_404_on_every_route_of_a_run(flow: FlowServer, odd: str) -> None:
-    remote = await opened(flow)
-    async with open_line(flow) as line:
-        for method, path in OF_RUN:
-            answer = await line.ask(method, remote.path(f"/runs/{odd}{path}"), b'{"prompt": "p"}')
-            assert answer.status == 404, path
-            assert message(answer).startswith("run not found: "), path
-
-
-async def test_runs_are_listed_by_session_and_by_a_state_that_there_is(flow: FlowServer) -> None:
-    remote = await opened(flow)
-    for query in ("", "?session=unknown", "?state=held", "?session=a%20b&state=ended&x=y"):
-        answer = await send(flow, "GET", remote.path(f"/runs{query}"))
-        assert (answer.status, answer.json()) == (200, []), query
-    answer = await send(flow, "GET", remote.path("/runs?state=asleep"))
-    assert (answer.status, "state" in message(answer)) == (400, True)
-
-
-@pytest.mark.parametrize("odd", ["m-1$$call/1", "a b", "ä%20%", "x" * 500, "a;b=c&d?e#f"])
-async def test_a_session_with_an_odd_id_is_found_by_its_percent_encoding(
-    flow: FlowServer, odd: str
-) -> None:
-    remote = await opened(flow)
-    await flow.workspace(remote.id).store.write(add_session(SessionId(odd), "s", sessions_max=9))
-    assert (await remote.session(SessionId(odd))).id == odd
-    path = remote.path(f"/agent/sessions/{quote(odd, safe='')}")
-    assert (await send(flow, "GET", path)).status == 200
-    await remote.delete_session(SessionId(odd))
-    assert await remote.sessions() == []
+# --- parameters
 
 
 async def test_of_a_parameter_given_twice_the_first_counts(flow: FlowServer) -> None:
@@ -375,6 +277,14 @@ async def test_a_cursor_older_than_what_is_kept_breaks_nothing_in_the_crush_view
 
 
 # --- methods
+
+
+def get_target(path: str, remote: RemoteWorkspace, session_id: str, client_id: str) -> str:
+    """A GET route's path with everything it wants."""
+    path = path.replace("{workspace_id}", remote.id).replace("{session_id}", session_id)
+    wants = {"/events": f"?client_id={client_id}", "/auth-url": "?name=x"}
+    ends = [query for end, query in wants.items() if path.endswith(end)]
+    return path.replace("{lsp}", "x").replace("{run_id}", UNKNOWN) + "".join(ends)
 
 
 async def test_every_get_route_answers_head_with_the_same_head_and_no_body(

@@ -328,7 +328,7 @@ async def test_after_a_turn_that_broke_off_the_model_reads_no_call_without_resul
         await stage.cancel()
         await stage.heard.complete("one")
         await stage.prompt("Two.", run_id="two")
-        await stage.heard.saying("message_delta", '"kind":"input"')
+        await stage.heard.saying("message_delta", '"kind":"input"', "pat")
         await stage.cancel()
         await stage.heard.complete("two")
         await stage.heard.complete(await stage.prompt("Three."))

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from msgspec import Struct
 
 from culm.cli.faces import Shown, head_of, words_of
 from culm.cli.run import choose_model, title_of
-from culm.client.launch import is_answered
 from culm.client.stream import Mirror
 from culm.errors import InvalidRequest
 from culm.ids import MessageId, RunId, SessionId
@@ -35,6 +32,7 @@ from culm.wire.messages import (
     ToolResult,
 )
 from culm.wire.runs import CancelChanged, Run, RunChanged, State
+from tests.live.found import RUN, open_machine, server_pid
 from tests.live.harness import (
     RESUME_S,
     Ended,
@@ -55,9 +53,8 @@ from tests.live.run_drive import (
     until_let_go,
     write_config,
 )
-from tests.support import WAIT_S, contract
+from tests.support import contract
 
-RUN = ("-m", "culm", "run")
 ENV = {"CULM_NO_DISCOVERY": "1"}
 HELLO = Reply(text="Hello there.")
 LOOK = Reply(text="Let me look.", calls=[ScriptedCall(name="no_tool", input={"path": "README.md"})])
@@ -91,24 +88,8 @@ async def open_home(folder: Path, *replies: Reply) -> AsyncGenerator[ModelServer
     """A configured model, and no server yet; one that was started inside is ended."""
     async with open_model_server(script(*replies)) as model:
         write_config(folder, model)
-        url = f"unix://{folder}/s"
-        try:
+        async with open_machine(folder):
             yield model
-        finally:
-            if is_answered(url):
-                os.kill(server_pid(folder), signal.SIGTERM)
-            async with asyncio.timeout(WAIT_S):
-                while is_answered(url):
-                    await asyncio.sleep(0.02)
-
-
-def server_pid(folder: Path) -> int:
-    """Who listens on the socket, as the system says."""
-    with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(str(folder / "s"))
-        who = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, _, _ = struct.unpack("3i", who)
-    return pid
 
 
 def starts(folder: Path) -> int:

@@ -3,16 +3,16 @@
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
-import pytest
 
-from culm.errors import ModelFailed
 from culm.model.anthropic import AnthropicModel
-from culm.model.base import Access, ModelEvent, Request, Setup
+from culm.model.base import Access, Setup
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
-from tests.model.provider import KEY, REQUEST, Reply, open_provider
+from tests.model import provider
+from tests.model.provider import KEY
 from tests.support import WAIT_S
 
 MODEL = "claude-sonnet-4-5"
@@ -88,21 +88,5 @@ async def open_model(
         yield AnthropicModel(Setup(http, access, info, stall_s, stall_s))
 
 
-async def ask(model: AnthropicModel, request: Request = REQUEST) -> list[ModelEvent]:
-    return [event async for event in model.stream(request)]
-
-
-async def answer_to(*replies: Reply) -> list[ModelEvent]:
-    """The events of one request to a provider that gives `replies`."""
-    async with open_provider(*replies) as provider, open_model(provider.url) as model:
-        return await ask(model)
-
-
-async def failure_of(*replies: Reply, stall_s: float = WAIT_S) -> ModelFailed:
-    async with (
-        open_provider(*replies) as provider,
-        open_model(provider.url, stall_s=stall_s) as model,
-    ):
-        with pytest.raises(ModelFailed) as caught:
-            await ask(model)
-        return caught.value
+answer_to = partial(provider.answer_to, through=open_model)
+failure_of = partial(provider.failure_of, through=open_model)

@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,8 +13,10 @@ import aiohttp
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, ModelEvent, Request, Setup
+from culm.model.base import Access, Model, ModelEvent, Request, Setup
+from culm.model.lines import Lines
 from culm.model.openai import OpenAiModel
+from culm.model.streaming import Reading
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
@@ -112,24 +114,42 @@ async def open_model(
         yield OpenAiModel(Setup(http, access, info, stall_s, stall_s))
 
 
-async def ask(model: OpenAiModel, request: Request = REQUEST) -> list[ModelEvent]:
+# How a test opens the adapter it is about, given the address; takes `stall_s`.
+Through = Callable[..., AbstractAsyncContextManager[Model]]
+
+
+async def ask(model: Model, request: Request = REQUEST) -> list[ModelEvent]:
     return [event async for event in model.stream(request)]
 
 
-async def answer_to(*replies: Reply) -> list[ModelEvent]:
+async def answer_to(*replies: Reply, through: Through = open_model) -> list[ModelEvent]:
     """The events of one request to a provider that gives `replies`."""
-    async with open_provider(*replies) as provider, open_model(provider.url) as model:
+    async with open_provider(*replies) as provider, through(provider.url) as model:
         return await ask(model)
 
 
-async def failure_of(*replies: Reply, stall_s: float = WAIT_S) -> ModelFailed:
+async def failure_of(
+    *replies: Reply, stall_s: float = WAIT_S, through: Through = open_model
+) -> ModelFailed:
     async with (
         open_provider(*replies) as provider,
-        open_model(provider.url, stall_s=stall_s) as model,
+        through(provider.url, stall_s=stall_s) as model,
     ):
         with pytest.raises(ModelFailed) as caught:
             await ask(model)
         return caught.value
+
+
+def read(reading: Reading, chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    """The events of an answer that arrives in these chunks, and how it failed if it did."""
+    lines, events = Lines(), list[ModelEvent | str]()
+    try:
+        for chunk in chunks:
+            events.extend(reading.on_lines(lines.feed(chunk)))
+        events.extend(reading.on_end(lines.rest()))
+    except ModelFailed as exc:
+        events.append(exc.title)
+    return events
 
 
 # --- bytes

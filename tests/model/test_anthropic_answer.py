@@ -1,13 +1,12 @@
 """What Anthropic streams, and the events it becomes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.errors import ModelFailed
 from culm.model.anthropic_answer import Reading
 from culm.model.base import (
     CallBegan,
@@ -20,8 +19,8 @@ from culm.model.base import (
     Usage,
 )
 from culm.model.failures import Peer
-from culm.model.lines import Lines
 from culm.wire.codec import Json
+from tests.model import provider
 from tests.model.anthropic_shapes import (
     END,
     STOP,
@@ -46,17 +45,8 @@ NOTHING = Usage()
 END_TURN = Done("end_turn", NOTHING)
 
 
-def read(chunks: Iterator[bytes]) -> list[ModelEvent | str]:
-    """The events, and how it failed if it did."""
-    lines, reading = Lines(), Reading(PEER)
-    events: list[ModelEvent | str] = []
-    try:
-        for chunk in chunks:
-            events.extend(reading.on_lines(lines.feed(chunk)))
-        events.extend(reading.on_end(lines.rest()))
-    except ModelFailed as exc:
-        events.append(exc.title)
-    return events
+def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    return provider.read(Reading(PEER), chunks)
 
 
 def told(sent: bytes) -> list[ModelEvent | str]:

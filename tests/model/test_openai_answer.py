@@ -1,7 +1,7 @@
 """What a provider streams, and the events it becomes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,7 @@ from culm.model.openai_answer import (
 )
 from culm.model.openai_kept import Kept, encode_kept
 from culm.wire.codec import Json
+from tests.model import provider
 from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream
 
 END_TURN = Done("end_turn")
@@ -337,17 +338,8 @@ SAMPLE = (
 )
 
 
-def read(chunks: Iterator[bytes]) -> list[ModelEvent | str]:
-    """The events, and how it failed if it did."""
-    lines, reading = Lines(), Reading(PEER)
-    events: list[ModelEvent | str] = []
-    try:
-        for chunk in chunks:
-            events.extend(reading.on_lines(lines.feed(chunk)))
-        events.extend(reading.on_end(lines.rest()))
-    except ModelFailed as exc:
-        events.append(exc.title)
-    return events
+def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    return provider.read(Reading(PEER), chunks)
 
 
 def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from culm.ids import Ids, RunId, SessionId
 from culm.model.base import CallBegan, CallDelta, Done, TextDelta, Usage
 from tests.sim.loop import SimLoop, simulate
 from tests.sim.runs_actors import Client, Observer
-from tests.sim.runs_checks import Final, check_all, log_is_told_in_order
+from tests.sim.runs_checks import check_all, log_is_told_in_order
 from tests.sim.runs_disk import Death, number_tasks
+from tests.sim.runs_final import Final
 from tests.sim.runs_outside import NEARLY_FULL, Question, Sent, Step, World
 from tests.sim.runs_world import Gone, RunServer
 from tests.support import contract

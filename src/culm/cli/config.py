@@ -8,6 +8,7 @@ from typing import cast
 import click
 
 from culm.cli.config_check import Finding, findings_of
+from culm.cli.exits import EXIT_FAILED
 from culm.cli.lines import columns
 from culm.cli.reading import Place, Reading, found_origin, untrusted_parts, value_at
 from culm.cli.secrets import without_secrets
@@ -16,8 +17,6 @@ from culm.config.checking import Document, key_of
 from culm.config.schema import json_schema
 from culm.config.sources import Read, sources_of
 from culm.wire.codec import Json, printable
-
-EXIT_FAILED = 1
 
 
 def show_notices(reading: Reading) -> None:

@@ -6,13 +6,12 @@ import click
 
 from culm import __version__
 from culm.cli.config_commands import config, models, trust
+from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.errors import AppError, InvalidRequest
 
 # 0 is a clean end; 4 a cancelled run; 128 + n a second signal n.
-EXIT_FAILED = 1
-EXIT_USAGE = 2  # As click has it.
 
 HELP_OPTIONS = ["-h", "--help"]
 

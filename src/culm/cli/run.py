@@ -17,8 +17,8 @@ from types import FrameType
 import aiohttp
 import click
 
+from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED, EXIT_FAILED
 from culm.cli.faces import Face, JsonLines, Plain, Shown, StdoutClosed
-from culm.cli.run_command import EXIT_CANCELED, EXIT_CLOSED
 from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
 from culm.client.stream import Follower, Mirror, open_mirror
@@ -33,7 +33,6 @@ from culm.wire.messages import (
 from culm.wire.runs import Run
 from culm.wire.sessions import Session
 
-EXIT_FAILED = 1
 EXITS = {"end_turn": 0, "canceled": EXIT_CANCELED}
 
 CONNECT_S = 10.0  # To an event stream of a server that has just answered.

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
+from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED
 from culm.errors import InvalidRequest
 
-EXIT_CANCELED = 4
-EXIT_CLOSED = 141  # As of any program whose reader has left.
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
 STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
 

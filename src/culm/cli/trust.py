@@ -11,6 +11,7 @@ from typing import cast
 
 import click
 
+from culm.cli.exits import EXIT_FAILED
 from culm.cli.lines import columns, cut
 from culm.cli.reading import Place, Reading, untrusted_parts
 from culm.cli.secrets import KEY_FIELDS, SECRET
@@ -24,8 +25,6 @@ from culm.wire.codec import Json, printable, strings_in
 
 VALUE_CHARS = 400  # A command that is longer is to be read in its file.
 LINES_MAX = 200  # Of one file.
-
-EXIT_FAILED = 1
 
 
 def ask_trust(reading: Reading, *, yes: bool) -> int:

@@ -11,8 +11,9 @@ from msgspec import UNSET
 
 from culm.model.anthropic_history import called_names, messages_of, starts_with_thinking
 from culm.model.base import Access, Request, ToolSpec
+from culm.model.http import spell_body
 from culm.model.rendering import text_of
-from culm.wire.codec import Json, encodable, encode
+from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 
@@ -37,13 +38,7 @@ def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
     body |= _settings(request, info, may_think=starts_with_thinking(messages))
     _cache(messages)
     body["messages"] = messages
-    options = request.settings.provider_options
-    body |= {} if options is UNSET else options
-    body |= access.body
-    try:
-        return encode(body)
-    except UnicodeEncodeError:
-        return encode(encodable(body))
+    return spell_body(body, request, access)
 
 
 def _system(request: Request) -> list[_Object]:

@@ -100,12 +100,12 @@ class Models:
 
     def after(self, provider_id: str, model_id: str) -> Sequence[SelectedModel]:
         """Who is asked for large work, in order, when this one fails."""
-        named = [(one.provider, one.model) for one in self._named("large")]
+        named = self._named("large")
         try:
-            here = named.index((provider_id, model_id))
+            here = [(one.provider, one.model) for one in named].index((provider_id, model_id))
         except ValueError:
             return ()  # Somebody asked for this one and no other.
-        following = self._named("large")[here + 1 :]
+        following = named[here + 1 :]
         return [one for one in following if not self.why_not(one.provider, one.model)]
 
     def _named(self, kind: ModelType) -> list[SelectedModel]:

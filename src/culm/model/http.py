@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
+from msgspec import UNSET
 from multidict import CIMultiDict
 
 from culm.model import failures
-from culm.model.base import Access, Setup
+from culm.model.base import Access, Request, Setup
 from culm.model.failures import Peer
 from culm.model.lines import Lines
+from culm.wire.codec import Json, encodable, encode
 
 CONNECT_TIMEOUT_S = 10.0  # Name, TCP and TLS; three lost packets fit in.
 ERROR_BYTES_MAX = 64 << 10  # Of an error's body. Real ones have hundreds.
@@ -38,6 +40,16 @@ class Post:
     headers: CIMultiDict[str]
     body: bytes
     takes_document: bool = False  # JSON is an answer, too.
+
+
+def spell_body(ours: dict[str, Json], request: Request, access: Access) -> bytes:
+    """The JSON to post. What the settings and then the access add goes over what is ours."""
+    options = request.settings.provider_options
+    body = ours | ({} if options is UNSET else options) | access.body
+    try:
+        return encode(body)
+    except UnicodeEncodeError:
+        return encode(encodable(body))
 
 
 def post_to(

@@ -15,9 +15,10 @@ from msgspec import UNSET
 
 from culm.model.accents import Accent, accent_of
 from culm.model.base import Access, Request, ToolSpec
+from culm.model.http import spell_body
 from culm.model.openai_kept import Kept, parse_kept
 from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
-from culm.wire.codec import Json, encodable, encode
+from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
     BinaryPart,
@@ -63,13 +64,7 @@ def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
         body["usage"] = {"include": True}
     if request.tools:
         body["tools"] = [_tool(spec) for spec in request.tools]
-    options = request.settings.provider_options
-    body |= {} if options is UNSET else options
-    body |= access.body
-    try:
-        return encode(body)
-    except UnicodeEncodeError:
-        return encode(encodable(body))
+    return spell_body(body, request, access)
 
 
 def _settings(request: Request, accent: Accent, info: ModelInfo) -> _Object:
