@@ -144,6 +144,7 @@ def test_several_requests_are_kept_in_order_up_to_the_bound(prompt: str) -> None
         *("what is love", "what is python", "what is this project about?", "write a poem"),
         *("run", "run the tests", "find", "count to ten", "create a function", "change the world"),
         *('find ""', 'read ""', 'replace "" by "x" in a.txt', "https://example.com/a.py"),
+        *("whats", "what's", "What’s?"),
     ],
 )
 def test_prose_means_nothing(prompt: str) -> None:

@@ -277,7 +277,7 @@ def _find(clause: Clause) -> Intent | None:
     if head not in _FINDING:
         return None
     lower = [word.lower() for word in words]
-    rest = clause.text.split(None, 1)[1] if len(words) > 1 else ""
+    rest = "".join(clause.text.split(None, 1)[1:])
     if {"files", "file", "dateien", "datei"} & set(lower):
         found = _find_in(clause, rest)
         # Without a name it is a listing: "show all files".
