@@ -1,6 +1,7 @@
 """References: what they lead to, that nothing is read twice, and that no value is ever told."""
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
@@ -256,6 +257,20 @@ async def test_whoever_stops_waiting_for_a_command_ends_it(tmp_path: Path) -> No
     await until_gone(tmp_path / "done")
 
 
+async def test_a_command_cancelled_at_any_moment_of_its_start_leaves_no_descriptor(
+    tmp_path: Path,
+) -> None:
+    before = set(Path("/dev/fd").iterdir())
+    for steps in range(6):
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(run_command("exec sleep 60", PATH, tmp_path))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            running.cancel()
+        gc.collect()  # A file that was let go unclosed is a warning, which is an error here.
+    assert set(Path("/dev/fd").iterdir()) == before
+
+
 async def until_gone(pids: Path) -> None:
     """Wait until the processes are dead that were told to end; bounded."""
     async with asyncio.timeout(WAIT_S):
@@ -275,7 +290,8 @@ def is_running(pid: int) -> bool:
 async def test_a_child_that_left_and_holds_the_output_does_not_keep_the_value_waiting(
     tmp_path: Path,
 ) -> None:
-    command = "setsid sh -c 'echo $$ > pid; exec sleep 1000' & echo key"
+    leave = "setsid sh -c 'echo $$ > pid; exec sleep 1000'"
+    command = f"{leave} & until [ -s pid ]; do sleep 0.01; done; echo key"
     try:
         async with asyncio.timeout(WAIT_S):
             assert await run_command(command, PATH, tmp_path, within_s=2 * WAIT_S) == "key"

@@ -213,31 +213,32 @@ def _start(
 async def _read(source: int, has_ended: Callable[[], bool]) -> bytes:
     """All that comes out of a pipe, which is closed then.
 
-    Who wrote into it may have ended while a process it left behind holds the other end.
+    Who wrote into it may have ended while a process it left behind holds the other end. Without a
+    transport: one that is cancelled while it is made leaves the descriptor to be closed twice.
     """
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", 0)
-    )
-    output = b""
+    loop, readable, output = asyncio.get_running_loop(), asyncio.Event(), b""
+    os.set_blocking(source, False)
+    loop.add_reader(source, readable.set)
     try:
-        while True:
+        while len(output) <= OUTPUT_BYTES_MAX:
             ended = has_ended()  # Before the look: what it wrote is in the pipe then.
+            readable.clear()
             try:
-                async with asyncio.timeout(LOOK_S):
-                    piece = await reader.read(OUTPUT_BYTES_MAX)
-            except TimeoutError:
+                piece = os.read(source, OUTPUT_BYTES_MAX)
+            except BlockingIOError:
                 if ended:
-                    break
+                    return output
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await readable.wait()
                 continue
             if not piece:
-                break
+                return output
             output += piece
-            if len(output) > OUTPUT_BYTES_MAX:
-                raise Unresolved(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
     finally:
-        transport.close()
-    return output
+        loop.remove_reader(source)
+        os.close(source)
+    raise Unresolved(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
 
 
 def failed(what: str, exc: Unresolved) -> ModelFailed:
