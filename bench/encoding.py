@@ -10,6 +10,7 @@ from bench import frames
 from culm.clock import LoopClock
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
+from culm.custody.nobody import NoCustody
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
@@ -21,8 +22,10 @@ from culm.run.system import Surroundings
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
+from culm.tools.work import WALL_S, FileWork
 from culm.workspace.configuration import Origins
-from culm.workspace.workspace import About, Equipment, open_workspace
+from culm.workspace.workshop import Equipment
+from culm.workspace.workspace import About, open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
 _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
@@ -66,7 +69,14 @@ async def event_us(streams: int, turns: int) -> float:
             about,
             store,
             Origins(FixedSources({}), (_document(), _document()), _find_nothing),
-            Equipment(_no_model, lambda _: {}, _look_nowhere, {}),
+            Equipment(
+                _no_model,
+                lambda kit, jobs: {},
+                _look_nowhere,
+                {},
+                NoCustody(),
+                FileWork(clock, WALL_S),
+            ),
             clock,
             ids,
             Settings(),

@@ -17,9 +17,10 @@ from culm.config.schema import json_schema
 from culm.server.openapi import document
 from culm.server.routes import BY_NOUN
 from culm.settings import Settings
-from tests.pages_models import SECTIONS
+from tests import pages_models, pages_tools
 
 DOCS = Path(__file__).parent.parent / "docs"
+SECTIONS = {**pages_models.SECTIONS, **pages_tools.SECTIONS}
 
 
 def settings_page() -> str:
@@ -124,6 +125,9 @@ PAGES = {
     "culm.schema.json": schema_page,
     "configuration.md": partial(with_tables, "configuration.md"),
     "models.md": partial(with_tables, "models.md"),
+    "tools.md": partial(with_tables, "tools.md"),
+    "permissions.md": partial(with_tables, "permissions.md"),
+    "custody.md": partial(with_tables, "custody.md"),
 }
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, UnsetType
 
-from culm.config.schema import ProjectFile, ProviderFile
+from culm.config.schema import Hook, OwnTool, ProjectFile, ProviderFile
 from culm.model.catalog import known_providers
 from culm.model.dialects import OURS
 from culm.model.discovery import LOCAL_SERVERS
 from culm.wire.config import Model, Options, SelectedModel, TuiOptions
+from culm.wire.rules import Rule
 
 Hint = Any  # A type, as an annotation has it.
 
@@ -21,6 +22,9 @@ _KINDS: tuple[tuple[str, type[Struct]], ...] = (
     ("a model, in `providers.<id>.models`", Model),
     ("`options`", Options),
     ("`options.tui`", TuiOptions),
+    ("a rule, in `permission_rules`", Rule),
+    ("a hook, in `hooks.PreToolUse`", Hook),
+    ("a tool, in `own_tools.<name>`", OwnTool),
 )
 _SPEAKERS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
 
@@ -51,6 +55,8 @@ def _kind_of(hint: Hint) -> str:
         return _kind_of(next(one for one in get_args(hint) if one is not UnsetType))
     if get_origin(hint) is list:
         return "list"
+    if get_origin(hint) is Literal:
+        return "text"
     words = {str: "text", bool: "true or false", int: "whole number", float: "number"}
     return cast("dict[Hint, str]", words).get(hint, "object")
 

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from culm.clock import LoopClock
 from culm.config.checking import Document
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
+from culm.custody.nobody import NoCustody
 from culm.model.base import Model
 from culm.model.choice import Chosen, MakeModel
 from culm.model.discovery import Found
 from culm.run.surroundings import ContextPaths
 from culm.run.system import Surroundings
 from culm.settings import ServeOptions, Settings
-from culm.tools.base import Tool
+from culm.tools.base import Call, Inquiry, Result, Tool
+from culm.tools.work import WALL_S, FileWork
 from culm.workspace.configuration import Origins
-from culm.workspace.workspace import Equipment
+from culm.workspace.workshop import Equipment
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
 
@@ -123,7 +126,15 @@ async def look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> Surroun
 def equipment(make_model: MakeModel = no_model, *tools: Tool) -> Equipment:
     """What a workspace needs that works in no directory."""
     by_name = {tool.spec.name: tool for tool in tools}
-    return Equipment(make_model, lambda _: by_name, look_nowhere, {})
+    work = FileWork(LoopClock(), WALL_S)
+    return Equipment(make_model, lambda kit, jobs: by_name, look_nowhere, {}, NoCustody(), work)
 
 
 NO_EQUIPMENT = equipment()
+
+
+async def carried_out(tool: Tool, call: Call) -> Result:
+    """What comes of a call that nobody is asked about."""
+    plan = await tool.prepare(call)
+    assert not isinstance(plan, Inquiry)
+    return plan if isinstance(plan, Result) else await plan.run(lambda _: None)

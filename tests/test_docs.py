@@ -47,9 +47,17 @@ def test_a_made_page_is_up_to_date(name: str) -> None:
     "page", [*DOCS.rglob("*.md"), ROOT / "README.md"], ids=lambda p: p.relative_to(ROOT).as_posix()
 )
 def test_links_between_documents_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} points to {target}"
+            assert not anchor or anchor in anchors(there), f"{page.name} points to #{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which the headings of a page are linked to."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_tree_of_the_architecture_page_names_every_folder() -> None:

@@ -20,11 +20,14 @@ LAYERS = (
     ("server",),
     ("workspace",),
     ("run",),
+    ("permission",),
     ("tools",),
     ("model",),
     ("config",),
     ("events",),
     ("store",),
+    ("custody",),
+    ("shell",),
     ("wire",),
     ("settings", "logs"),
     ("clock", "errors", "files", "ids", "__init__"),
@@ -75,7 +78,7 @@ def test_a_module_keeps_to_the_house_style(path: Path) -> None:
 def test_only_the_store_knows_sql() -> None:
     for path in SOURCES:
         if "store" not in path.relative_to(ROOT / "src" / "culm").parts:
-            assert "sqlite3" not in path.read_text(), path
+            assert not re.search(r"(import|from) sqlite3", path.read_text()), path
 
 
 def test_every_query_is_used() -> None:

@@ -17,6 +17,8 @@ from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
 from culm.config.sources import FileSources, Read
 from culm.config.trust import Trusted
+from culm.custody.base import Custody
+from culm.custody.client import open_custody
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
 from culm.model.base import Model, Setup
@@ -32,12 +34,15 @@ from culm.settings import ServeOptions
 from culm.store.files import has_unfinished_runs
 from culm.store.store import open_store
 from culm.tools.base import Tool
-from culm.tools.registry import read_only_tools
+from culm.tools.jobs import Jobs
+from culm.tools.kit import Kit
+from culm.tools.registry import make_tools
 from culm.tools.work import FileWork, open_file_work
 from culm.workspace.configuration import Origins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
-from culm.workspace.workspace import About, Equipment, Workspace, open_workspace
+from culm.workspace.workshop import Equipment
+from culm.workspace.workspace import About, Workspace, open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +87,12 @@ async def open_server(
         async with (
             open_document(options.data_dir / "config.json") as user,
             open_file_work(clock) as work,
+            open_custody(options.data_dir, clock, ids) as custody,
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
             ) as http,
             open_registry(
-                _opener(options, user, _equipment(options, http, work, tools), clock, ids),
+                _opener(options, user, _equipment(options, http, work, custody, tools), clock, ids),
                 options.data_dir,
                 options.settings,
                 clock,
@@ -109,12 +115,13 @@ def _equipment(
     options: ServeOptions,
     http: aiohttp.ClientSession,
     work: FileWork,
+    custody: Custody,
     tools: Mapping[str, Tool] | None,
 ) -> Equipment:
     settings = options.settings
 
-    def make_tools(path: Path) -> Mapping[str, Tool]:
-        return read_only_tools(path, work) if tools is None else tools
+    def tools_of(kit: Kit, jobs: Jobs) -> Mapping[str, Tool]:
+        return make_tools(kit, jobs) if tools is None else tools
 
     def make_model(chosen: Chosen) -> Model:
         dialect = find_dialect(chosen.access.type)
@@ -145,7 +152,7 @@ def _equipment(
         seen[path, paths] = (now_s + SEEN_S, around)
         return around
 
-    return Equipment(make_model, make_tools, look, dict(os.environ))
+    return Equipment(make_model, tools_of, look, dict(os.environ), custody, work)
 
 
 def _is_locking() -> bool:

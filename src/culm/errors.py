@@ -106,6 +106,13 @@ class RunNotFound(NotFound):
         super().__init__(f"run not found: {run_id}")
 
 
+class GrantNotFound(NotFound):
+    code = "grant_not_found"
+
+    def __init__(self, grant_id: str = "") -> None:
+        super().__init__(f"grant not found: {grant_id}")
+
+
 class RunIdReused(Conflict):
     code = "run_id_reused"
 

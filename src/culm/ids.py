@@ -15,6 +15,8 @@ MessageId = NewType("MessageId", str)
 FileId = NewType("FileId", str)
 RunId = NewType("RunId", str)
 CancelId = NewType("CancelId", str)
+AskId = NewType("AskId", str)
+GrantId = NewType("GrantId", str)
 Epoch = NewType("Epoch", str)
 
 # One id per path for ever: a client that reconnects after a restart finds its workspace again.
@@ -51,6 +53,15 @@ class Ids:
 
     def cancel(self) -> CancelId:
         return CancelId(self._uuid())
+
+    def ask(self) -> AskId:
+        return AskId(self._uuid())
+
+    def question(self) -> str:
+        return self._uuid()
+
+    def grant(self) -> GrantId:
+        return GrantId(self._uuid())
 
     def chance(self) -> float:
         """At least 0 and below 1."""

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from culm.cli.faces import Face, JsonLines, Plain
-from culm.ids import MessageId, RunId, SessionId
+from culm.ids import AskId, MessageId, RunId, SessionId
+from culm.wire.asks import AskChanged, AskState
 from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
 
@@ -37,6 +39,83 @@ def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
         "",
         [rf"→ ev{SHOWN}il {{}}", rf"✗ ev{SHOWN}il: no", rf"culm: No: bad {SHOWN}"],
     )
+
+
+def test_what_a_call_puts_out_is_shown_as_it_comes_and_its_result_adds_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    face = Plain()
+    face.call(ToolCall("c", "bash", '{"command":"make"}', finished=True))
+    for text in ("one\ntw", "o\n", "\x1b[2J"):
+        face.output("c", text)
+    face.result(ToolResult("c", "bash", "one\ntwo\nthree\nExit code 2"))
+    assert capsys.readouterr().err.splitlines() == [
+        *("→ bash make", "  | one", "  | two", "  | three", "  | Exit code 2"),
+        "← bash: 4 lines",
+    ]
+    face.output("d", "x\n" * 1000)
+    assert capsys.readouterr().err == "  | x\n" * 12
+
+
+def test_a_note_comes_below_a_prompt_that_nobody_has_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    face = Plain()
+    face.text(MessageId("m"), "so far")
+    face.prompt(f"allow {ESCAPE}? ")
+    face.note("allowed")
+    face.prompt("more? ")
+    face.typed()
+    face.note("done")
+    assert capsys.readouterr() == ("so far\n", f"allow {SHOWN}? \nallowed\nmore? done\n")
+
+
+ASK = AskChanged(
+    AskId("12345678-9"),
+    SessionId("s"),
+    RunId("r"),
+    "c",
+    "bash",
+    "execute",
+    f"Run {ESCAPE}",
+    "",
+    "open",
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "by_us", "words"),
+    [
+        ("allowed", True, "allowed: bash: by you"),
+        ("denied", False, "denied: bash: by another client"),
+        ("expired", False, "expired: bash: nobody answered in time"),
+        ("withdrawn", False, "withdrawn: bash: it is not needed any more"),
+    ],
+)
+def test_what_is_asked_is_told_with_its_fate(
+    capsys: pytest.CaptureFixture[str], state: AskState, words: str, *, by_us: bool
+) -> None:
+    closed = replace(ASK, state=state, by="me")
+    for face in (Plain(), JsonLines()):
+        face.ask(replace(ASK, deadline=9))
+        face.answered(closed, by_us=by_us)
+        face.allowed(ToolCall("d", "edit", "{}"))
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "? bash: Run ]0;pwned",
+        "hint: `culm answer 12345678 allow`, or deny, answers it",
+        words,
+        "allowed: edit: by an earlier answer, or a hook",
+    ]
+    asked, answered, allowed = map(json.loads, out.splitlines())
+    assert asked == {
+        **{"type": "ask", "id": "12345678-9", "call_id": "c", "tool": "bash"},
+        **{"action": "execute", "description": f"Run {ESCAPE}", "deadline": 9},
+    }
+    assert answered == {
+        **{"type": "answered", "id": "12345678-9", "call_id": "c", "state": state, "by": "me"}
+    }
+    assert allowed == {"type": "allowed", "call_id": "d"}
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])

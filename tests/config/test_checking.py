@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from culm.config.checking import PROBLEMS_MAX, Checked, Problem, check_text, key_of
-from culm.config.schema import ProjectFile, UserFile
+from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, ProjectFile, UserFile
 from culm.wire.codec import Json, fit, strings_in
+from culm.wire.rules import RULES_MAX
 
 NOT_JSON = "JSON is wanted; comments and trailing commas are fine"
 
@@ -173,9 +174,96 @@ def test_a_problem_reads_as_a_compilers_does(problem: Problem, sentence: str) ->
     assert str(problem) == sentence
 
 
+# --- parts that count whole or not at all
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "what", "hint"),
+    [
+        ({"decision": "Deny"}, ".decision", "one of allow, ask, deny is wanted, not 'Deny'", ""),
+        ({"decision": 1}, ".decision", "one of allow, ask, deny is wanted, not a number", ""),
+        ({"tool": "bash"}, "", "decision is missing", ""),
+        ({"decision": None}, "", "decision is missing", ""),
+        ({"decision": "allow", "comand": "ls"}, ".comand", "unknown key", "command"),
+        ({"decision": "ask", "path": ["a"]}, ".path", "a string is wanted, not a list", ""),
+        ({"decision": "ask", "path": "a" * 1001}, ".path", "wanted is `str` of length <= 1000", ""),
+        ("deny", "", "an object is wanted, not a string", ""),
+        (None, "", "an object is wanted, not null", ""),
+    ],
+)
+def test_a_rule_that_is_wrong_is_named_and_no_half_of_it_counts(
+    rule: Json, key: str, what: str, hint: str
+) -> None:
+    good: Json = {"decision": "deny", "command": "rm *"}
+    text = json.dumps({"permission_rules": [good, rule]})
+    said = f"did you mean {hint!r}?" if hint else ""
+    problem = Problem("f", 1, f"permission_rules[1]{key}", what, said)
+    assert check_text(text, ProjectFile, "f") == Checked({"permission_rules": [good]}, (problem,))
+
+
+@pytest.mark.parametrize(
+    ("hook", "key", "what"),
+    [
+        ({"command": "a", "matcher": "("}, ".matcher", "it is no regular expression: "),
+        ({"command": "a", "matcher": "a{99999999999}"}, ".matcher", "it is no regular "),
+        ({"command": "a", "timeout": -1}, ".timeout", "wanted is `int` >= 0"),
+        ({"command": ""}, ".command", "wanted is `str` of length >= 1"),
+        ({"matcher": "bash"}, "", "command is missing"),
+    ],
+)
+def test_a_hook_that_is_wrong_is_named_and_is_not_asked_about_other_tools_instead(
+    hook: Json, key: str, what: str
+) -> None:
+    text = json.dumps({"hooks": {"PreToolUse": [hook, {"command": "b", "matcher": "^b"}]}})
+    checked = check_text(text, ProjectFile, "f")
+    (problem,) = checked.problems
+    assert checked.document == {"hooks": {"PreToolUse": [{"command": "b", "matcher": "^b"}]}}
+    assert problem.key == f"hooks.PreToolUse[0]{key}"
+    assert problem.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "key", "what"),
+    [
+        ("Bad", {}, "", "the name is wrong"),
+        ("a-b", {}, "", "the name is wrong"),
+        ("a" * 65, {}, "", "the name is wrong"),
+        ("t", {"command": 5}, ".command", "a string or a list of strings is wanted, not a number"),
+        ("t", {"command": ["a", 5]}, ".command", "a string or a list of strings is wanted, not a "),
+        ("t", {"crash": "maybe"}, ".crash", "one of again, ask, never is wanted, not 'maybe'"),
+        ("t", {"timeout_s": 0}, ".timeout_s", "wanted is `float` > 0.0"),
+        ("t", {"description": None}, "", "description is missing"),
+        ("t", {"parameters": []}, ".parameters", "an object is wanted, not a list"),
+    ],
+)
+def test_a_tool_that_is_wrong_is_named_and_left_out(
+    name: str, tool: dict[str, Json], key: str, what: str
+) -> None:
+    good: Json = {"command": ["./a", "b"], "description": "d", "parameters": {"type": "object"}}
+    text = json.dumps({"own_tools": {"good": good, name: {**good, **tool}}})
+    checked = check_text(text, ProjectFile, "f")
+    (problem,) = checked.problems
+    assert checked.document == {"own_tools": {"good": good}}
+    assert problem.key == f"own_tools.{name}{key}"
+    assert problem.what.startswith(what)
+
+
+def test_of_too_many_rules_hooks_or_tools_none_counts() -> None:
+    rules = [{"decision": "deny"}] * (RULES_MAX + 1)
+    hooks = [{"command": f"{n}"} for n in range(HOOKS_MAX + 1)]
+    tools = {f"t{n}": {"command": "a", "description": "d"} for n in range(OWN_TOOLS_MAX + 1)}
+    text = json.dumps({"permission_rules": rules, "hooks": {"x": hooks}, "own_tools": tools})
+    assert [(key, what) for _, key, what, _ in problems_of(text)] == [
+        ("permission_rules", f"it may have at most {RULES_MAX} entries"),
+        ("hooks.x", f"it may have at most {HOOKS_MAX} entries"),
+        ("own_tools", f"it may have at most {OWN_TOOLS_MAX} entries"),
+    ]
+
+
 # --- any text, any value
 
 FIELDS = [
+    *("permission_rules", "own_tools", "PreToolUse", "decision", "matcher", "crash", "tool"),
     *("models", "fallbacks", "providers", "options", "permissions", "mcp", "lsp", "hooks", "env"),
     *("large", "small", "tui", "debug", "command", "args", "base_url", "queue_max", "linger_s"),
     *("max_tokens", "temperature", "context_paths", "OPTIONS", "$schema", "", "a.b", "x"),

@@ -97,6 +97,33 @@ def test_a_list_is_replaced_and_an_object_is_laid_over() -> None:
     assert merged([]) == {}
 
 
+def test_rules_and_hooks_of_all_layers_count_and_no_layer_takes_away_anothers() -> None:
+    deny: Json = {"decision": "deny", "command": "rm *"}
+    allow: Json = {"decision": "allow", "tool": "edit"}
+    under: Document = {
+        "permission_rules": [deny],
+        "hooks": {"PreToolUse": [{"command": "a"}]},
+        "permissions": {"allowed_tools": ["view"]},
+    }
+    over: Document = {
+        "permission_rules": [allow],
+        "hooks": {"PreToolUse": [{"command": "b"}], "Other": []},
+        "permissions": {"allowed_tools": ["edit"]},
+    }
+    assert merged([under, {"permission_rules": []}, over]) == {
+        "permission_rules": [deny, allow],
+        "hooks": {"PreToolUse": [{"command": "a"}, {"command": "b"}], "Other": []},
+        "permissions": {"allowed_tools": ["edit"]},
+    }
+
+
+def test_a_tool_declared_again_is_the_later_one_alone() -> None:
+    first: Json = {"command": "a", "description": "d", "is_free": True, "parameters": {"x": 1}}
+    second: Json = {"command": "b", "description": "e", "parameters": {"y": 2}}
+    layers: list[Document] = [{"own_tools": {"t": first, "u": first}}, {"own_tools": {"t": second}}]
+    assert merged(layers) == {"own_tools": {"t": second, "u": first}}
+
+
 @contract("CFG-5")
 @pytest.mark.parametrize(
     "above",

@@ -12,7 +12,7 @@ from pathlib import Path
 from culm.model.base import ToolSpec
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Rule, Script
-from culm.tools.base import Call, Result
+from culm.tools.base import Call, Plan, Result, free_plan
 from culm.wire.runs import CrashPolicy
 from tests.crush_client.client import Tui, open_tui
 from tests.crush_client.events import Sleep, parse_line
@@ -42,6 +42,9 @@ class Gate:
     @property
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "Waits.", {"type": "object"})
+
+    async def prepare(self, call: Call) -> Plan:
+        return free_plan(call, lambda _: self.run(call))
 
     async def run(self, call: Call) -> Result:
         self.entered.set()
@@ -89,16 +92,16 @@ async def open_agent(
     title: Reply = GREETING,
     rules: Iterable[Rule] = (),
     host: str = "",
+    has_real_tools: bool = False,
 ) -> AsyncGenerator[Agent]:
     """The model gives these replies in order, and nothing after them."""
     gate = Gate()
+    tools = None if has_real_tools else {gate.name: gate}
     script = Script([*replies], [Rule(TITLE.decode(), title), *rules])
     async with (
         asyncio.timeout(WAIT_S),
         open_model_server(script) as model,
-        open_flow(
-            folder, kind, host=host, config=model_config(model.url), tools={gate.name: gate}
-        ) as flow,
+        open_flow(folder, kind, host=host, config=model_config(model.url), tools=tools) as flow,
     ):
         yield Agent(flow, model, gate)
 

@@ -13,13 +13,14 @@ from tests.crush_client.calls import Calls, flag_of
 from tests.crush_client.events import EventLoop, Sleep
 from tests.crush_client.golang import record, records, texts, to_json
 from tests.crush_client.polling import Polling
-from tests.crush_client.screen import Reaction, Screen
+from tests.crush_client.screen import Reaction, Screen, changes_in
 from tests.crush_client.sessions import Sessions, resolve_session
 from tests.crush_client.startup import Project, Startup, create_workspace, new_id
 from tests.crush_client.transport import Body, Transport, parse_host
 from tests.crush_client.types import is_configured
 
 QUIT_S = 5.0
+TERM_WIDTH = 118
 LOST = "lost connection to the crush server"
 RESET = "the crush server reset this workspace"
 NOT_READY = "agent is not ready"
@@ -152,6 +153,12 @@ class Tui:
         """Whether it worked; returns when it is over, and a failure is a toast."""
         return await self.calls.shown(44, None, sid=self.screen.session_id)
 
+    async def shell(self, command: str) -> tuple[str, int]:
+        """`!command`: returns when it is over; to cancel this closes the request, and ends it."""
+        body = {"session_id": "", "command": command, "term_width": TERM_WIDTH}
+        found = record(await self.api.call(45, body, sid=self.screen.session_id))
+        return found.text("output"), found.integer("exit_code")
+
     # --- dialogs (§13.3, §10)
 
     async def answer_permission(self, action: str) -> bool:
@@ -228,7 +235,8 @@ class Tui:
             case "queue":
                 await self.polling.queue()
             case "history":
-                await calls.attempt(19, [], sid=self.screen.session_id)
+                history = await calls.attempt(19, [], sid=self.screen.session_id)
+                self.screen.changes = changes_in(records(history))
             case "workspace":
                 if found := await calls.attempt(9):
                     calls.adopt(record(found))

@@ -70,6 +70,8 @@ class Screen:
     permission: Record | None = None  # The open dialog.
     questions: Record | None = None  # The open form.
     files: list[str] = field(default_factory=list[str])
+    # By path: what was in a file before the session changed it, and what is in it now.
+    changes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     is_ready: bool = False
     is_busy: bool = False
     queue: list[str] = field(default_factory=list[str])
@@ -90,6 +92,7 @@ class Screen:
         self.session_id, self.title, self.tokens = "", "", 0
         for shown in (self.items, self.calls, self.todos, self.files, self.queue):
             shown.clear()
+        self.changes.clear()
 
     def show_messages(self, messages: list[Record]) -> None:
         """Replace what is shown by the list of a load."""
@@ -220,6 +223,18 @@ def _item(message: Record) -> Item:
 
 def _is_shell(message: Record) -> bool:
     return any(part_type(part) == "shell_command" for part in message.records("parts"))
+
+
+def changes_in(history: list[Record]) -> dict[str, tuple[str, str]]:
+    """Of each file its lowest version and its highest, which the sidebar compares."""
+    versions: dict[str, list[Record]] = {}
+    for file in history:
+        versions.setdefault(file.text("path"), []).append(file)
+    found: dict[str, tuple[str, str]] = {}
+    for path, files in versions.items():
+        files.sort(key=lambda file: file.integer("version"))
+        found[path] = (files[0].text("content"), files[-1].text("content"))
+    return found
 
 
 def file_paths(history: list[Record], read: object) -> list[str]:

@@ -6,7 +6,7 @@ from tests.crush_client.api import Api, CallError
 from tests.crush_client.calls import Calls
 from tests.crush_client.golang import Record, mapping, record, records, to_json
 from tests.crush_client.polling import Polling
-from tests.crush_client.screen import file_paths
+from tests.crush_client.screen import changes_in, file_paths
 from tests.crush_client.types import SESSION, part_type
 
 NESTING_TOOLS = ("agent", "agentic_fetch")
@@ -76,6 +76,7 @@ class Sessions:
         read = await self._calls.attempt(23, [], sid=session_id)
         self._screen.open_session(session)
         self._screen.files = file_paths(history, read)
+        self._screen.changes = changes_in(history)
         return True
 
     async def _load_messages(self, session_id: str) -> None:

@@ -9,8 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.crush_client.events import parse_line
-from tests.crush_client.golang import Record, record
-from tests.crush_client.types import EVENT_PAYLOADS, PARTS, part_type
+from tests.crush_client.golang import Record, Struct, record
+from tests.crush_client.types import (
+    EVENT_PAYLOADS,
+    PARTS,
+    PERMISSION_PARAMS,
+    QUESTION_CHOICE,
+    QUESTION_ITEM,
+    part_type,
+)
 
 FINISH_REASONS: Mapping[str, frozenset[str]] = {
     "user": frozenset({"stop"}),
@@ -44,6 +51,10 @@ def surprises(line: bytes) -> list[str]:
     if event.type == "message" and event.op != "deleted":
         found += _in_message(event.payload)
     raw = json.loads(line.removeprefix(b"data:"))
+    if event.type == "permission_request":
+        found += _in_dialog(raw["payload"]["payload"])
+    if event.type == "question_batch_request":
+        found += _in_form(raw["payload"]["payload"])
     return [*found, *(f"key {key!r}" for key in _unread(event.type, raw) if key not in OURS)]
 
 
@@ -66,6 +77,23 @@ def _in_message(message: Record) -> Iterator[str]:
                 pass
 
 
+def _in_dialog(request: Mapping[str, Any]) -> Iterator[str]:
+    """The dialog of a tool shows what is in its own struct, and nothing else."""
+    kind, params = PERMISSION_PARAMS.get(request["tool_name"]), request.get("params")
+    if kind is None or params is None:
+        return
+    yield from (f"param {name!r}" for name in params.keys() - _names(kind))
+    wanted = {name for name in kind.fields if not name.endswith("?")}
+    yield from (f"no param {name!r}" for name in wanted - params.keys())
+
+
+def _in_form(request: Mapping[str, Any]) -> Iterator[str]:
+    for question in request["questions"]:
+        yield from (f"key {key!r}" for key in question.keys() - _names(QUESTION_ITEM))
+        for choice in question.get("choices") or ():
+            yield from (f"key {key!r}" for key in choice.keys() - _names(QUESTION_CHOICE))
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
@@ -79,12 +107,12 @@ def _unread(kind: str, outer: Mapping[str, Any]) -> Iterator[str]:
     payload = outer["payload"]["payload"]
     yield from outer.keys() - {"type", "payload"}
     yield from outer["payload"].keys() - {"type", "payload"}
-    yield from payload.keys() - _names(record(EVENT_PAYLOADS[kind].zero()))
+    yield from payload.keys() - _names(record(EVENT_PAYLOADS[kind].zero()).kind)
     if kind == "message":
         for part in payload["parts"]:
             yield from part.keys() - {"type", "data"}
-            yield from part["data"].keys() - _names(record(PARTS[part["type"]].zero()))
+            yield from part["data"].keys() - _names(PARTS[part["type"]])
 
 
-def _names(value: Record) -> set[str]:
-    return {name.rstrip("?") for name in value.kind.fields}
+def _names(kind: Struct) -> set[str]:
+    return {name.rstrip("?") for name in kind.fields}

@@ -1,13 +1,16 @@
 """What the TUI does with each event: recorded lines in, the screen out."""
 
+import json
 import logging
 
 import pytest
 
 from tests.crush_client.events import parse_line
-from tests.crush_client.golang import decode, record
+from tests.crush_client.golang import Slice, decode, record, records
 from tests.crush_client.lines import EVENTS, SESSION, TURN, line
-from tests.crush_client.screen import POLLS, Call, Event, Item, Reaction, Screen
+from tests.crush_client.screen import POLLS, Call, Event, Item, Reaction, Screen, changes_in
+from tests.crush_client.strict import surprises
+from tests.crush_client.types import FILE
 from tests.crush_client.types import SESSION as SESSION_TYPE
 
 
@@ -235,6 +238,32 @@ def test_a_form_of_questions_is_dismissed_by_any_notification() -> None:
     assert [q.text("id") for q in screen.questions.records("questions")] == ["q1", "q2"]
     screen.apply(event(line("question_batch_notification", "created", {"batch_id": "other"})))
     assert screen.questions is None
+
+
+def test_what_a_dialog_or_a_form_would_not_show_is_noticed() -> None:
+    params = {"url": "http://x", "format": "text", "headers": "X: y"}
+    request: dict[str, object] = {"id": "P", "tool_name": "fetch", "params": params}
+    assert surprises(line("permission_request", "created", request).encode()) == ["param 'headers'"]
+    request["params"] = {"url": "http://x"}
+    assert surprises(line("permission_request", "created", request).encode()) == [
+        "no param 'format'"
+    ]
+    choice = {"id": "pg", "label": "PostgreSQL", "icon": "x"}
+    question = {"id": "q1", "type": "single_choice", "question": "?", "choices": [choice]}
+    batch = {"id": "B", "questions": [{**question, "rank": 1}]}
+    assert surprises(line("question_batch_request", "created", batch).encode()) == [
+        "key 'rank'",
+        "key 'icon'",
+    ]
+
+
+def test_the_lowest_version_of_a_file_is_compared_with_the_highest() -> None:
+    files = [
+        {"path": path, "version": version, "content": f"{path}{version}"}
+        for path, version in (("/a", 1), ("/b", 0), ("/a", 10), ("/a", 2))
+    ]
+    history = decode(json.dumps(files).encode(), Slice(FILE)).must()
+    assert changes_in(records(history)) == {"/a": ("/a1", "/a10"), "/b": ("/b0", "/b0")}
 
 
 # --- calls that an event leads to

@@ -287,11 +287,11 @@ PERMISSION_REQUEST = PermissionRequest()
 PERMISSION_NOTIFICATION = Struct(
     "PermissionNotification", {"tool_call_id": STR, "granted": BOOL, "denied": BOOL}
 )
-_CHOICE = Struct("QuestionChoice", {"id": STR, "label": STR, "description?": STR})
+QUESTION_CHOICE = Struct("QuestionChoice", {"id": STR, "label": STR, "description?": STR})
 QUESTION_ITEM = Struct(
     "QuestionItem",
     {"id": STR, "type": STR, "label?": STR, "question": STR, "description?": STR}
-    | {"choices?": Slice(_CHOICE)},
+    | {"choices?": Slice(QUESTION_CHOICE)},
 )
 QUESTION_REQUEST = Struct(
     "QuestionRequest",

@@ -155,7 +155,7 @@ class RawStream:
 
     def told(self) -> list[str]:
         """Types of what has come, without what every attach is told."""
-        told_on_attach = ("presence_changed", "store_health")
+        told_on_attach = ("presence_changed", "store_health", "skip_changed")
         return [told.type for told in self.events() if told.type not in told_on_attach]
 
 

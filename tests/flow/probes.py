@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER
 from culm.testing.script import Reply, Rule, Script, ScriptedCall
-from culm.tools.base import Call, Result
+from culm.tools.base import Action, Call, Plan, Result, free_plan
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
 from tests.flow.drive import until
@@ -79,11 +79,26 @@ class Probe:
     effect: Callable[[Call], Awaitable[Result]] | None = None
     parallel: bool = False
     crash: CrashPolicy = "ask"
+    asks: bool = False  # Somebody has to allow it.
     calls: list[Call] = field(default_factory=list[Call])
 
     @property
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, f"Does {self.name}.", {"type": "object", "properties": {}})
+
+    async def prepare(self, call: Call) -> Plan:
+        if not self.asks:
+            return free_plan(call, lambda _: self.run(call))
+        action = Action(
+            tool=self.name,
+            name="execute",
+            description=f"Do {self.name}",
+            path="/",
+            params=dict(call.arguments or {}),
+            resolved=dict(call.arguments or {}),
+            grains=(f"{self.name} grain",),
+        )
+        return Plan(action, lambda _: self.run(call))
 
     async def run(self, call: Call) -> Result:
         self.calls.append(call)

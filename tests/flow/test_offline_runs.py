@@ -126,7 +126,8 @@ async def test_a_cancel_in_the_middle_ends_it_and_answers_its_calls(tmp_path: Pa
     ("prompt", "words"),
     [
         ("read missing.md", "missing.md"),
-        ("read ../outside.md", "outside"),
+        ("read ../outside.md", "`view` was not allowed"),
+        ("run touch made", "`bash` was not allowed"),
         ("search for HEIGHT", "tree.py"),
         ("count the files", "2"),
         ("compose a sonnet", "culm models"),
@@ -137,11 +138,30 @@ async def test_whatever_is_asked_there_is_an_answer_and_no_error(
 ) -> None:
     (tmp_path / "outside.md").write_text("a secret")
     async with open_fresh(tmp_path) as stage:
-        complete = await stage.heard.complete(await stage.prompt(prompt))
+        complete = await stage.heard.complete(await stage.prompt(prompt, approve="deny"))
         said = " ".join(text for _, text, _ in await stage.rows())
         assert complete.error == ""
         assert words in said
         assert "a secret" not in said
+
+
+async def test_it_changes_what_a_policy_allows_and_is_refused_the_rest(tmp_path: Path) -> None:
+    rules = [
+        {"decision": "allow", "tool": "edit", "path": "src/**"},
+        {"decision": "allow", "tool": "bash", "command": "sort *"},
+    ]
+    prompt = "replace 4 by 5 in src/tree.py, run `sort -o sorted src/tree.py` and run `touch made`"
+    async with open_fresh(tmp_path) as stage:
+        complete = await stage.heard.complete(
+            await stage.prompt(prompt, run_id="alone", approve=rules)
+        )
+        calls = [call.name for call in calls_of(await stage.messages())]
+    assert (calls, complete.error) == (["view", "edit", "bash", "bash"], "")
+    for words in ("Changed src/tree.py (+1 -1 lines).", "`bash` was not allowed: this needs a"):
+        assert words in complete.text
+    texts = [(tmp_path / "project" / name).read_text() for name in ("src/tree.py", "sorted")]
+    assert texts == ["HEIGHT_M = 5\n"] * 2
+    assert not (tmp_path / "project" / "made").exists()
 
 
 async def test_who_switched_it_off_and_has_nobody_else_is_told_at_once(tmp_path: Path) -> None:

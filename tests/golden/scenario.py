@@ -1,7 +1,7 @@
 """One fixed story that calls every route and tells every event, so that answers are full.
 
-What nothing in the product makes yet (an ask, a user's own command, a language server) is put in
-where the product would put it: messages through the workspace, events through its store.
+What nothing in the product makes yet (a sub-agent, a language server) is put in where the product
+would put it: messages through the workspace, events through its store.
 """
 
 from contextlib import AsyncExitStack
@@ -10,16 +10,17 @@ from culm.ids import Ids, SessionId
 from culm.settings import Settings
 from culm.store.base import Op
 from culm.store.history import add_file
-from culm.store.sessions import add_session
+from culm.store.sessions import add_session, set_todos
 from culm.testing.model_server import ModelServer
 from culm.wire import messages as parts
 from culm.wire import workspaces as wire
 from culm.wire.codec import decode, encode
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
-from culm.wire.sessions import Session
+from culm.wire.sessions import Session, Todo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN
+from tests.golden.asking import ask_for_permission, ask_questions, stop_asking
 from tests.golden.story import A, S, Story, StoryClock, W
 from tests.golden.transcript import Names
 from tests.golden.turns import (
@@ -34,10 +35,6 @@ from tests.golden.turns import (
 SETTINGS = Settings(abandoned_runs_s=2.0)
 # With the operation that the reference sends (crush-wire §7.4).
 UNMADE: dict[str, Op] = {
-    "permission_request": "created",
-    "permission_notification": "created",
-    "question_batch_request": "created",
-    "question_batch_notification": "created",
     "lsp_event": "updated",
     "mcp_event": "updated",
     "skills_event": "updated",
@@ -70,7 +67,7 @@ async def play(flow: FlowServer, clock: StoryClock, model: ModelServer) -> Story
     clients = [ids.client() for _ in range(3)]
     names = Names({str(flow.folder): "<folder>", model.url: "<model url>"})
     async with AsyncExitStack() as exits:
-        run_ids = [ids.run() for _ in range(10)]
+        run_ids = [ids.run() for _ in range(12)]
         story = Story(flow, clock, model, exits, names, clients, run_ids)
         for client in clients:
             names.know(client, "client")
@@ -79,11 +76,15 @@ async def play(flow: FlowServer, clock: StoryClock, model: ModelServer) -> Story
         session, other = await _begin_sessions(story)
         await take_a_turn(story, session)
         await _write_what_is_not_made(story, session)
+        await _run_own_commands(story, session)
         await _touch_files(story, session)
         await _read_sessions(story, session)
         await _ask_agent(story, session)
         await use_the_queue(story, session)
         await end_runs(story, session, other)
+        await ask_for_permission(story, session)
+        await ask_questions(story, session)
+        await stop_asking(story, session)
         await _ask_around(story)
         await _tell_what_is_not_made(story)
         await _resume(story)
@@ -175,20 +176,27 @@ async def _begin_sessions(story: Story) -> tuple[SessionId, SessionId]:
 
 
 async def _write_what_is_not_made(story: Story, session_id: SessionId) -> None:
-    """A user's own command, a linked picture, and a sub-agent."""
-    messages = story.workspace.messages
-    picture = parts.ImageUrl("https://example.com/shot.png", "low")
-    for part in (
-        parts.ImageUrlPart(picture),
-        parts.ShellCommandPart(parts.ShellCommand("ls", "main.go\n", 0)),
-    ):
-        message, written = messages.add(session_id, "user", [part])
-        await written
-        await story.tick()
+    """A linked picture, a sub-agent, and a list of what is left to do."""
+    picture = parts.ImageUrlPart(parts.ImageUrl("https://example.com/shot.png", "low"))
+    message, written = story.workspace.messages.add(session_id, "user", [picture])
+    await written
+    await story.tick()
     child = SessionId(f"{message.id}$$call_1")
     await story.workspace.store.write(
         add_session(child, "A sub-agent", parent_id=session_id, sessions_max=9)
     )
+    await story.tick()
+    todos = [Todo("Look", "completed"), Todo("Run the tests", "in_progress", "Running the tests")]
+    await story.workspace.store.write(set_todos(session_id, todos))
+    await story.tick()
+
+
+async def _run_own_commands(story: Story, session_id: SessionId) -> None:
+    shell = {"session_id": "", "command": "echo main.go; exit 3", "term_width": 80}
+    await story.ask("POST", f"{A}/shell", shell, session_id=session_id)
+    await story.ask("POST", f"{A}/shell", {"command": " "}, session_id=session_id)
+    await story.ask("POST", f"{A}/shell", shell, session_id=UNKNOWN)
+    await story.ask("GET", f"{W}/processes")
     await story.tick()
 
 
@@ -227,20 +235,10 @@ async def _ask_agent(story: Story, session_id: SessionId) -> None:
         await story.ask("GET", A, session_id=session)
     for path in ("prompts/queued", "prompts/list", "queue"):
         await story.ask("GET", f"{A}/{path}", session_id=session_id)
-    await story.ask("POST", f"{A}/shell", {"command": "ls"}, session_id=session_id)
 
 
 async def _ask_around(story: Story) -> None:
     """What is answered in its empty form for now, each with what a client would send."""
-    await story.ask("GET", f"{W}/permissions/skip")
-    await story.ask("POST", f"{W}/permissions/skip", {"skip": True})
-    await story.ask("GET", f"{W}/permissions/skip")
-    grant = {"permission": {"id": UNKNOWN, "params": None}, "action": "allow_session"}
-    await story.ask("POST", f"{W}/permissions/grant", grant)
-    await story.ask("POST", f"{W}/permissions/grant", {**grant, "action": "maybe"})
-    answers = [{"request_id": "q1", "selected_ids": ["pg"], "yes": None}]
-    await story.ask("POST", f"{W}/questions/answer", {"batch_request_id": "", "responses": answers})
-    await story.ask("POST", f"{W}/questions/cancel")
     await story.ask("GET", f"{W}/project/needs-init")
     await story.ask("POST", f"{W}/project/init")
     await story.ask("GET", f"{W}/project/init-prompt")

@@ -33,6 +33,9 @@ _NAMED = {
     "file": ("file", "id"),
     "run_changed": ("run", "run_id"),
     "cancel_changed": ("cancel", "cancel_id"),
+    "ask_changed": ("ask", "ask_id"),
+    "question_changed": ("batch", "batch_id"),
+    "grant_changed": ("grant", "id"),
 }
 _BUILD = {
     "version": re.compile(r'(?<="version": ")[^"]+|(?<="build_id": "culm-)[^"]+'),

@@ -5,14 +5,16 @@ may happen side by side is told in one order.
 """
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from culm.events.hub import COALESCE_S
 from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER, RETRY_DELAYS_S
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
-from culm.tools.base import Call, Result
+from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool, Watch, free_plan
+from culm.tools.question import QuestionTool, make_question
+from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
 from tests.flow.drive import UNKNOWN, Answer, until
 from tests.golden.story import TITLE, A, R, S, Story, W
@@ -22,15 +24,33 @@ NAMED = Reply(text="A flaky test", hold_after=0, usage=ScriptedUsage(input=50, o
 SCRIPT = Script(rules=[Rule(TITLE.decode(), NAMED)])
 # Chance makes a delay longer, so time passes as far as it can reach.
 RETRY_S, RETRY_S_MAX = RETRY_DELAYS_S[0], RETRY_DELAYS_S[0] * (1 + JITTER)
+QUESTIONS: list[Json] = [
+    {
+        "type": "single_choice",
+        "label": "DB",
+        "question": "Which database?",
+        "description": "Pick one.",
+        "choices": [
+            {"id": "pg", "label": "PostgreSQL"},
+            {"label": "SQLite", "description": "embedded"},
+        ],
+    },
+    {"type": "yes_no", "question": "Add migrations?", "description": "Creates a folder."},
+    {"type": "free_text", "question": "Anything else?", "description": "Or nothing."},
+]
 SHOT = {"file_path": "shot.png", "file_name": "shot.png", "mime_type": "image/png"}
 
 
 @dataclass(frozen=True)
 class Known:
-    """A tool that always answers the same."""
+    """A tool that always does the same, whatever it is called with.
+
+    Calls that need none have no arguments: in how many pieces those come is chance.
+    """
 
     name: str
     result: Result
+    to: str = ""  # Where it deploys to, for which a person is asked; empty: nowhere.
     parallel: bool = False
     crash: CrashPolicy = "again"
 
@@ -38,15 +58,52 @@ class Known:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "For the story.", {"type": "object"})
 
-    async def run(self, call: Call) -> Result:
+    async def prepare(self, call: Call) -> Plan:
+        if not self.to:
+            return free_plan(call, self.run)
+        action = Action(
+            tool=self.name,
+            name="execute",
+            description=f"Deploy to {self.to}",
+            path="/srv",
+            params={"to": self.to},
+            resolved={"to": self.to},
+            grains=(f"deploy:{self.to}",),
+            why="it leaves the workspace",
+        )
+        return Plan(action, self.run)
+
+    async def run(self, watch: Watch) -> Result:
+        if self.to:
+            watch("50 %\n")
+            watch("Ä 100 %\n")
         return self.result
 
 
-TOOLS = {
-    tool.name: tool
+@dataclass(frozen=True)
+class Inquisitive:
+    """The real tool for questions, with the same ones each time."""
+
+    real: QuestionTool = field(default_factory=make_question)
+    parallel: bool = False
+    crash: CrashPolicy = "again"
+
+    @property
+    def spec(self) -> ToolSpec:
+        return self.real.spec
+
+    async def prepare(self, call: Call) -> Inquiry | Result:
+        return await self.real.prepare(replace(call, arguments={"questions": QUESTIONS}))
+
+
+TOOLS: dict[str, Tool] = {
+    tool.spec.name: tool
     for tool in (
         Known("bash", Result("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
         Known("view", Result("package main\n")),
+        Known("stage", Result("Deployed."), to="staging", parallel=True),
+        Known("deploy", Result("Deployed."), to="production", parallel=True),
+        Inquisitive(),
     )
 }
 

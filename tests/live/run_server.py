@@ -21,7 +21,7 @@ from culm.config.user import read_user_file
 from culm.ids import Ids
 from culm.model.base import ToolSpec
 from culm.settings import ServeOptions
-from culm.tools.base import Call, Result
+from culm.tools.base import Call, Plan, Result, free_plan
 from culm.wire.runs import CrashPolicy
 
 PROGRAM = ("-m", "tests.live.run_server")
@@ -40,6 +40,9 @@ class Mark:
     @property
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "Leave a mark.", {"type": "object", "properties": {}})
+
+    async def prepare(self, call: Call) -> Plan:
+        return free_plan(call, lambda _: self.run(call))
 
     async def run(self, call: Call) -> Result:
         _append(f"{self.name}\n")

@@ -100,7 +100,7 @@ async def test_who_wants_nothing_found_is_answered_offline_with_real_results(fol
         assert ended.status == 0
         assert "not an LLM" in ended.stdout
         assert "# Plums" in ended.stdout
-        assert ended.stderr.startswith('→ view {"file_path":"README.md"}\n')
+        assert ended.stderr.startswith("→ view README.md\n")
         assert model.requests == []
 
 

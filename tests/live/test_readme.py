@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.harness import open_process_server
+from tests.live.harness import ROOT, open_process_server, run_process
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
@@ -52,6 +52,30 @@ async def test_the_examples_of_the_interface_page_run_as_they_stand(folder: Path
         assert output.count("Seen by every stream") == 1
         assert re.search(r'id: \w+\.\d+\ndata: .*"title":"Changed while nobody listened"', output)
         assert "Expected `str`, got `int` - at `$.title`" in output
+
+
+async def test_the_demonstration_looks_changes_runs_and_is_refused_and_leaves_nothing_running(
+    folder: Path,
+) -> None:
+    ended = await run_process(folder, str(ROOT / "examples" / "first_run.py"))
+    assert ended.status == 0
+    assert "culm's offline model" in ended.stdout
+    told = [line for line in ended.stderr.splitlines() if not line.startswith("  | ")]
+    assert [line.split(":")[0] for line in told if line[0] not in "←"] == [
+        *("→ view README.md", "→ grep height_m *.py", "→ view garden.py"),
+        *("→ edit garden.py", "allowed", "→ bash make test", "allowed"),
+        *("→ bash rm README.md", "✗ bash", "hint"),
+    ]
+    assert "  | OK" in ended.stderr.splitlines()
+    assert ended.stdout.splitlines()[-2:] == [
+        "-    return min(age_years, 8) * 5",
+        "+    return min(age_years, 8) * 0.5",
+    ]
+    # What the README shows of it, each line up to where that cuts it short.
+    (shown,) = re.findall(r"```console\n\$ make run\n(.*?)```", README, re.DOTALL)
+    said = [*ended.stdout.splitlines(), *ended.stderr.splitlines()]
+    for line in shown.splitlines():
+        assert any(one.startswith(line.partition("…")[0]) for one in said), line
 
 
 def test_the_commands_of_the_readme_exist() -> None:

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
-from culm.cli.faces import Shown, head_of, words_of
+from culm.cli.call_lines import head_of
+from culm.cli.faces import words_of
 from culm.cli.run import choose_model, title_of
+from culm.cli.shown import Shown
 from culm.client.stream import Mirror
 from culm.errors import InvalidRequest
-from culm.ids import MessageId, RunId, SessionId
+from culm.ids import AskId, MessageId, RunId, SessionId
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ScriptedCall
+from culm.wire.asks import AskChanged
 from culm.wire.codec import decode
 from culm.wire.config import Model, ProviderConfig, SelectedModel
 from culm.wire.messages import (
@@ -29,7 +33,9 @@ from culm.wire.messages import (
     Text,
     TextPart,
     ToolCall,
+    ToolCallPart,
     ToolResult,
+    ToolResultPart,
 )
 from culm.wire.runs import CancelChanged, Run, RunChanged, State
 from tests.live.found import RUN, open_machine, server_pid
@@ -150,6 +156,7 @@ async def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
         ([], "there is no prompt"),
         (["--session", "s", "--continue", "go"], "exclude each other"),
         (["--model", "nobody/nothing", "go"], "no provider has a model nobody/nothing"),
+        (["--deny", "fetch:a.b", "go"], "fetch has no command and no path to match"),
     ],
 )
 async def test_wrong_usage_is_told_and_nothing_is_asked(
@@ -321,8 +328,20 @@ class Told:
     def call(self, call: ToolCall) -> None:
         self.seen.append(("call", call.name))
 
+    def output(self, call_id: str, text: str) -> None:
+        self.seen.append((f"output {call_id}", text))
+
     def result(self, result: ToolResult) -> None:
         self.seen.append(("result", result.content))
+
+    def allowed(self, call: ToolCall) -> None:
+        self.seen.append(("allowed", call.name))
+
+    def ask(self, ask: AskChanged) -> None:
+        self.seen.append(("ask", ask.description))
+
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        self.seen.append(("answered", f"{ask.state} {by_us}"))
 
     def note(self, words: str) -> None:
         self.seen.append(("note", words))
@@ -405,6 +424,31 @@ def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
         ("active", [answer("1", "Theirs", rev=1, finished=True), answer("2", "Ours")]),
     )
     assert told.seen == [("text 2", "Ours")]
+
+
+def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> None:
+    told, mirror = Told(), Mirror()
+    shown = Shown(told, OURS, mirror, "me")
+    mirror.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
+    parts = [ToolCallPart(ToolCall(name, name, "{}", finished=True)) for name in ("a", "b")]
+    mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts)))
+    mirror.outputs["a"] = "on"
+    shown.show(mirror)
+    mirror.outputs["a"] = "one\n"
+    mirror.granted["b"] = None
+    ask = AskChanged(AskId("x"), SESSION, OURS, "a", "a", "execute", "Do a", "", "open")
+    mirror.asks[ask.ask_id] = ask
+    shown.show(mirror)
+    mirror.asks[ask.ask_id] = replace(ask, state="allowed", by="me")
+    mirror.granted["a"] = None
+    results: list[Part] = [ToolResultPart(ToolResult(name, name, name)) for name in ("a", "b")]
+    mirror.put_message(Message(MessageId("2"), "tool", SESSION, results))
+    shown.show(mirror)
+    assert told.seen == [
+        *(("call", "a"), ("call", "b"), ("output a", "on")),
+        *(("ask", "Do a"), ("allowed", "b"), ("output a", "e\n")),
+        *(("answered", "allowed True"), ("result", "a"), ("result", "b")),
+    ]
 
 
 PROVIDERS = {

@@ -14,7 +14,6 @@ import pytest
 from culm.cli.serve import ECHO_S
 from culm.client.stream import open_mirror
 from tests.live.harness import (
-    ROOT,
     find_database,
     make_directory,
     open_client_of,
@@ -265,17 +264,3 @@ async def test_help_imports_neither_aiohttp_nor_uvloop(folder: Path, args: tuple
     assert ended.status == 0
     assert "culm.cli.main" in imported
     assert not imported & {"aiohttp", "uvloop", "sqlite3"}
-
-
-async def test_the_example_works_with_nothing_set_up_and_leaves_nothing_running(
-    folder: Path,
-) -> None:
-    for name in ("README.md", "Makefile"):
-        (folder / name).write_text("make run\n")
-    (folder / "docs").mkdir()
-    ended = await run_process(folder, str(ROOT / "examples" / "first_run.py"))
-    assert ended.status == 0
-    assert "culm's offline model" in ended.stdout
-    assert "README.md has " in ended.stdout
-    calls = [line.split()[1] for line in ended.stderr.splitlines() if line.startswith("→")]
-    assert calls == ["ls", "view", "grep"]

@@ -11,11 +11,13 @@ from culm.ids import MessageId, SessionId
 from culm.model.base import CallBegan, CallDelta, Done, ModelEvent, Request, TextDelta, ToolSpec
 from culm.model.offline import SUMMARY_WORDS, TITLE_WORDS, OfflineModel, Use, answer_to
 from culm.model.offline_answers import INTRODUCTION
+from culm.model.offline_intents import INTENTS_MAX
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM, summary_prompt
 from culm.run.limits import Price, used_of
+from culm.store.sessions import add_session
 from culm.tools.base import Call, Tool
-from culm.tools.registry import read_only_tools
-from culm.tools.work import open_file_work
+from culm.tools.jobs import open_jobs
+from culm.tools.registry import make_tools
 from culm.wire.codec import Json
 from culm.wire.messages import (
     Binary,
@@ -31,7 +33,8 @@ from culm.wire.messages import (
     ToolResultPart,
 )
 from culm.wire.sessions import Todo
-from tests.support import WAIT_S, FakeClock
+from tests.support import WAIT_S, carried_out
+from tests.tools.kits import open_kit
 
 PARAMETERS = {
     "ls": ["path", "ignore", "depth"],
@@ -39,8 +42,10 @@ PARAMETERS = {
     "glob": ["pattern", "path"],
     "grep": ["pattern", "path", "include", "literal_text"],
     "bash": ["command", "description"],
-    "edit": ["file_path", "old_string", "new_string"],
+    "edit": ["file_path", "old_string", "new_string", "replace_all"],
     "write": ["file_path", "content"],
+    "fetch": ["url", "format"],
+    "download": ["url", "file_path"],
     "agent": ["prompt"],
 }
 ALL = tuple(
@@ -88,7 +93,8 @@ async def take_turn(messages: list[Message], tools: Mapping[str, Tool]) -> str:
         messages.append(message("assistant", *(ToolCallPart(call) for call in calls)))
         for call in calls:
             arguments = msgspec.json.decode(call.input, type=dict[str, Json])
-            result = await tools[call.name].run(Call(call.id, call.name, call.input, arguments))
+            asked = Call(call.id, call.name, call.input, arguments, "s")
+            result = await carried_out(tools[call.name], asked)
             told = ToolResult(call.id, call.name, result.content, metadata=result.metadata)
             told.is_error = result.is_error
             messages.append(message("tool", ToolResultPart(told)))
@@ -112,11 +118,6 @@ async def test_a_request_becomes_a_call_with_whole_arguments() -> None:
 
 
 async def test_a_workspace_is_really_worked_in(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.py").write_text("import re\n# TODO: one\n")
-    (tmp_path / "src" / "b.py").write_text("# TODO: two\n")
-    (tmp_path / "README.md").write_text("".join(f"line {n}\n" for n in range(1, 51)))
-    (tmp_path / "empty.txt").touch()
     expected = {
         "list the files in src": "Found 2 entries in src:",
         "search for TODO": "Found 2 matching lines for `TODO`:",
@@ -135,13 +136,31 @@ async def test_a_workspace_is_really_worked_in(tmp_path: Path) -> None:
         "show me the readme": "README.md:\n```\nline 1\n",
         "read absent.md": "`view` failed:\n```\n",
         "ls src and read src/b.py": "b.py\n```\n\nsrc/b.py:\n```\n# TODO: two\n```",
-        "run make": "That needs the tool `bash`, which is not here yet.",
-        "run make and read src/b.py": "not here yet.\n\nsrc/b.py:\n```\n# TODO: two\n```",
+        "run echo hi; exit 3": "`echo hi; exit 3`:\n```\nhi\nExit code 3\n```",
+        "run true and read src/b.py": "(no output)\n```\n\nsrc/b.py:\n```\n# TODO: two\n```",
+        "replace TODO by DONE in src/a.py and run cat src/a.py": "import re\n# DONE: one\n```",
+        "replace absent by it in src/a.py": "`edit` failed:\n```\n",
+        "replace a by b in absent.py": "`view` failed:\n```\n",
+        "create notes/new.txt with hello": "Made notes/new.txt (1 line, 5 bytes).",
+        "write it anew to src/b.py": "Wrote src/b.py (1 line, 7 bytes).",
+        "what changed?": "not a git repository",
+        "fetch http://[::1]:9/": "`fetch` failed:\n```\n",
+        "ask a sub-agent to rest": "That needs the tool `agent`, which is not here yet.",
     }
-    async with open_file_work(FakeClock()) as work:
-        tools = read_only_tools(tmp_path, work)
+    async with open_kit(tmp_path) as kit, open_jobs() as jobs:
+        await kit.store.write(add_session(SessionId("s"), "one", sessions_max=1))
+        project = tmp_path / "work"
+        (project / "src").mkdir()
+        (project / "src" / "a.py").write_text("import re\n# TODO: one\n")
+        (project / "src" / "b.py").write_text("# TODO: two\n")
+        (project / "README.md").write_text("".join(f"line {n}\n" for n in range(1, 51)))
+        (project / "empty.txt").touch()
+        tools = make_tools(kit, jobs)
         for prompt, answer in expected.items():
             assert answer in await take_turn([said(prompt)], tools), prompt
+        texts = {name: (project / name).read_text() for name in ("src/a.py", "src/b.py")}
+        assert texts == {"src/a.py": "import re\n# DONE: one\n", "src/b.py": "it anew"}
+        assert (project / "notes" / "new.txt").read_text() == "hello"
 
 
 def test_a_chain_reads_what_was_found_and_then_ends() -> None:
@@ -158,6 +177,15 @@ def test_a_call_that_failed_is_told_and_not_repeated() -> None:
     assert (answer.text, answer.uses) == ("`ls` failed:\n```\nno such directory\n```", ())
 
 
+def test_what_is_refused_is_told_and_the_rest_is_done_nevertheless() -> None:
+    refused = resulted("bash", "Not allowed: a rule denies it.", is_error=True)
+    messages = [said("run make and read a.txt"), called("bash"), refused]
+    assert answer_to(Request("", messages, ALL)).uses == (Use("view", {"file_path": "a.txt"}),)
+    messages += [called("view"), resulted("view", "", metadata='{"content":"x"}')]
+    answer = answer_to(Request("", messages, ALL))
+    assert answer.text.startswith("`bash` was not allowed: a rule denies it.\n\na.txt:\n")
+
+
 def test_a_prompt_that_joins_in_the_middle_of_a_turn_is_answered_for_itself() -> None:
     messages = [said("ls"), called("ls"), resulted("ls", "a"), said("read a.txt")]
     assert answer_to(Request("", messages, ALL)).uses == (Use("view", {"file_path": "a.txt"}),)
@@ -169,16 +197,31 @@ def test_what_was_cut_is_counted_as_at_least() -> None:
     assert answer_to(Request("", messages, ALL)).text == "Found at least 100 files like `**/*.py`."
 
 
-def test_changes_are_made_with_the_tools_that_are_there() -> None:
-    uses = answer_to(Request("", [said("replace a by b in x.txt, create y.txt with hi")], ALL)).uses
-    assert uses == (
-        Use("edit", {"file_path": "x.txt", "old_string": "a", "new_string": "b"}),
+def test_changes_are_made_one_after_the_other_and_only_to_what_was_read() -> None:
+    prompt = "replace a by b in x.txt, create y.txt with `hi` and run make"
+    messages = [said(prompt)]
+    made: list[Use] = []
+    while uses := answer_to(Request("", messages, ALL)).uses:
+        (use,) = uses
+        made.append(use)
+        messages += [called(use.tool), resulted(use.tool, "done")]
+    edit = {"file_path": "x.txt", "old_string": "a", "new_string": "b", "replace_all": True}
+    assert made == [
+        Use("view", {"file_path": "x.txt"}),
+        Use("edit", edit),
         Use("write", {"file_path": "y.txt", "content": "hi"}),
-    )
-    (run,) = answer_to(Request("", [said("$ git status")], ALL)).uses
-    assert run == Use("bash", {"command": "git status", "description": "Run git status"})
-    (delegate,) = answer_to(Request("", [said("delegate: count files")], ALL)).uses
-    assert delegate == Use("agent", {"prompt": "count files"})
+        Use("bash", {"command": "make", "description": "Run make"}),
+    ]
+
+
+def test_everything_else_is_one_call() -> None:
+    for prompt, use in {
+        "$ git status": Use("bash", {"command": "git status", "description": "Run git status"}),
+        "delegate: count files": Use("agent", {"prompt": "count files"}),
+        "fetch https://a.b/c": Use("fetch", {"url": "https://a.b/c", "format": "markdown"}),
+        "download http://a.b to c": Use("download", {"url": "http://a.b", "file_path": "c"}),
+    }.items():
+        assert answer_to(Request("", [said(prompt)], ALL)).uses == (use,)
 
 
 def test_an_attached_file_is_named_with_its_size() -> None:
@@ -286,7 +329,7 @@ async def test_any_request_gets_one_whole_answer_with_few_legal_calls(
     assert [n for n, event in enumerate(events) if isinstance(event, Done)] == [len(events) - 1]
     offered = {spec.name: spec for spec in tools}
     begun = [event for event in events if isinstance(event, CallBegan)]
-    assert len(begun) <= 4
+    assert len(begun) <= INTENTS_MAX
     inputs = {event.key: event.text for event in events if isinstance(event, CallDelta)}
     for call in begun:
         arguments = msgspec.json.decode(inputs[call.key], type=dict[str, Json])

@@ -8,6 +8,8 @@ from culm.model.offline_intents import (
     CountLines,
     CountMatches,
     Delegate,
+    Download,
+    Fetch,
     Find,
     Intent,
     List,
@@ -103,6 +105,14 @@ PHRASES: dict[str, Intent] = {
     "create notes.txt with:\n```\none\n\ntwo\n```": Write("notes.txt", "one\n\ntwo"),
     'write "hello" to notes.txt': Write("notes.txt", "hello"),
     "create an empty file called a.txt": Write("a.txt", ""),
+    # fetch
+    "fetch https://example.com/a.py": Fetch("https://example.com/a.py"),
+    "Open the page http://localhost:8000/, please": Fetch("http://localhost:8000/"),
+    "download https://example.com/a.zip to a.zip": Download("https://example.com/a.zip", "a.zip"),
+    # what changed
+    "what changed?": Run("git status --short"),
+    "What has changed so far?": Run("git status --short"),
+    "show me the changes": Run("git status --short"),
     # delegate
     "ask a sub-agent to list the files and read a.py": Delegate("list the files and read a.py"),
     "delegate: count the files\nand rest": Delegate("count the files\nand rest"),
@@ -128,7 +138,12 @@ SEVERAL: dict[str, tuple[Intent, ...]] = {
     "read a.py, b.py and c.py": (Read("a.py"), Read("b.py"), Read("c.py")),
     "1. ls src\n2. search for TODO": (List("src"), Search("TODO")),
     "run echo a && echo b and then read README.md": (Run("echo a && echo b"), Read("README.md")),
-    "ls a, ls b, ls c, ls d and ls e": (List("a"), List("b"), List("c"), List("d")),
+    "replace a by b in c.py, run `make x` and then what changed?": (
+        Replace("c.py", "a", "b"),
+        Run("make x"),
+        Run("git status --short"),
+    ),
+    "ls a, ls b, ls c, ls d, ls e, ls f and ls g": tuple(map(List, "abcdef")),
 }
 
 
@@ -142,7 +157,15 @@ def test_several_requests_are_kept_in_order_up_to_the_bound(prompt: str) -> None
     [
         *("", "hello", "help", "what can you do?", "who are you", "where are you", "how are you?"),
         *("what is love", "what is python", "what is this project about?", "write a poem"),
-        *("run", "run the tests", "find", "count to ten", "create a function", "change the world"),
+        *(
+            "run",
+            "run the tests",
+            "find",
+            "count to ten",
+            "create a function",
+            "change the world",
+            "fetch it",
+        ),
         *('find ""', 'read ""', 'replace "" by "x" in a.txt', "https://example.com/a.py"),
         *("whats", "what's", "What’s?"),
     ],

@@ -24,7 +24,7 @@ class Standing:
     given: bool = False
     stop: rules.Stop | None = None
     cancelled: bool = False
-    asked_of: tuple[str, str] = ("provider", "model")
+    asked_of: tuple[object, ...] = ("provider", "model", None)
 
 
 def test_whoever_finds_others_live_is_queued() -> None:
@@ -49,7 +49,8 @@ def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
         (Standing(kind="summary"), Standing("active"), False),
         (Standing(), Standing("active", kind="summary"), False),
         (Standing("folded"), Standing("active"), False),
-        (Standing(asked_of=("provider", "other")), Standing("active"), False),
+        (Standing(asked_of=("provider", "other", None)), Standing("active"), False),
+        (Standing(asked_of=("provider", "model", "allow")), Standing("active"), False),
     ],
 )
 def test_a_queued_prompt_folds_unless_its_caller_gave_an_id(
@@ -80,11 +81,12 @@ def crashed(
     state: State,
     *,
     cancelled: bool = False,
+    waits: bool = False,
     behind: bool = False,
     unusable: str = "",
     away_s: float = 0.0,
 ) -> Crashed:
-    return Crashed(state, cancelled, behind, unusable, away_s, AWAY_S_MAX)
+    return Crashed(state, cancelled, waits, behind, unusable, away_s, AWAY_S_MAX)
 
 
 @contract("EXC-16")
@@ -95,6 +97,9 @@ def crashed(
         (crashed("held", cancelled=True), None),
         (crashed("active"), End(INTERRUPTED)),
         (crashed("folded"), End(INTERRUPTED)),
+        (crashed("active", waits=True), Resume()),
+        (crashed("folded", waits=True, away_s=1e9, unusable="no key"), Resume()),
+        (crashed("active", waits=True, cancelled=True), End(CANCELED)),
         (crashed("active", cancelled=True), End(CANCELED)),
         (crashed("accepted", cancelled=True), End(CANCELED)),
         (crashed("queued", cancelled=True, behind=True, away_s=1e9), End(CANCELED)),

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-SEEDS = range(int(os.environ.get("CULM_SIM_SEEDS", "250")))
+SEEDS = range(int(os.environ.get("CULM_SIM_SEEDS", "120")))
 
 
 class Deadlock(Exception):

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from culm.client.stream import Told
@@ -30,6 +31,7 @@ class Observer(SimClient):
         self.queues: dict[SessionId, QueueChanged] = {}
         self.completed: list[str] = []
         self.away_s = 0.0  # How long it stays away when it is cut off the next time.
+        self.interactive = False  # A person sits there, who could answer.
 
     async def _connection(self) -> None:
         away_s, self.away_s = self.away_s, 0.0
@@ -38,7 +40,7 @@ class Observer(SimClient):
 
     async def _serve(self, workspace: Workspace, socket: SimSocket) -> None:
         try:
-            birth = workspace.open_stream(self.id)
+            birth = workspace.open_stream(self.id, interactive=self.interactive)
         except AppError:
             socket.abort()
             return
@@ -93,11 +95,16 @@ class Client:
         if not self.world.sessions:
             await self.create()
         roll = self.random.random()
-        for share, operation in OPERATIONS:
+        for share, operation in self.operations_of():
             roll -= share
             if roll < 0:
-                await operation(self)
+                await operation()
                 return
+
+    def operations_of(self) -> Iterator[tuple[float, Callable[[], Awaitable[None]]]]:
+        """What it may do, and how often each."""
+        for share, operation in OPERATIONS:
+            yield share, partial(operation, self)
 
     async def _ask(self, serve: Callable[[Workspace], Awaitable[T]]) -> T:
         patience_s = None
@@ -142,7 +149,11 @@ class Client:
         world.sent[sent.token] = sent
         sent.limits = sent.limits or limits or Limits()
         files = [Attachment("/f", "f", "text/plain", b"x")] if has_file(sent.token) else []
-        body = Prompt(sent.session_id, sent.text, sent.given, files, sent.limits)
+        body = Prompt(
+            *(sent.session_id, sent.text, sent.given, files, sent.limits),
+            interactive=sent.interactive,
+            approve=sent.approve,
+        )
 
         async def serve(workspace: Workspace) -> None:
             try:
@@ -347,15 +358,15 @@ OPERATIONS: tuple[tuple[float, Callable[[Client], Awaitable[None]]], ...] = (
 )
 
 
-async def trouble(server: RunServer, observers: list[Observer]) -> None:
-    """Break something, again and again."""
+async def trouble(server: RunServer, observers: Sequence[Observer], *, rest: float = 1.0) -> None:
+    """Break something, again and again, and rest in between."""
     dice, file = server.loop.random, server.file
 
     def mend() -> None:
         file.is_full = file.is_busy = False
 
     while True:
-        await asyncio.sleep(dice.choice((0.001, 0.1, 1.0, 4.0)) * dice.random())
+        await asyncio.sleep(dice.choice((0.001, 0.1, 1.0, 4.0)) * dice.random() * rest)
         await server.up.wait()
         file.group_max = dice.choice((1, 2, 1024))
         roll = dice.random()

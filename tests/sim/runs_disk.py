@@ -180,6 +180,7 @@ class Life:
         self.number = number
         self.equipped = True  # It has a model.
         self.dead = False  # Killed: what is left of it on the loop must not act.
+        self.abandoned = False  # Its runs were left alone for too long.
         self.left = False  # It has closed, and said that nothing of it runs any more.
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.streams: Counter[str] = Counter()  # Model streams in flight, by session.

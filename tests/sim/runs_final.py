@@ -44,6 +44,8 @@ class Final:
         self.messages: dict[str, list[Message]] = defaultdict(list)
         for raw in all_messages(1 << 30)(connection):
             self.messages[raw.session_id].append(decode(encode(raw), Message))
+        refused = "SELECT run_id FROM asks WHERE state IN ('denied', 'expired')"
+        self.refused: set[str] = {row[0] for row in server.file.rows(refused)}
         self.log = list(self._read_log())
         self.history: dict[str, list[RunChanged]] = defaultdict(list)
         for event in self.log:

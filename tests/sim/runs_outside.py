@@ -6,7 +6,7 @@ is wrong at once (a question asked twice, an effect too early) is noted as it ha
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -26,7 +26,7 @@ from culm.model.base import (
     Usage,
 )
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM
-from culm.tools.base import Call, Result
+from culm.tools.base import Call, Inquiry, Plan, Result, free_plan
 from culm.wire.codec import encode
 from culm.wire.messages import ToolCallPart, ToolResultPart
 from culm.wire.runs import CrashPolicy, Limits
@@ -76,6 +76,8 @@ class Sent:
     text: str
     limits: Limits | None = None
     answered: str = ""  # The run it became, if that was ever said.
+    approve: Literal["allow", "deny"] | None = None  # What is answered for people.
+    interactive: bool = False  # Somebody is there.
 
 
 @dataclass
@@ -100,6 +102,11 @@ class World:
     store_failed: bool = False  # At some time.
     faulty: bool = True  # Models and tools misbehave now and then.
     stubborn: bool = False  # There is a tool that does not stop when it is told to.
+    calls_share: float = 0.6  # How often the model calls something.
+    reentered: dict[str, set[int]] = field(  # Runs that waited for a person, and the lives that
+        default_factory=lambda: defaultdict(set)  # took them on.
+    )
+    unequipped: bool = False  # At some time there was no model.
     count: int = 0
 
     @property
@@ -118,6 +125,12 @@ class World:
     def on_problem(self, _: object, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), Killed):
             self.problems.append(str(context))
+
+    def tool_names(self) -> list[str]:
+        """What the model calls."""
+        names = ["look", "look", "write", "send", "nothing"]
+        names.append("deny" if self.random.random() < 0.2 else "look")
+        return names + ["stubborn"] * 3 * self.stubborn
 
     def cost(self, session_id: str) -> float:
         n = self.costs[session_id]
@@ -205,7 +218,9 @@ class SimModel:
         same = [q for q in before if q.key == question.key]
         repeats = all(q.state == "transient" for q in same)
         world.expect(repeats, "the same question twice", question)
-        world.expect(all(q.life == question.life for q in before), "asked in two lives", question)
+        went_on = question.life in world.reentered[question.run_id]
+        one_life = all(q.life == question.life for q in before)
+        world.expect(one_life or went_on, "asked in two lives", question)
         calls = [
             p.data.id for m in request.messages for p in m.parts if isinstance(p, ToolCallPart)
         ]
@@ -235,6 +250,9 @@ class SimTool:
     @property
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, self.name, {"type": "object"})
+
+    async def prepare(self, call: Call) -> Plan | Inquiry | Result:
+        return free_plan(call, lambda _: self.run(call))
 
     async def run(self, call: Call) -> Result:
         world, life = self.world, self.life
@@ -295,7 +313,7 @@ def draw_plan(world: World, question: Question) -> list[Step]:
     if dice.random() < 0.2:
         plan += [ReasoningDelta("hmm "), dice.choice(pauses), ReasoningDelta("so", "sig")]
     reason: StopReason = "end_turn"
-    if question.kind == "turn" and before < 5 and dice.random() < 0.6:
+    if question.kind == "turn" and before < 5 and dice.random() < world.calls_share:
         if dice.random() < 0.5:
             plan += _words(question, dice, pauses)
         plan += _calls(world, question, pauses)
@@ -323,9 +341,7 @@ def _words(question: Question, dice: random.Random, pauses: Sequence[float]) -> 
 
 def _calls(world: World, question: Question, pauses: Sequence[float]) -> list[Step]:
     dice = world.random
-    names = ["look", "look", "write", "send", "nothing", "deny" if dice.random() < 0.2 else "look"]
-    if world.stubborn:
-        names += ["stubborn"] * 3
+    names = world.tool_names()
     began: list[Step] = []
     grew: list[Step] = []
     for key in range(dice.choice((1, 1, 2, 3, 7))):

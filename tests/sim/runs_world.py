@@ -16,11 +16,13 @@ from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
+from culm.tools.base import Tool
 from culm.wire.agent import RunComplete
 from culm.wire.state import StoreHealth
-from culm.workspace.claims import Created
+from culm.workspace.claims import Created, Fate
 from culm.workspace.configuration import Origins
-from culm.workspace.workspace import About, Equipment, Workspace
+from culm.workspace.workshop import Equipment
+from culm.workspace.workspace import About, Workspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks
 from tests.sim.runs_outside import WINDOW, Question, SimModel, SimTool, Step, World, draw_plan
@@ -151,7 +153,7 @@ class RunServer(SimServer):
         )
         life.workspace = workspace
         subscriber = workspace.hub.join(Probe(self.world, workspace), "delta", Filter())
-        waited = self._waiting()
+        waited, asked = self._waiting(), self._asked()
         try:
             await workspace.start(self.alive_s)
         except StoreBusy:
@@ -160,9 +162,15 @@ class RunServer(SimServer):
         workspace.hub.flush()
         subscriber.seq = workspace.hub.seq
         workspace.hub.go_live(subscriber)
-        self._check_started(workspace, waited if life.equipped else set())
+        self._check_asks(workspace, life, asked)
+        self._check_started(workspace, waited if life.equipped else set(), set(asked.values()))
         workspace.claim(Created(self.id))
-        workspace.on_fate = lambda _: self.stop(0.01)  # Whoever wants it opens it again.
+
+        def on_fate(fate: Fate) -> None:
+            life.abandoned = fate is Fate.INTERRUPT
+            self.stop(0.01)  # Whoever wants it opens it again.
+
+        workspace.on_fate = on_fate
         self.workspace = workspace
 
     async def _begin_tasks(self, life: Life) -> asyncio.TaskGroup:
@@ -178,21 +186,50 @@ class RunServer(SimServer):
         )
         return {row[0] for row in rows}
 
-    def _check_started(self, workspace: Workspace, waited: set[str]) -> None:
-        """Nothing stays active, and what waits in the store is what waits here."""
+    def _asked(self) -> dict[str, str]:
+        """What a person may still answer, with the run that waits for it, and for nothing else."""
+        # Those with a call in between: let through or begun, and no result; or refused.
+        decided = self.file.rows(
+            """SELECT run_id FROM cancelled_runs
+            UNION SELECT run_id FROM calls WHERE state = 'started'
+            UNION SELECT run_id FROM asks JOIN calls USING (run_id, message_id, call_id)
+              WHERE asks.state IN ('allowed', 'answered') AND calls.state = 'known'
+            UNION SELECT run_id FROM asks WHERE state IN ('denied', 'expired', 'canceled')"""
+        )
+        rows = self.file.rows("SELECT id, run_id FROM asks WHERE state = 'open'")
+        others = {row["run_id"] for row in decided}
+        return {row["id"]: row["run_id"] for row in rows if row["run_id"] not in others}
+
+    def _check_asks(self, workspace: Workspace, life: Life, asked: dict[str, str]) -> None:
+        """None is lost: the next server asks the same, under the same id."""
+        stored = {row["id"] for row in self.file.rows("SELECT id FROM asks WHERE state = 'open'")}
+        clearance = workspace.clearance
+        known = {ask.request.id for ask in clearance.permissions.all()}
+        known |= {ask.request.id for ask in clearance.questions.all()}
+        self.world.expect(stored == known, "asks after a start", stored, known)
+        self.world.expect(stored == set(asked), "an ask is lost, or kept", stored, asked)
+        for run_id in asked.values():
+            self.world.reentered[run_id].add(life.number)
+
+    def _check_started(self, workspace: Workspace, waited: set[str], waiting: set[str]) -> None:
+        """Active is only who waits for a person; what waits in the store is what waits here."""
         rows = self.file.rows("SELECT id, state FROM runs WHERE state NOT IN ('ended', 'held')")
         stored = {row[0]: row[1] for row in rows}
-        live = {run.id: run.state for run in workspace.runs.live()}
+        shown = {"waiting": "active"}
+        live = {run.id: shown.get(run.state, run.state) for run in workspace.runs.live()}
         self.world.expect(stored == live, "after a start", stored, live)
-        self.world.expect("active" not in stored.values(), "active after a start", stored)
-        order = "SELECT id FROM runs WHERE session_id = ? AND state <> 'held' AND state <> 'ended'"
+        active = {run_id for run_id, state in stored.items() if state == "active"}
+        self.world.expect(active == waiting, "active after a start", active, waiting)
+        own = "state NOT IN ('held', 'ended', 'folded')"  # Those that have a turn of their own.
+        order = f"SELECT id FROM runs WHERE session_id = ? AND {own}"
         for session_id in {run.session_id for run in workspace.runs.live()}:
-            line = [run.id for run in workspace.runs.line(session_id)]
+            line = [run.id for run in workspace.runs.line(session_id) if run.host is None]
             rows = self.file.rows(f"{order} ORDER BY place, seq", session_id)
             self.world.expect(line == [row[0] for row in rows], "another order", line)
         away_s = 0.0 if self.alive_s is None else self.clock.now_s() - self.alive_s
         if away_s > AWAY_S_MAX:
-            self.world.expect(not live, "it was away for long, and goes on", live)
+            going = {run_id for run_id, state in live.items() if state not in ("active", "folded")}
+            self.world.expect(not going, "it was away for long, and goes on", live)
         elif away_s < AWAY_S_MAX - 1:
             self.world.expect(waited <= set(live), "it was not away for long", waited, live)
 
@@ -200,7 +237,14 @@ class RunServer(SimServer):
         def make(_: Chosen) -> SimModel:
             return SimModel(self.world, self, life)
 
-        tools = [
+        config = model_config("http://simulated", context_window=WINDOW)
+        if self.world.faulty and self.loop.random.random() < 0.05:
+            config, life.equipped = {}, False  # Somebody took its provider away.
+            self.world.unequipped = True
+        return equipment(make, *self._tools(life)), fixed_origins(config)
+
+    def _tools(self, life: Life) -> list[Tool]:
+        return [
             SimTool(self.world, self, life, "look", "again", parallel=True),
             SimTool(self.world, self, life, "write"),
             SimTool(self.world, self, life, "send", "never"),
@@ -208,10 +252,6 @@ class RunServer(SimServer):
             SimTool(self.world, self, life, "stubborn"),
             SimTool(self.world, self, life, "deaf"),
         ]
-        config = model_config("http://simulated", context_window=WINDOW)
-        if self.world.faulty and self.loop.random.random() < 0.05:
-            config, life.equipped = {}, False  # Somebody took its provider away.
-        return equipment(make, *tools), fixed_origins(config)
 
     # --- ending
 
@@ -255,12 +295,29 @@ class RunServer(SimServer):
             life.kill()
             self.file.crash()
         elif self.file.refused == refused:
-            rows = self.file.rows("SELECT id FROM runs WHERE state IN ('active', 'folded')")
-            self.world.expect(not rows, "left something running", [row[0] for row in rows])
-            rows = self.file.rows("SELECT id FROM messages WHERE is_open = 1")
-            self.world.expect(not rows, "left a message open", [row[0] for row in rows])
+            self._check_left(life)
         for observer in self.observers:
             observer.cut()
+
+    def _check_left(self, life: Life) -> None:
+        """What it leaves open is what a person is asked, for the next one."""
+        assert life.workspace is not None
+        # An answer may come before who was taken over could begin: the next start ends that one.
+        unbegun = {run.id: run for run in life.workspace.runs.live() if run.task is None}
+        asking = "(SELECT run_id FROM asks WHERE state = 'open')"
+        rows = self.file.rows(
+            f"""SELECT id, host_id FROM runs WHERE state IN ('active', 'folded')
+            AND id NOT IN {asking} AND host_id NOT IN {asking}"""
+        )
+        left = [row["id"] for row in rows if not {row["id"], row["host_id"]} & set(unbegun)]
+        self.world.expect(not left, "left something running", left)
+        rows = self.file.rows(
+            """SELECT id FROM messages WHERE is_open = 1
+            AND id NOT IN (SELECT message_id FROM asks WHERE state = 'open')"""
+        )
+        reentered = {run.reenters for run in unbegun.values()}
+        left = [row["id"] for row in rows if row["id"] not in reentered]
+        self.world.expect(not left, "left a message open", left)
 
     def _note_alive(self, life: Life) -> None:
         beats = (self.clock.now_s() - life.began_s) // ALIVE_EVERY_S

@@ -1,4 +1,4 @@
-"""More seeds than a test has time for: the worlds of `test_runs.py`, as long as one wishes.
+"""More seeds than a test has time for: worlds of runs and of asks, as long as one wishes.
 
 `python -m tests.sim.soak [--seeds N] [--from K] [--minutes M] [--jobs J]` tells how far it is, each
 seed that fails, and how to repeat it. The exit status is 1 if one did.
@@ -16,9 +16,11 @@ from itertools import count, islice
 
 from culm.clock import LoopClock
 from tests.sim.loop import simulate
-from tests.sim.test_runs import one_world
+from tests.sim.test_asks import one_world as world_of_asks
+from tests.sim.test_runs import one_world as world_of_runs
 
 BATCH = 25  # Seeds between two looks at the clock.
+WORLDS = (world_of_runs, world_of_asks)  # Each seed is one of both.
 Tried = tuple[
     int, list[tuple[int, str]]
 ]  # How many worlds, and the seeds that failed, each with why.
@@ -75,11 +77,12 @@ def run_batch(seeds: list[int]) -> Tried:
     logging.disable(logging.CRITICAL)  # Simulated servers have much to complain about.
     bad: list[tuple[int, str]] = []
     for seed in seeds:
-        try:
-            simulate(seed, one_world)
-        except Exception:  # boundary: one world's end is not the soak's
-            bad.append((seed, traceback.format_exc()))
-    return len(seeds), bad
+        for one_world in WORLDS:
+            try:
+                simulate(seed, one_world)
+            except Exception:  # boundary: one world's end is not the soak's
+                bad.append((seed, traceback.format_exc()))
+    return len(seeds) * len(WORLDS), bad
 
 
 def say(text: str) -> None:

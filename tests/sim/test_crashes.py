@@ -11,8 +11,11 @@ import pytest
 from culm.errors import AppError
 from culm.ids import Ids, RunId, SessionId
 from culm.model.base import CallBegan, CallDelta, Done, TextDelta, Usage
+from tests.sim.asks_actors import AskClient, AskObserver, AskServer
+from tests.sim.asks_checks import check_asks
+from tests.sim.asks_outside import AskWorld
 from tests.sim.loop import SimLoop, simulate
-from tests.sim.runs_actors import Client, Observer
+from tests.sim.runs_actors import Client
 from tests.sim.runs_checks import check_all, log_is_told_in_order
 from tests.sim.runs_disk import Death, number_tasks
 from tests.sim.runs_final import Final
@@ -30,7 +33,7 @@ SHORT_S, LONG_S = 1.0, 700.0  # Outages: what waited goes on by itself, or is he
 
 
 def play(
-    world: World, *, full: bool = False, first: str = "write"
+    world: World, names: Sequence[str] = ("write", "look", "look"), *, full: bool = False
 ) -> Callable[[Question], Sequence[Step]]:
     """The first turn calls three tools, one alone and two together, and then says something."""
 
@@ -40,7 +43,8 @@ def play(
         if question.kind != "turn" or question.run_id != "first" or len(turns) > 1:
             return [0.01, said, 0.2, TextDelta(" indeed"), Done("end_turn", Usage(1, 1))]
         calls: list[Step] = []
-        for key, (name, token) in enumerate(((first, "t1"), ("look", "t2"), ("look", "t3"))):
+        for key, name in enumerate(names):
+            token = f"t{key + 1}"
             world.tokens[token] = question.run_id
             calls += [CallBegan(key, token, name), CallDelta(key, f'{{"token":"{token}"}}')]
         question.full = full
@@ -53,12 +57,13 @@ def play(
 Script = Callable[[RunServer, SessionId], Awaitable[None]]
 
 
-async def a_turn(server: RunServer, session_id: SessionId) -> None:
+async def a_turn(server: RunServer, session_id: SessionId, *, interactive: bool = False) -> None:
     """A prompt, and two behind it: one that waits for its turn, one that joins."""
     client = Client(server, patient=True)
     for token, given in (("p1.", "first"), ("p2.", "second"), ("p3.", "")):
+        sent = Sent(token, session_id, given, f"{token} do it", interactive=interactive)
         with contextlib.suppress(Gone, AppError):
-            await client.send(Sent(token, session_id, given, f"{token} do it"))
+            await client.send(sent)
 
 
 async def a_turn_with_a_summary(server: RunServer, session_id: SessionId) -> None:
@@ -82,13 +87,13 @@ async def a_cancel_during_a_call(server: RunServer, session_id: SessionId) -> No
 
 async def a_cancel_during_a_stubborn_call(server: RunServer, session_id: SessionId) -> None:
     """The tool makes a result of its own cancel."""
-    server.plan = play(server.world, first="stubborn")
+    server.plan = play(server.world, ("stubborn", "look", "look"))
     await a_cancel_during_a_call(server, session_id)
 
 
 async def a_cancel_during_a_deaf_call(server: RunServer, session_id: SessionId) -> None:
     """The tool is given up, and comes back when its run has ended."""
-    server.plan = play(server.world, first="deaf")
+    server.plan = play(server.world, ("deaf", "look", "look"))
     await a_cancel_during_a_call(server, session_id)
 
 
@@ -105,6 +110,31 @@ async def a_crowd(server: RunServer, session_id: SessionId) -> None:
         for n in range(2, 14):
             await server.file.after(1, timeout_s=0.3)
             crowd.create_task(say(f"p{n}."))
+
+
+async def asks(server: RunServer, session_id: SessionId) -> None:
+    """Three calls ask somebody, two of them at once; two people allow whatever they see."""
+    assert isinstance(server, AskServer)
+    server.plan = play(server.world, ("fetch", "drift", "edit"))
+    await a_turn(server, session_id, interactive=True)
+    async with asyncio.TaskGroup() as people:
+        for _ in range(2):
+            people.create_task(allow_all(server))
+
+
+async def allow_all(server: AskServer) -> None:
+    person = AskClient(server, patient=True)
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        for row in server.file.rows("SELECT id FROM asks WHERE state = 'open' ORDER BY no DESC"):
+            with contextlib.suppress(Gone, AppError):
+                await person.permit(row["id"], "allow")
+
+
+async def asks_and_a_stop(server: RunServer, session_id: SessionId) -> None:
+    """SIGTERM while it waits: the next one is answered."""
+    server.loop.call_later(0.2, server.stop, SHORT_S)
+    await asks(server, session_id)
 
 
 async def cancel_and_go_on(server: RunServer, session_id: SessionId) -> None:
@@ -213,10 +243,10 @@ def commits_of(script: Script, fault: Fault | None) -> int:
     """Play the script in a world of its own; returns how many commits it took."""
 
     async def one_world(loop: SimLoop) -> int:
-        world = World(loop, faulty=False)
+        world = AskWorld(loop, faulty=False)
         loop.set_exception_handler(world.on_problem)
         number_tasks(loop)
-        server = RunServer(loop, world)
+        server = AskServer(loop, world)
         server.file.group_max = 1
         server.plan = play(world)
         with contextlib.closing(server.file):
@@ -225,8 +255,8 @@ def commits_of(script: Script, fault: Fault | None) -> int:
     return simulate(0, one_world)
 
 
-async def live_through(server: RunServer, script: Script, fault: Fault | None) -> int:
-    observer = Observer(server, Ids(1))
+async def live_through(server: AskServer, script: Script, fault: Fault | None) -> int:
+    observer = AskObserver(server, Ids(1))
     server.observers = [observer]
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(server.run()), tasks.create_task(observer.run())]
@@ -250,6 +280,7 @@ async def live_through(server: RunServer, script: Script, fault: Fault | None) -
         await asyncio.sleep(60)
         assert not server.world.problems, server.world.problems
         check_all(server, [observer])
+        check_asks(server, [observer])
         check_outcomes(Final(server))
         log_is_told_in_order([observer])
         for task in background:
@@ -281,7 +312,8 @@ def check_outcomes(final: Final) -> None:
     for run in final.runs.values():
         assert run.state == "ended", run
         lives = {q.life for q in final.world.questions if q.run_id == (run.host_run_id or run.id)}
-        assert len(lives) <= 1, f"{run} was asked about in lives {lives}"
+        waited = final.world.reentered.get(run.host_run_id or run.id)
+        assert len(lives) <= 1 or waited, f"{run} was asked about in lives {lives}"
         assert lives or run.outcome != "end_turn", f"{run} without a question"
         assert run.outcome != "error" or final.world.store_failed, f"{run}"
 
@@ -312,7 +344,15 @@ def full_disks(commits: int) -> Iterator[Fault]:
         yield from (FullDisk(commit, then) for then in THENS)
 
 
-def name_of(script: Script) -> str:
+def crashes_after(commits: int) -> Iterator[Fault]:
+    return (Crash(commit, "after", SHORT_S) for commit in range(1, commits + 1))
+
+
+def bad_commits(commits: int) -> Iterator[Fault]:
+    return (BadCommit(commit) for commit in range(1, commits + 1))
+
+
+def name_of(script: Script | Faults) -> str:
     return getattr(script, "__name__", "script")
 
 
@@ -324,6 +364,18 @@ def test_a_crash_at_any_commit_leaves_a_true_record(script: Script, faults: Faul
 
 
 @contract("EXC-16", "INV-36", "INV-57")
-@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+@pytest.mark.parametrize("script", [a_turn, a_cancel_during_a_call, a_summary], ids=name_of)
 def test_a_full_disk_at_any_commit_leaves_a_true_record(script: Script) -> None:
     survives(script, full_disks)
+
+
+@contract("EXC-5", "EXC-9", "INV-57")
+@pytest.mark.parametrize(
+    ("script", "faults"),
+    [(asks, crashes_after), (asks_and_a_stop, crashes_after), (asks, bad_commits)],
+    ids=name_of,
+)
+def test_whatever_ends_the_server_no_ask_is_lost_and_none_answered_twice(
+    script: Script, faults: Faults
+) -> None:
+    survives(script, faults)

@@ -22,7 +22,7 @@ from tests.support import contract
 CLIENTS = 3
 OPERATIONS = 10  # Of each.
 SETTLE_S = 20_000.0  # Virtual; retries, stalls and slow tools are well inside.
-SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "1000"))
+SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "240"))
 BATCH = 20
 
 

@@ -16,7 +16,7 @@ from culm.run.live import LiveRun
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit
-from culm.store.runs import KnownCall
+from culm.store.calls import KnownCall
 from culm.store.sql import QUERIES
 from culm.tools.base import Call
 from culm.wire.endings import Ending
@@ -135,7 +135,7 @@ def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> No
 
 def calls_start_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
     async def hasty(self: TurnJournal, call: Call) -> None:
-        self._started.add(call.id)  # pyright: ignore[reportPrivateUsage]
+        self._calls.started.add(call.id)  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(TurnJournal, "start_call", hasty)
 

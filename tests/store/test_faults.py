@@ -115,14 +115,14 @@ async def test_damage_seen_in_use_is_not_marked_clean_and_moved_aside_at_the_nex
 ) -> None:
     path = tmp_path / "culm.db"
     async with open_store(path, LoopClock(), Ids()) as store:
-        for n in range(2000):
+        for n in range(6000):
             store.append("run_changed", "updated", payload=b'"%d"' % n)
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
+        file.seek(path.stat().st_size * 3 // 4)
         file.write(b"\xff" * 40_000)
     async with open_store(path, LoopClock(), Ids()) as store:  # Closed cleanly: not looked at.
         with pytest.raises(StoreDamaged):
-            await store.read(replay(0, 2000, 3000, lambda type_, session_id: True))
+            await store.read(replay(0, 6000, 7000, lambda type_, session_id: True))
         assert store.health.state == "failing"
     async with open_store(path, LoopClock(), Ids()) as store:
         assert store.health.state == "replaced"

@@ -1,24 +1,42 @@
-"""A workspace with its tools, and something outside that nobody may see."""
+"""A workspace with its tools, a session in a store, and something outside that nobody may see."""
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from culm.clock import LoopClock
-from culm.tools.base import Call, Result, Tool
-from culm.tools.registry import read_only_tools
-from culm.tools.work import open_file_work
+from culm.clock import Clock, LoopClock
+from culm.custody.direct import open_direct_custody
+from culm.ids import Ids, SessionId
+from culm.store.history import files_of_session
+from culm.store.memory import MemoryFile
+from culm.store.sessions import add_session
+from culm.store.store import open_memory_store
+from culm.tools.base import Call, Plan, Result, Tool
+from culm.tools.edit import make_edit
+from culm.tools.glob import make_glob
+from culm.tools.grep import make_grep
+from culm.tools.inside import Inside
+from culm.tools.kit import Kit
+from culm.tools.ls import make_ls
+from culm.tools.multiedit import make_multiedit
+from culm.tools.view import make_view
+from culm.tools.work import WALL_S, open_file_work
+from culm.tools.write import make_write
 from culm.wire.codec import Json, encode
+from tests.support import carried_out
 
 SECRET = "nobody may see this"
+SESSION = SessionId("session-1")
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
     path: Path
     tools: dict[str, Tool]
+    kit: Kit
 
     def write(self, name: str, content: str | bytes = "") -> Path:
         file = self.path / name
@@ -26,10 +44,39 @@ class Desk:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
         return file
 
+    async def seen(self, name: str, content: str | bytes) -> Path:
+        """A file that the session has viewed."""
+        file = self.write(name, content)
+        assert not (await self.call("view", file_path=str(file))).is_error
+        return file
+
     async def call(self, tool: str, **arguments: Json) -> Result:
-        return await self.tools[tool].run(
-            Call("call-1", tool, encode(arguments).decode(), arguments)
-        )
+        """Let a tool do something, asked by nobody."""
+        return await carried_out(self.tools[tool], call_of(tool, arguments))
+
+    async def plan(self, tool: str, **arguments: Json) -> Plan:
+        """What a call would do."""
+        plan = await self.tools[tool].prepare(call_of(tool, arguments))
+        assert isinstance(plan, Plan), plan
+        return plan
+
+    async def versions(self) -> list[tuple[str, int, str]]:
+        """What the history of the session has, by path."""
+        await self.kit.store.write(lambda tx: None)  # All that is on its way has passed.
+        files = await self.kit.store.read(files_of_session(SESSION))
+        return sorted((Path(file.path).name, file.version, file.content) for file in files)
+
+
+def call_of(tool: str, arguments: dict[str, Json]) -> Call:
+    return Call("call-1", tool, encode(arguments).decode(), arguments, SESSION)
+
+
+async def run(plan: Plan) -> Result:
+    return await plan.run(lambda _: None)
+
+
+def refused(text: str) -> Result:
+    return Result(text, is_error=True)
 
 
 @pytest.fixture
@@ -49,5 +96,40 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def desk(folder: Path) -> AsyncGenerator[Desk]:
-    async with open_file_work(LoopClock()) as work:
-        yield Desk(folder, read_only_tools(folder, work))
+    async with open_desk(folder) as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def open_desk(
+    folder: Path, clock: Clock | None = None, wall_s: float = WALL_S
+) -> AsyncGenerator[Desk]:
+    real, file = LoopClock(), MemoryFile()
+    async with (
+        open_file_work(clock or real, wall_s) as work,
+        open_direct_custody(real) as custody,
+        open_memory_store(file, real, Ids(1)) as store,
+    ):
+        await store.write(add_session(SESSION, "one", sessions_max=9))
+        kit = Kit(
+            workspace_id="workspace-1",
+            inside=Inside(folder),
+            work=work,
+            custody=custody,
+            store=store,
+            clock=clock or real,
+            ids=Ids(2),
+            env=dict[str, str],
+            outputs=folder.with_name("outputs"),
+        )
+        tools: tuple[Tool, ...] = (
+            make_edit(kit),
+            make_glob(kit),
+            make_grep(kit),
+            make_ls(kit),
+            make_multiedit(kit),
+            make_view(kit),
+            make_write(kit),
+        )
+        yield Desk(folder, {tool.spec.name: tool for tool in tools}, kit)
+    file.close()

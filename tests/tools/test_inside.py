@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.inside import LINKS_MAX, Inside, Missing
+from culm.tools.inside import LINKS_MAX, Inside, Missing, Target
 from culm.tools.opening import DEPTH_MAX, Refused, shown
 
 TRIES = 300  # Of a race; each takes some 50 µs.
@@ -87,7 +87,7 @@ def test_a_workspace_reached_by_a_link_takes_both_its_paths(folder: Path) -> Non
         "a/up/secret.txt",
     ],
 )
-def test_what_leads_out_is_refused_with_the_real_path(
+def test_what_leads_out_is_resolved_to_its_real_path_and_not_opened_as_inside(
     folder: Path, outside: Path, path: str
 ) -> None:
     secret = outside / "secret.txt"
@@ -98,10 +98,54 @@ def test_what_leads_out_is_refused_with_the_real_path(
     (folder / "chain").symlink_to("relative")
     (folder / "a" / "up").symlink_to("../../outside")
     before = descriptors()
-    said = refusal(Inside(folder), path.format(root=folder, outside=outside))
-    assert f"is outside the workspace (really {secret})" in said
-    assert "needs permission, which comes with a later version" in said
+    inside, given = Inside(folder), path.format(root=folder, outside=outside)
+    assert inside.resolve(given) == Target(str(secret), is_directory=False)
+    assert not inside.holds(str(secret))
+    assert refusal(inside, given).endswith(f"is outside the workspace (really {secret}).")
+    with inside.open_real(str(secret)) as place:
+        assert (place.path, place.shown, place.is_inside) == (str(secret), str(secret), False)
     assert descriptors() == before
+
+
+def test_a_tilde_is_the_home_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    (folder / "~x").touch()
+    inside = Inside(folder)
+    assert inside.resolve("~") == Target(str(folder.parent), is_directory=True)
+    assert inside.resolve("~/work") == Target(str(folder), is_directory=True)
+    assert inside.resolve("~x") == Target(str(folder / "~x"), is_directory=False)
+
+
+def test_a_link_put_in_after_the_path_was_resolved_is_never_followed(
+    folder: Path, outside: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a" / "secret.txt").write_text("here")
+    inside = Inside(folder)
+    target = inside.resolve("a/secret.txt")
+    (folder / "a").rename(folder / "b")
+    (folder / "a").symlink_to(outside)
+    before = descriptors()
+    with pytest.raises(Refused) as caught, inside.open_real(target.path):
+        pass
+    assert str(caught.value) == (
+        f"{folder}/a cannot be read: it was changed into something else meanwhile, and a link is "
+        "not followed."
+    )
+    (folder / "a").unlink()
+    (folder / "a").mkdir()
+    (folder / "a" / "secret.txt").symlink_to(outside / "secret.txt")
+    with pytest.raises(Refused, match="a link is not followed"), inside.open_real(target.path):
+        pass
+    assert descriptors() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/root").exists(), reason="there is no procfs here")
+def test_what_the_kernel_makes_up_is_refused_and_its_links_are_only_read(folder: Path) -> None:
+    inside = Inside(folder)
+    for path in ("/proc/self/status", "/proc", "/sys"):
+        assert "is made up by the kernel and is no file; use bash" in refusal(inside, path)
+    assert inside.resolve("/proc/self/root/etc") == Target("/etc", is_directory=True)
 
 
 def test_a_neighbour_whose_name_begins_alike_is_outside(folder: Path) -> None:
@@ -123,7 +167,9 @@ def test_a_missing_name_says_where_it_is_missing(folder: Path) -> None:
     (folder / "a").mkdir()
     with pytest.raises(Missing) as caught, Inside(folder).open("a/b/c"):
         pass
-    assert (caught.value.within, caught.value.name) == (("a",), "b")
+    error = caught.value
+    assert (error.within, error.name, error.rest) == (str(folder / "a"), "b", ("c",))
+    assert str(error) == "There is no a/b in the workspace."
 
 
 def test_pipes_sockets_and_devices_are_refused_without_waiting(
@@ -147,7 +193,7 @@ def test_pipes_sockets_and_devices_are_refused_without_waiting(
         ("file/x", "file is no directory."),
         ("a\0b", "A path has no NUL character in it."),
         ("\ud800", "\ufffd is no path."),
-        ("/\ud800", "/\ufffd is no path."),
+        ("/\ud800", "\ufffd is no path."),
         ("x" * 300, f"{'x' * 300} cannot be read: File name too long."),
     ],
 )
@@ -167,7 +213,7 @@ def test_a_path_that_is_too_deep_is_refused(folder: Path) -> None:
 def test_a_workspace_that_is_gone_is_refused(folder: Path) -> None:
     inside = Inside(folder)
     folder.rmdir()
-    assert "cannot be read" in refusal(inside, "file")
+    assert refusal(inside, "file") == f"The workspace is gone: there is no {folder}."
 
 
 class Meddler:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Result
+from culm.tools.base import Action, Result
 from culm.tools.ls import ENTRIES_MAX
-from tests.tools.conftest import Desk
+from tests.tools.conftest import Desk, run
 
 
 def listed(count: int, *lines: str, is_cut: bool = False) -> Result:
@@ -90,8 +90,30 @@ async def test_links_are_not_entered(desk: Desk, outside: Path) -> None:
     assert await desk.call("ls", depth=5) == listed(
         2, f"{desk.path}/", "  out (link)", "  round (link)"
     )
-    result = await desk.call("ls", path="out")
-    assert (result.is_error, "outside the workspace" in result.content) == (True, True)
+
+
+async def test_a_directory_outside_is_asked_about_by_its_real_path_and_then_listed(
+    desk: Desk, outside: Path
+) -> None:
+    (desk.path / "out").symlink_to(outside)
+    (outside / "deep").mkdir()
+    (outside / "deep" / "file").touch()
+    plan = await desk.plan("ls", path="out/.", ignore=["*.log"])
+    assert plan.action == Action(
+        tool="ls",
+        name="list",
+        description=f"List {outside}",
+        path=str(outside),
+        params={"path": str(outside), "ignore": ["*.log"], "depth": 2},
+        resolved={
+            "path": str(outside),
+            "arguments": {"path": "out/.", "ignore": ["*.log"], "depth": 2},
+        },
+        paths=(str(outside),),
+        grains=(f"list:{outside}",),
+        why=f"{outside} is outside the workspace",
+    )
+    assert await run(plan) == listed(3, f"{outside}/", "  deep/", "    file", "  secret.txt")
 
 
 async def test_names_stay_on_their_lines(desk: Desk) -> None:

@@ -3,10 +3,13 @@
 from tests.tools.conftest import Desk
 
 
-async def test_the_tools_only_read_so_they_run_side_by_side_and_may_be_repeated(desk: Desk) -> None:
-    assert {name: (t.spec.name, t.parallel, t.crash) for name, t in desk.tools.items()} == {
-        name: (name, True, "again") for name in ("glob", "grep", "ls", "view")
-    }
+async def test_what_reads_runs_side_by_side_and_what_writes_alone_and_never_twice(
+    desk: Desk,
+) -> None:
+    readers = dict.fromkeys(("glob", "grep", "ls", "view"), (True, "again"))
+    writers = dict.fromkeys(("edit", "multiedit", "write"), (False, "ask"))
+    assert {name: (t.parallel, t.crash) for name, t in desk.tools.items()} == readers | writers
+    assert all(tool.spec.name == name for name, tool in desk.tools.items())
 
 
 async def test_schemas_name_the_fields_that_clients_render(desk: Desk) -> None:
@@ -14,9 +17,13 @@ async def test_schemas_name_the_fields_that_clients_render(desk: Desk) -> None:
         name: (list(tool.spec.parameters["properties"]), tool.spec.parameters["required"])
         for name, tool in desk.tools.items()
     }
+    edit = ["file_path", "old_string", "new_string"]
     assert fields == {
+        "edit": ([*edit, "replace_all"], edit),
         "glob": (["pattern", "path"], ["pattern"]),
         "grep": (["pattern", "path", "include", "literal_text"], ["pattern"]),
         "ls": (["path", "ignore", "depth"], []),
+        "multiedit": (["file_path", "edits"], ["file_path", "edits"]),
         "view": (["file_path", "offset", "limit"], ["file_path"]),
+        "write": (["file_path", "content"], ["file_path", "content"]),
     }

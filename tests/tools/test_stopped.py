@@ -4,32 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.glob import GITIGNORE_BYTES_MAX, GlobArguments, make_glob
-from culm.tools.grep import GrepArguments, make_grep
-from culm.tools.inside import Inside
+from culm.tools.base import Result
+from culm.tools.glob import GlobArguments, make_glob
+from culm.tools.inside import Inside, Target
 from culm.tools.ls import LsArguments, make_ls
 from culm.tools.opening import DEPTH_MAX, Refused
 from culm.tools.patterns import IgnoreRules
 from culm.tools.view import ViewArguments, make_view
 from culm.tools.walk import NAMES_MAX, Walked, list_directory, walk
-from culm.tools.work import Stop, open_file_work
-from tests.support import FakeClock
+from culm.tools.work import Stop
+from tests.tools.conftest import Desk
 
 
-async def test_what_is_stopped_says_that_it_is_not_all(folder: Path) -> None:
-    (folder / "a").write_text("one\n")
-    inside, stop = Inside(folder), Stop()
+async def test_what_is_stopped_says_that_it_is_not_all(desk: Desk) -> None:
+    desk.write("a", "one\n")
+    stop = Stop()
     stop.set()
-    async with open_file_work(FakeClock()) as work:
-        listing = make_ls(inside, work).effect(LsArguments(), stop)
-        files = make_glob(inside, work).effect(GlobArguments("*"), stop)
-        with pytest.raises(Refused, match=r"Line 1 of a was not reached in time\."):
-            make_view(inside, work).effect(ViewArguments("a"), stop)
-        # More than a pipe holds: the process is killed before all of it is written.
-        (folder / ".gitignore").write_text("é" * GITIGNORE_BYTES_MAX)
-        with pytest.raises(Refused, match=r"Nothing was found within 10 seconds"):
-            make_grep(inside, work).effect(GrepArguments("one"), stop)
+    here = Target(str(desk.path), is_directory=True)
+    listing = make_ls(desk.kit).effect(LsArguments(), here, stop)
+    files = make_glob(desk.kit).effect(GlobArguments("*"), here, stop)
+    file = Target(str(desk.path / "a"), is_directory=False)
+    with pytest.raises(Refused, match=r"Line 1 of a was not reached in time\."):
+        make_view(desk.kit).effect(ViewArguments("a"), file, stop)
     for result in (listing, files):
+        assert isinstance(result, Result)
         assert "time was over; this is not all" in result.content
         assert result.metadata == '{"number_of_files":0,"truncated":true}'
 

@@ -1,13 +1,17 @@
 """`view` reads lines, says what follows, and refuses what is no text."""
 
+import base64
 import os
 from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Call, Result
+from culm.store.history import read_files, read_stamp
+from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.known import stamp_of
 from culm.tools.view import (
     CHUNK_BYTES,
+    IMAGE_BYTES_MAX,
     LINE_CHARS_MAX,
     LINE_CUT,
     LINES,
@@ -15,11 +19,8 @@ from culm.tools.view import (
     WHOLE_BYTES_MAX,
 )
 from culm.wire.codec import encode
-from tests.tools.conftest import Desk
-
-
-def refused(text: str) -> Result:
-    return Result(text, is_error=True)
+from tests.support import carried_out
+from tests.tools.conftest import SECRET, SESSION, Desk, refused, run
 
 
 async def view(desk: Desk, content: str | bytes, **arguments: int) -> str:
@@ -99,11 +100,10 @@ async def test_an_empty_file_says_so(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0", "file is an image (10 bytes); this version cannot show images."),
+        (b"BM\0\0", "file is an image (4 bytes), not text."),
         (b"a\0b", "file is binary data (3 bytes), not text."),
         (b"%PDF-1.7", "file is a PDF document (8 bytes), not text."),
         (b"PK\x03\x04" + b"x" * 2044, "file is a ZIP archive (2.0 KiB), not text."),
-        ("text".encode("utf-16"), "file is UTF-16 text (10 bytes), not text."),
     ],
 )
 async def test_what_is_no_text_is_refused_with_size_and_kind(
@@ -133,10 +133,105 @@ async def test_a_directory_is_for_ls(desk: Desk) -> None:
     assert await desk.call("view", file_path=".") == refused(". is a directory; use ls to list it.")
 
 
-async def test_what_leads_out_is_refused(desk: Desk, outside: Path) -> None:
-    (desk.path / "link").symlink_to(outside / "secret.txt")
-    result = await desk.call("view", file_path="link")
-    assert (result.is_error, "outside the workspace" in result.content) == (True, True)
+async def test_a_file_outside_is_asked_about_by_its_real_path_and_then_read(
+    desk: Desk, outside: Path
+) -> None:
+    secret = str(outside / "secret.txt")
+    (desk.path / "link").symlink_to(secret)
+    plan = await desk.plan("view", file_path="link", offset=0)
+    assert plan.action == Action(
+        tool="view",
+        name="read",
+        description=f"Read {secret}",
+        path=str(outside),
+        params={"file_path": secret, "offset": 0, "limit": 0},
+        resolved={"path": secret, "arguments": {"file_path": "link", "offset": 0, "limit": 0}},
+        paths=(secret,),
+        grains=(f"read:{outside}",),
+        why=f"{secret} is outside the workspace",
+    )
+    assert (await run(plan)).content == f"     1|{SECRET}\n(end of file, line 1)"
+    (outside / "secret.txt").rename(outside / "other")
+    (outside / "secret.txt").symlink_to("other")
+    assert await run(plan) == refused(
+        f"{secret} cannot be read: it was changed into something else meanwhile, and a link is "
+        "not followed."
+    )
+
+
+async def test_inside_and_in_our_own_outputs_nobody_is_asked(desk: Desk) -> None:
+    desk.write("file")
+    desk.write("../outputs/long.txt", "all of it")
+    for path in ("file", f"{desk.kit.outputs}/long.txt"):
+        assert (await desk.plan("view", file_path=path)).action.is_free
+    plan = await desk.plan("view", file_path="../outputs/long.txt")
+    assert (await run(plan)).content == "     1|all of it\n(end of file, line 1)"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0", "image/png"),
+        (b"\xff\xd8\xff\0", "image/jpeg"),
+        (b"GIF89a\0", "image/gif"),
+        (b"RIFF\0\0\0\0WEBP", "image/webp"),
+    ],
+)
+async def test_an_image_is_handed_over(desk: Desk, content: bytes, kind: str) -> None:
+    file = desk.write("a.bin", content)
+    assert await desk.call("view", file_path="a.bin") == Result(
+        f"a.bin is an image ({kind}, {len(content)} bytes).",
+        metadata=f'{{"file_path":"{file}","content":""}}',
+        data=base64.b64encode(content).decode(),
+        mime_type=kind,
+    )
+    desk.write("a.bin", content + bytes(IMAGE_BYTES_MAX))
+    assert await desk.call("view", file_path="a.bin") == refused(
+        "a.bin is an image of 5.0 MiB; more than 5 MiB are not shown."
+    )
+
+
+async def test_utf_16_is_read(desk: Desk) -> None:
+    for encoding in ("utf-16-le", "utf-16-be"):
+        shown = await view(desk, "\ufeffone é\r\ntwo".encode(encoding))
+        assert shown == "     1|one é\n     2|two\n(end of file, line 2)"
+
+
+async def test_what_is_read_is_noted_with_how_it_looked(desk: Desk, outside: Path) -> None:
+    file = await desk.seen("file", "text")
+    stamp = await desk.kit.store.read(read_stamp(SESSION, str(file)))
+    assert stamp == stamp_of(file.stat())
+    strange = desk.write(os.fsdecode(b"caf\xe9"), "text")
+    await carried_out(desk.tools["view"], _call(str(strange)))
+    assert await desk.kit.store.read(read_files(SESSION)) == [str(file)]
+
+
+async def test_the_first_reads_of_very_many_are_forgotten(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("culm.store.history.READ_FILES_MAX", 3)
+    for name in "abcad":
+        await desk.seen(name, "text")
+    names = [Path(path).name for path in await desk.kit.store.read(read_files(SESSION))]
+    assert names == ["d", "a", "c"]
+
+
+async def test_a_path_of_5000_characters_is_refused_with_its_field(desk: Desk) -> None:
+    result = await desk.call("view", file_path="x/" * 2500)
+    assert result == refused(
+        "view: Expected `str` of length <= 4096 - file_path: The file; relative paths are in the "
+        "workspace."
+    )
+
+
+async def test_a_digest_can_be_made_of_any_path(desk: Desk) -> None:
+    digests: set[str] = set()
+    for name in (b"caf\xe9", b"caf\xea"):
+        desk.write(os.fsdecode(name), "here")
+        plan = await desk.tools["view"].prepare(_call(os.fsdecode(name)))
+        assert isinstance(plan, Plan)
+        digests.add(plan.action.digest)
+    assert len(digests) == 2
 
 
 async def test_a_pipe_is_refused_without_waiting(desk: Desk) -> None:
@@ -150,7 +245,7 @@ async def test_a_pipe_is_refused_without_waiting(desk: Desk) -> None:
     ("arguments", "said"),
     [
         ({}, "view: Object missing required field `file_path`"),
-        ({"file_path": 3}, "Expected `str`, got `int` - file_path: The file, in the workspace."),
+        ({"file_path": 3}, "Expected `str`, got `int` - file_path: The file; relative paths"),
         ({"file_path": "x", "offset": -1}, "Expected `int` >= 0 - offset: How many lines to skip"),
         ({"file_path": "x", "limit": "many"}, "Expected `int`, got `str` - limit: How many lines"),
     ],
@@ -166,7 +261,7 @@ async def test_a_bad_argument_is_named_with_what_is_right(
 @pytest.mark.parametrize("name", ["new\nline", "👩‍💻", os.fsdecode(b"caf\xe9"), "-rf *", " "])
 async def test_strange_names_are_read(desk: Desk, name: str) -> None:
     desk.write(name, "here")
-    result = await desk.tools["view"].run(_call(name))
+    result = await carried_out(desk.tools["view"], _call(name))
     assert result.content == "     1|here\n(end of file, line 1)"
     result.metadata.encode()
 

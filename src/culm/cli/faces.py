@@ -1,31 +1,29 @@
 """How one run looks to a person, or to a script: what is printed of it, and where.
 
-Data goes to stdout, all else to stderr. What was printed is compared with the state of the run,
-so that a connection that was lost neither repeats nor loses a word.
+Data goes to stdout, all else to stderr.
 """
 
-import re
 import sys
 from typing import IO, AnyStr, Protocol
 
-from culm.client.stream import Mirror
-from culm.errors import Failed
-from culm.ids import MessageId, RunId
-from culm.wire.codec import Json, encode, printable
-from culm.wire.messages import (
-    Message,
-    ToolCall,
-    ToolCallPart,
-    ToolResult,
-    ToolResultPart,
-    full_text,
-    is_finished,
+from culm.cli.call_lines import (
+    LINES_MAX,
+    call_line,
+    head_of,
+    margined,
+    result_lines,
+    without_controls,
 )
-from culm.wire.runs import Run, RunRetry
+from culm.cli.rules import rule_for
+from culm.errors import Failed
+from culm.ids import MessageId
+from culm.wire.asks import AskChanged
+from culm.wire.codec import Json, encode, printable
+from culm.wire.messages import ToolCall, ToolResult
+from culm.wire.runs import Run
 
-HEAD_CHARS = 200  # Of a call's input or an error, on one line.
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # All but tab and newline.
+# How the server refuses what it would have asked somebody who is not there; a test holds it to it.
+_ALONE = "Not allowed: this needs a person's permission"
 
 
 class StdoutClosed(Exception):
@@ -41,7 +39,20 @@ class Face(Protocol):
         ...
 
     def call(self, call: ToolCall) -> None: ...
+    def output(self, call_id: str, text: str) -> None:
+        """A call that goes on has put out more."""
+        ...
+
     def result(self, result: ToolResult) -> None: ...
+    def allowed(self, call: ToolCall) -> None:
+        """A call that needs permission goes ahead, and nobody was asked."""
+        ...
+
+    def ask(self, ask: AskChanged) -> None: ...
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        """What was asked is closed, whoever did it."""
+        ...
+
     def note(self, words: str) -> None: ...
     def end(self, run: Run, text: str) -> None: ...
 
@@ -49,17 +60,21 @@ class Face(Protocol):
 class Plain:
     """For people: the answer on stdout, one line for everything else on stderr."""
 
-    def __init__(self) -> None:
-        self._in_line = False
+    def __init__(self, *, has_rules: bool = False) -> None:
+        self._by = "--approve or --allow" if has_rules else "an earlier answer, or a hook"
+        self._in_line = False  # Of stdout.
+        self._in_prompt = False  # Somebody is asked to type something.
         self._message_id = ""
         self._is_screen = sys.stdout.isatty()
+        self._calls: dict[str, ToolCall] = {}  # Those that go on ...
+        self._outputs: dict[str, tuple[int, str]] = {}  # ... lines shown of each, and a begun one.
 
     def text(self, message_id: MessageId, text: str) -> None:
-        if message_id != self._message_id:
+        if message_id != self._message_id or self._in_prompt:
             self._end_line()
             self._message_id = message_id
         # A model may repeat what stands in a file; a terminal would obey it.
-        shown = _CONTROL.sub("", text) if self._is_screen else text
+        shown = without_controls(text) if self._is_screen else text
         try:
             _write(sys.stdout, shown)
         except UnicodeEncodeError:
@@ -70,15 +85,49 @@ class Plain:
         self.note("(asked again)")
 
     def call(self, call: ToolCall) -> None:
-        self.note(f"→ {call.name} {head_of(call.input)}")
+        self._calls[call.id] = call
+        self.note(call_line(call))
+
+    def output(self, call_id: str, text: str) -> None:
+        passed, begun = self._outputs.get(call_id, (0, ""))
+        *lines, begun = (begun + text).split("\n")
+        for line in lines[: max(LINES_MAX - passed, 0)]:
+            self.note(margined(line))
+        # What a call puts out without end is counted, and not kept.
+        self._outputs[call_id] = passed + len(lines), begun[:1000]
 
     def result(self, result: ToolResult) -> None:
-        failed = f"✗ {result.name}: {head_of(result.content)}"
-        self.note(failed if result.is_error else f"← {result.name}: {len(result.content):,} chars")
+        call = self._calls.pop(result.tool_call_id, None)
+        passed, _ = self._outputs.pop(result.tool_call_id, (0, ""))
+        for line in result_lines(result, min(passed, LINES_MAX)):
+            self.note(line)
+        if call is not None and result.is_error and result.content.startswith(_ALONE):
+            self.note(f"hint: --approve allow, or --allow {rule_for(call.name, call.input)}")
+
+    def allowed(self, call: ToolCall) -> None:
+        self.note(f"allowed: {call.name}: by {self._by}")
+
+    def ask(self, ask: AskChanged) -> None:
+        self.note(f"? {ask.tool_name}: {head_of(ask.description)}")
+        if ask.deadline:
+            self.note(f"hint: `culm answer {ask.ask_id[:8]} allow`, or deny, answers it")
+
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        self.note(f"{ask.state}: {ask.tool_name}: {fate_of(ask, by_us=by_us)}")
 
     def note(self, words: str) -> None:
         self._end_line()
         _note(words)
+
+    def prompt(self, words: str) -> None:
+        """Ask for a line; what is noted next comes below, with or without an answer."""
+        self._end_line()
+        _write(sys.stderr, printable(words))
+        self._in_prompt = True
+
+    def typed(self) -> None:
+        """It was typed, with its end."""
+        self._in_prompt = False
 
     def end(self, run: Run, text: str) -> None:
         self._end_line()
@@ -88,6 +137,9 @@ class Plain:
             self.note(f"hint: {hint}")
 
     def _end_line(self) -> None:
+        if self._in_prompt:
+            _write(sys.stderr, "\n")
+            self._in_prompt = False
         if self._in_line:
             _write(sys.stdout, "\n")
             self._in_line = False
@@ -104,6 +156,26 @@ class JsonLines:
 
     def call(self, call: ToolCall) -> None:
         self._put("call", id=call.id, name=call.name, input=call.input)
+
+    def output(self, call_id: str, text: str) -> None:
+        self._put("output", id=call_id, text=text)
+
+    def allowed(self, call: ToolCall) -> None:
+        self._put("allowed", call_id=call.id)
+
+    def ask(self, ask: AskChanged) -> None:
+        self._put(
+            "ask",
+            id=ask.ask_id,
+            call_id=ask.tool_call_id,
+            tool=ask.tool_name,
+            action=ask.action,
+            description=ask.description,
+            deadline=ask.deadline,
+        )
+
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        self._put("answered", id=ask.ask_id, call_id=ask.tool_call_id, state=ask.state, by=ask.by)
 
     def result(self, result: ToolResult) -> None:
         content, is_error = result.content, result.is_error
@@ -152,10 +224,15 @@ def _write(stream: IO[AnyStr], data: AnyStr) -> None:
         raise Failed(f"cannot write: {exc.strerror}", hint="the run goes on") from exc
 
 
-def head_of(text: str) -> str:
-    """The beginning of a text, on one line that no terminal obeys."""
-    words = _CONTROL.sub("", " ".join(text[: 2 * HEAD_CHARS].split()))
-    return words if len(words) <= HEAD_CHARS else words[: HEAD_CHARS - 1] + "…"
+def fate_of(ask: AskChanged, *, by_us: bool) -> str:
+    """Who closed an ask."""
+    match ask.state:
+        case "expired":
+            return "nobody answered in time"
+        case "withdrawn":
+            return "it is not needed any more"
+        case _:
+            return "by you" if by_us else "by another client"
 
 
 def words_of(run: Run) -> tuple[str, str]:
@@ -174,82 +251,3 @@ def words_of(run: Run) -> tuple[str, str]:
             return "the run ended because a call was denied", go_on
         case _:
             return reason or f"the run ended: {run.outcome}", own or go_on
-
-
-class Shown:
-    """What of one run has been shown, so that each state of the mirror adds only what is new."""
-
-    def __init__(self, face: Face, run_id: RunId, mirror: Mirror) -> None:
-        self._face = face
-        self._run_id = run_id
-        self._others = set(mirror.messages)  # Of other runs, and what is shown to its end.
-        self._texts: dict[MessageId, tuple[int, str]] = {}  # With their rev.
-        self._calls: set[tuple[MessageId, str]] = set()
-        self._began = False
-        self._speaker = ""  # Who answered last.
-        self._retry: RunRetry | None = None  # The latest that was told.
-
-    def show(self, mirror: Mirror) -> bool:
-        """Show what is new; True if the mirror does not know the run as one that goes on."""
-        run = mirror.runs.get(self._run_id)
-        if run is not None and run.state in ("accepted", "queued"):
-            self._others |= mirror.messages.keys()  # It waits: all this is by others.
-        elif run is not None:
-            self._began = True
-        self._show_retry(mirror.retries.get(self._run_id))
-        if self._began:
-            self.show_all(mirror)
-        return run is None or run.state == "held"
-
-    def show_all(self, mirror: Mirror) -> None:
-        for message in mirror.messages.values():
-            if message.id in self._others:
-                continue
-            if message.role == "assistant" and not message.is_summary_message:
-                self._show_speaker(message)
-                self._show_text(message)
-                self._show_calls(message)
-            for part in message.parts:
-                if isinstance(part, ToolResultPart):
-                    self._face.result(part.data)
-            if message.role != "assistant" or is_finished(message.parts):
-                self._others.add(message.id)
-
-    def _show_retry(self, retry: RunRetry | None) -> None:
-        if retry is not None and retry is not self._retry:
-            words = f"{retry.title}: {retry.details}" if retry.details else retry.title
-            self._face.note(f"({words}; asking again in {retry.delay_s:.0f} s)")
-        self._retry = retry
-
-    def _show_speaker(self, message: Message) -> None:
-        """Say so if another model has taken over."""
-        name = f"{message.provider}/{message.model}"
-        if self._speaker not in ("", name):
-            self._face.note(f"({self._speaker} failed; {name} answers)")
-        self._speaker = name
-
-    def _show_text(self, message: Message) -> None:
-        rev, shown = self._texts.get(message.id, (0, ""))
-        text = full_text(message.parts)
-        # Within one rev text only grows.
-        if message.rev != rev and not text.startswith(shown):
-            if shown.startswith(text) and is_finished(message.parts):
-                self._face.note(f"(the last {len(shown) - len(text):,} characters were lost)")
-                shown = text
-            else:
-                self._face.again(message.id)
-                shown = ""
-        self._texts[message.id] = message.rev, text
-        if len(text) > len(shown):
-            self._face.text(message.id, text[len(shown) :])
-
-    def _show_calls(self, message: Message) -> None:
-        for part in message.parts:
-            if isinstance(part, ToolCallPart) and part.data.finished:
-                key = message.id, part.data.id
-                if key not in self._calls:
-                    self._calls.add(key)
-                    self._face.call(part.data)
-
-
-# --- what is asked, and where

@@ -5,6 +5,7 @@ import sys
 import click
 
 from culm import __version__
+from culm.cli.asks_commands import answer, asks, ps
 from culm.cli.config_commands import config, models, trust
 from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
 from culm.cli.run_command import run
@@ -24,13 +25,14 @@ def culm() -> None:
     \b
     Example:
       culm run what does this project do     one prompt, one answer
+      culm asks                              what it waits for you to allow
       culm models                            which models it may ask, and why
       culm serve                             on your own socket
       culm serve --host tcp://127.0.0.1:0    on any free port, with a token
     """
 
 
-for command in (run, serve, models, config, trust):
+for command in (run, asks, answer, ps, serve, models, config, trust):
     culm.add_command(command)
 
 

@@ -17,8 +17,10 @@ from types import FrameType
 import aiohttp
 import click
 
+from culm.cli.desk import Desk, Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED, EXIT_FAILED
-from culm.cli.faces import Face, JsonLines, Plain, Shown, StdoutClosed
+from culm.cli.faces import Face, JsonLines, Plain, StdoutClosed
+from culm.cli.shown import Shown
 from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
 from culm.client.stream import Follower, Mirror, open_mirror
@@ -30,6 +32,7 @@ from culm.wire.messages import (
     full_text,
     is_finished,
 )
+from culm.wire.rules import Approve
 from culm.wire.runs import Run
 from culm.wire.sessions import Session
 
@@ -58,14 +61,19 @@ class RunOptions:
     latest: bool = False  # ... or for the one that was used last.
     model: str = ""
     as_json: bool = False
+    approve: Approve | None = None
+    interactive: bool = False  # A person is at this terminal, and can be asked.
 
 
 def run_prompt(options: RunOptions, launch: Launch | None) -> int:
     """Run to the end and return the exit status; raises `AppError`. `launch` has begun."""
-    face = JsonLines() if options.as_json else Plain()
+    has_rules = options.approve is not None
+    plain = Plain(has_rules=has_rules)
+    face = JsonLines() if options.as_json else plain
+    lines = Terminal(plain) if options.interactive else None
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_Asking(options, face).run(launch))
+            return runner.run(_Asking(options, face, lines).run(launch))
     except asyncio.CancelledError:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
@@ -113,9 +121,10 @@ def title_of(prompt: str) -> str:
 class _Asking:
     """One prompt on its way, from a server that may still be starting to the end of the run."""
 
-    def __init__(self, options: RunOptions, face: Face) -> None:
+    def __init__(self, options: RunOptions, face: Face, lines: Lines | None) -> None:
         self._options = options
         self._face = face
+        self._lines = lines  # None if nobody can be asked here.
         self._run_id = Ids().run()
         self._asked = False  # From here on a signal is for the run.
         self._interrupted = asyncio.Event()
@@ -171,13 +180,21 @@ class _Asking:
         for notice in workspace.info.notices:
             self._face.note(f"notice: {notice}")
         session = await self._session(workspace)
-        async with open_mirror(workspace, session.id) as follower:
+        interactive = options.interactive
+        async with open_mirror(workspace, session.id, interactive=interactive) as follower:
             async with asyncio.timeout(CONNECT_S):
                 await follower.connected()
             mirror = follower.mirror
-            shown = Shown(self._face, self._run_id, mirror)
+            shown = Shown(self._face, self._run_id, mirror, workspace.client.id)
             self._asked = True
-            await workspace.prompt(session.id, options.prompt, run_id=self._run_id, model=model)
+            await workspace.prompt(
+                session.id,
+                options.prompt,
+                run_id=self._run_id,
+                model=model,
+                interactive=interactive,
+                approve=options.approve,
+            )
             run = await self._to_the_end(workspace, follower, shown)
             if run is None:
                 self._face.note(f"culm: asked to cancel; no end was told in {CANCEL_S:g} s")
@@ -208,9 +225,13 @@ class _Asking:
         """None if it was told to stop and nobody said that it did."""
         try:
             async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
-                cancelling = tasks.create_task(self._cancel(workspace, bound), name="cancel")
+                beside = [tasks.create_task(self._cancel(workspace, bound), name="cancel")]
+                if self._lines is not None:
+                    desk = Desk(workspace, follower, self._run_id, self._face, self._lines)
+                    beside.append(tasks.create_task(desk.serve(), name="desk"))
                 run = await self._follow(workspace, follower, shown)
-                cancelling.cancel()
+                for task in beside:
+                    task.cancel()
         except TimeoutError:
             return None
         except ExceptionGroup as exc:

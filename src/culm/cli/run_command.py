@@ -2,11 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED
 from culm.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from culm.wire.rules import Approve
 
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
 STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
@@ -25,6 +29,20 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
     "-c", "--continue", "latest", is_flag=True, help="Go on in the session that was used last."
 )
 @click.option("-s", "--session", default="", metavar="ID", help="Go on in this session.")
+@click.option(
+    "--approve",
+    type=click.Choice(["ask", "allow", "deny"]),
+    default="ask",
+    help="What happens to a call that needs permission, unless --allow or --deny says it. "
+    "Default: ask.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="RULE",
+    help="Allow such calls: edit, 'edit:src/**', 'bash:make test'. May be repeated.",
+)
+@click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --allow.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
 @click.option(
     "--dir",
@@ -61,6 +79,9 @@ def run(
     model: str,
     latest: bool,  # noqa: FBT001
     session: str,
+    approve: str,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
     as_json: bool,  # noqa: FBT001
     directory: Path,
     host: str | None,
@@ -74,12 +95,20 @@ def run(
     is found, or started on its socket; it leaves by itself when nobody needs it. The answer goes
     to stdout as it comes; calls of tools and everything else go to stderr.
 
+    What needs permission (to change a file, to run a command, to fetch a page) is asked: at this
+    terminal if it is one, and of every other client with a person. Where nobody can be asked it is
+    refused, and the agent goes on without. A RULE is a tool, or a tool with the command or the
+    files it is for; a * alone stands for any number of words, ** for any number of directories.
+    What the configuration denies stays denied.
+
     Ctrl-C cancels the run and waits for its end; a second one leaves at once, and the run ends when
     the server has heard of the first. If this process is killed or nobody reads its stdout, the run
     goes on.
 
     With --json the lines are {"type": "text", "text", "message_id"}, "again" (the message's text
-    so far is void), "call" (id, name, input), "result" (id, is_error, content) and at last "end"
+    so far is void), "call" (id, name, input), "output" (id, text: what it puts out as it runs),
+    "ask" (id, call_id, tool, action, description), "answered" (id, call_id, state), "allowed"
+    (call_id: by a rule or an earlier answer), "result" (id, is_error, content) and at last "end"
     (outcome, run_id, session_id, text, error, what was used).
 
     \b
@@ -94,15 +123,11 @@ def run(
     Example:
       culm run what does this project do
       git diff | culm run review this
+      culm run --allow edit --allow 'bash:make *' mend the failing test
     """
     import os
-    import signal
 
-    def leave(*_: object) -> None:
-        os.write(2, b"culm: cancelled, nothing was asked\n")
-        os._exit(EXIT_CANCELED)
-
-    signal.signal(signal.SIGINT, leave)  # Until there is something to cancel.
+    _leave_on_interrupt()  # Until there is something to cancel.
     from culm.client.launch import Wanted, begin_start
     from culm.settings import default_host
 
@@ -111,6 +136,8 @@ def run(
     prompt = _read_prompt(words)
     if latest and session:
         raise click.UsageError("--session and --continue exclude each other")
+    # Before a server is started for nothing.
+    approved = _approved(approve, allow, deny)
     server = Wanted(host or default_host(os.environ), data_dir, config_file)
     launch = begin_start(server, os.environ)
     # What follows takes about as long to import as a server takes to start.
@@ -125,8 +152,34 @@ def run(
         latest=latest,
         model=model,
         as_json=as_json,
+        approve=approved,
+        interactive=not as_json and _is_terminal(),
     )
     sys.exit(run_prompt(options, launch))
+
+
+def _leave_on_interrupt() -> None:
+    import os
+    import signal
+
+    def leave(*_: object) -> None:
+        os.write(2, b"culm: cancelled, nothing was asked\n")
+        os._exit(EXIT_CANCELED)
+
+    signal.signal(signal.SIGINT, leave)
+
+
+def _approved(mode: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> "Approve | None":
+    if mode == "ask" and not allow and not deny:
+        return None
+    from culm.cli.rules import approve_of
+
+    return approve_of(mode, allow, deny)
+
+
+def _is_terminal() -> bool:
+    """Whether a person can be asked here."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _tell_if_silent(descriptor: int) -> None:

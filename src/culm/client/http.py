@@ -13,9 +13,22 @@ import msgspec
 
 from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
 from culm.wire.agent import Prompt
+from culm.wire.asks import (
+    Ask,
+    CancelQuestions,
+    PermissionGrant,
+    PermissionRef,
+    PermissionRequest,
+    QuestionAnswer,
+    QuestionRequest,
+    QuestionResponse,
+    Resolved,
+)
 from culm.wire.codec import decode, encode
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
+from culm.wire.processes import Process
+from culm.wire.rules import Approve
 from culm.wire.runs import CancelAnswer, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Problem, Snapshot
@@ -71,6 +84,13 @@ class Client:
 
     async def workspaces(self) -> list[Workspace]:
         return await self.ask("GET", "/v1/workspaces", list[Workspace])
+
+    async def find_workspace(self, directory: Path) -> "RemoteWorkspace | None":
+        """The workspace of a real directory, if the server has it; it is not joined."""
+        for info in await self.workspaces():
+            if info.path == str(directory):
+                return RemoteWorkspace(self, self._wish(directory, "", {}), info)
+        return None
 
     async def open_workspace(
         self,
@@ -188,12 +208,16 @@ class RemoteWorkspace:
         *,
         run_id: str = "",
         model: SelectedModel | None = None,
+        interactive: bool = False,
+        approve: Approve | None = None,
     ) -> None:
         """Ask the agent something; when this returns it will be done, whoever stays.
 
-        `model` is for this run only; without one it is the workspace's.
+        `model` is for this run only; without one it is the workspace's. With a `run_id` and not
+        `interactive` nobody need be there to be asked for permission; `approve` answers instead.
         """
-        body = Prompt(session_id, text, run_id, model=model)
+        body = Prompt(session_id, text, run_id, model=model, interactive=interactive)
+        body.approve = None if approve is None else msgspec.to_builtins(approve)
         await self.client.request("POST", self.path("/agent"), body)
 
     async def cancel(self, session_id: SessionId) -> None:
@@ -208,6 +232,41 @@ class RemoteWorkspace:
 
     async def run(self, run_id: str) -> Run:
         return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)
+
+    async def processes(self) -> list[Process]:
+        return await self.client.ask("GET", self.path("/processes"), list[Process])
+
+    # --- what people are asked
+
+    async def asks(self, session_id: str = "") -> list[Ask[PermissionRequest]]:
+        """The permission requests that are open, the latest first."""
+        path = self.path(f"/permissions/asks?session={quote(session_id, safe='')}")
+        return await self.client.ask("GET", path, list[Ask[PermissionRequest]])
+
+    async def answer(self, ask: Ask[PermissionRequest], action: str) -> bool:
+        """Answer what was shown, and nothing else; False if somebody was faster.
+
+        `action` is `allow`, `allow_session`, `allow_workspace` or `deny`.
+        """
+        body = PermissionGrant(PermissionRef(ask.request.id), action, ask.digest)
+        return await self._resolve("/permissions/grant", body)
+
+    async def questions(self, session_id: str = "") -> list[Ask[QuestionRequest]]:
+        """The batches of questions that are open, the latest first."""
+        path = self.path(f"/questions?session={quote(session_id, safe='')}")
+        return await self.client.ask("GET", path, list[Ask[QuestionRequest]])
+
+    async def answer_questions(self, batch_id: str, responses: list[QuestionResponse]) -> bool:
+        """Answer a batch of questions; False if somebody was faster."""
+        return await self._resolve("/questions/answer", QuestionAnswer(batch_id, responses))
+
+    async def cancel_questions(self, batch_id: str) -> bool:
+        """Decline to answer them; False if somebody was faster."""
+        return await self._resolve("/questions/cancel", CancelQuestions(batch_id))
+
+    async def _resolve(self, path: str, body: msgspec.Struct) -> bool:
+        path = self.path(f"{path}?client_id={self.client.id}")
+        return (await self.client.ask("POST", path, Resolved, body)).resolved
 
     def _session_path(self, session_id: SessionId) -> str:
         return self.path(f"/sessions/{quote(session_id, safe='')}")

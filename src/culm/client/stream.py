@@ -16,9 +16,10 @@ import aiohttp
 import msgspec
 
 from culm.client.http import Refused, RemoteWorkspace
-from culm.ids import MessageId, RunId, SessionId
+from culm.ids import AskId, MessageId, RunId, SessionId
+from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
 from culm.wire.codec import decode
-from culm.wire.events import CURSOR_HEADER, Envelope, MessageDelta, Resync
+from culm.wire.events import CURSOR_HEADER, CallOutput, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
 from culm.wire.runs import RunChanged, RunRetry, changed_of
 from culm.wire.sessions import Session
@@ -32,6 +33,9 @@ BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 10.0
 REJOINED_S = 0.05  # It is there again; only a server that drops it at once makes this a loop.
 EVENT_BYTES_MAX = 64 << 20
+# What passes by is kept for whoever looks only now and then: of so many asks or calls ...
+KEPT_MAX = 256
+OUTPUT_CHARS_MAX = 64_000  # ... and so much of what one call puts out; its result has the rest.
 
 
 class Told(NamedTuple):
@@ -113,6 +117,7 @@ class Stream:
         view: str = "delta",
         sessions: frozenset[str] = frozenset(),
         types: frozenset[str] = frozenset(),
+        interactive: bool = False,
         on_connected: Callable[[], None] | None = None,
     ) -> None:
         self.cursor = cursor
@@ -121,6 +126,7 @@ class Stream:
         self._view = view
         self._sessions = sessions
         self._types = types
+        self._interactive = interactive
         self._on_connected = on_connected
 
     async def events(self) -> AsyncGenerator[Told]:
@@ -165,6 +171,8 @@ class Stream:
             query["sessions"] = ",".join(sorted(self._sessions))
         if self._types:
             query["types"] = ",".join(sorted(self._types))
+        if self._interactive:
+            query["interactive"] = "1"
         path = self._workspace.path(f"/events?{urlencode(query)}")
         async with self._workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as response:
             self.connections += 1
@@ -199,6 +207,11 @@ class Mirror:
         self.retries: dict[RunId, RunRetry] = {}  # The latest of each run that goes on.
         self.presence: dict[str, str] = {}
         self.store = StoreHealth("ok")
+        # What people are asked: all that is open, and what was closed lately.
+        self.asks: dict[AskId, AskChanged] = {}
+        self.questions: dict[AskId, QuestionChanged] = {}
+        self.granted: dict[str, None] = {}  # Calls that were let through lately, by their id ...
+        self.outputs: dict[str, str] = {}  # ... and what calls have put out.
 
     def load(self, snapshot: Snapshot[Message]) -> None:
         """Begin again from a snapshot."""
@@ -208,6 +221,7 @@ class Mirror:
         self.runs = {run.id: changed_of(run) for run in snapshot.runs}
         self.presence = {p.client_id: p.session_id for p in snapshot.presence}
         self.store = snapshot.store
+        self.asks, self.questions = {}, {}  # What is open is told when a stream begins.
 
     def apply(self, told: Told) -> Gap | None:
         """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
@@ -238,6 +252,19 @@ class Mirror:
             case "run_retry", _:
                 retry = told.read(RunRetry)
                 self.retries[retry.run_id] = retry
+            case "ask_changed", _:
+                ask = told.read(AskChanged)
+                _keep(self.asks, ask.ask_id, ask)
+            case "question_changed", _:
+                batch = told.read(QuestionChanged)
+                _keep(self.questions, batch.batch_id, batch)
+            case "permission_notification", _:
+                notified = told.read(PermissionNotification)
+                if notified.granted:
+                    self.granted[notified.tool_call_id] = None
+                    _drop_first(self.granted)
+            case "call_output", _:
+                self._put_out(told.read(CallOutput))
             case "presence_changed", "deleted":
                 self.presence.clear()  # An attach begins: who is there follows.
             case "presence_changed", _:
@@ -251,6 +278,12 @@ class Mirror:
             case _:
                 pass  # A newer server's event; it is none of this state.
         return None
+
+    def _put_out(self, output: CallOutput) -> None:
+        """Of what was missed only the end is known; so much is for watching."""
+        before = self.outputs.pop(output.tool_call_id, "")[: output.offset]
+        self.outputs[output.tool_call_id] = (before + output.text)[:OUTPUT_CHARS_MAX]
+        _drop_first(self.outputs)
 
     def put_message(self, message: Message) -> None:
         known = self.messages.get(message.id)
@@ -268,6 +301,23 @@ class Mirror:
         return None
 
 
+def _drop_first(kept: dict[str, None] | dict[str, str]) -> None:
+    if len(kept) > KEPT_MAX:
+        del kept[next(iter(kept))]
+
+
+A = TypeVar("A", AskChanged, QuestionChanged)
+
+
+def _keep(known: dict[AskId, A], ask_id: AskId, ask: A) -> None:
+    """Take in how an ask stands; of those that are closed the oldest are forgotten."""
+    known[ask_id] = ask
+    if len(known) > KEPT_MAX:
+        closed = (one for one, ask in known.items() if ask.state != "open")
+        if (oldest := next(closed, None)) is not None:
+            del known[oldest]
+
+
 def _seq(cursor: str) -> int:
     return int(cursor.rpartition(".")[2] or 0)
 
@@ -275,13 +325,20 @@ def _seq(cursor: str) -> int:
 class Follower:
     """A mirror that keeps itself up to date. Made by `open_mirror`."""
 
-    def __init__(self, workspace: RemoteWorkspace, sessions: frozenset[str]) -> None:
+    def __init__(
+        self, workspace: RemoteWorkspace, sessions: frozenset[str], *, interactive: bool = False
+    ) -> None:
         self.mirror = Mirror()
         self._workspace = workspace
         self._sessions = sessions
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
-        self.stream = Stream(workspace, sessions=sessions, on_connected=self._connected.set)
+        self.stream = Stream(
+            workspace,
+            sessions=sessions,
+            interactive=interactive,
+            on_connected=self._connected.set,
+        )
 
     async def until(self, condition: Callable[[Mirror], bool]) -> None:
         """Wait for a state; the caller bounds the wait."""
@@ -334,9 +391,14 @@ class Follower:
 
 
 @asynccontextmanager
-async def open_mirror(workspace: RemoteWorkspace, *sessions: str) -> AsyncGenerator[Follower]:
-    """Follow a workspace while in the block: the sessions named, or all of them."""
-    follower = Follower(workspace, frozenset(sessions))
+async def open_mirror(
+    workspace: RemoteWorkspace, *sessions: str, interactive: bool = False
+) -> AsyncGenerator[Follower]:
+    """Follow a workspace while in the block: the sessions named, or all of them.
+
+    `interactive` says that a person is here who can be asked for permission.
+    """
+    follower = Follower(workspace, frozenset(sessions), interactive=interactive)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(follower.run(), name="mirror")
         try:

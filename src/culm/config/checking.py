@@ -5,7 +5,7 @@ that passed is spelled as the schema spells it.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import UnionType
@@ -79,6 +79,9 @@ class _Findings:
         self.first: list[_Found] = []
         self.left_out = 0
 
+    def __len__(self) -> int:
+        return len(self.first) + self.left_out
+
     def add(self, path: jsonc.Path, what: str, hint: Callable[[], str] = str) -> None:
         if len(self.first) < PROBLEMS_MAX:
             self.first.append(_Found(path, what, hint()))
@@ -123,7 +126,35 @@ _MISFIT = _Misfit()
 
 
 def _checked(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
-    hint = _plain(hint)
+    for meta in _metas(hint):
+        if meta.extra and meta.extra.get("whole"):
+            return _checked_whole(value, get_args(hint)[0], path, found)
+        if meta.max_length and _count(value) > meta.max_length:
+            found.add(path, f"it may have at most {meta.max_length} entries")
+            return _MISFIT
+    return _checked_parts(value, _plain(hint), path, found)
+
+
+def _checked_whole(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
+    """What counts only if all of it is in order."""
+    if value is None:
+        return _misfit(value, "an object", path, found)
+    before = len(found)
+    checked = _checked(value, hint, path, found)
+    return checked if len(found) == before else _MISFIT
+
+
+def _count(value: Json) -> int:
+    """How many entries it has; none if it is no list and no object."""
+    return len(cast("list[Json]", value)) if isinstance(value, dict | list) else 0
+
+
+def _metas(hint: Hint) -> Iterator[msgspec.Meta]:
+    if get_origin(hint) is Annotated:
+        yield from (one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta))
+
+
+def _checked_parts(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
     if hint is Any or value is None:
         return value
     if _is_struct(hint):
@@ -163,8 +194,9 @@ def _checked_struct(
         return _misfit(value, "an object", path, found)
     known = _fields(kind)
     spelling = {folded(name): name for name in known}
+    fields = cast("Document", value)
     result: Document = {}
-    for name, inner in cast("Document", value).items():
+    for name, inner in fields.items():
         spelled = spelling.get(folded(name))
         if spelled is None:
             found.add((*path, name), "unknown key", partial(_nearest, name, tuple(known)))
@@ -172,6 +204,9 @@ def _checked_struct(
         checked = _checked(inner, known[spelled], (*path, name), found)
         if checked is not _MISFIT:
             result[spelled] = checked
+    given = {spelling.get(folded(name)) for name, inner in fields.items() if inner is not None}
+    for name in _required(kind) - given:
+        found.add(path, f"{name} is missing")
     return result
 
 
@@ -186,6 +221,9 @@ def _checked_map(
         if names is not None and name not in names:
             found.add((*path, name), "unknown key", partial(_nearest, name, names))
             continue
+        if names is None and not _fits(name, arguments[0]):
+            found.add((*path, name), "the name is wrong", lambda: _NAMES_HINT)
+            continue
         checked = _checked(inner, arguments[1], (*path, name), found)
         if checked is not _MISFIT:
             result[name] = checked
@@ -196,22 +234,47 @@ def _checked_leaf(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -
     if isinstance(value, int) and not -INT_MAX <= value <= INT_MAX:
         found.add(path, "the number is too large")
         return _MISFIT
+    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     try:
-        return msgspec.convert(value, hint)
+        checked = msgspec.convert(value, hint)
     except msgspec.ValidationError as exc:
-        base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if isinstance(value, int | float) and base in (int, float):
+        is_number = isinstance(value, int | float) and base in (int, float)
+        if is_number or (isinstance(value, str) and base is str):
             found.add(path, str(exc).replace("Expected", "wanted is"))
             return _MISFIT
-        return _misfit(value, _WORDS.get(base, "something else"), path, found)
+        if isinstance(value, str) and get_origin(base) is Literal:
+            found.add(path, f"{_wanted(base)} is wanted, not {value[:NAME_CHARS_MAX]!r}")
+            return _MISFIT
+        return _misfit(value, _wanted(base), path, found)
+    for meta in _metas(hint):
+        if meta.extra and (why := meta.extra["check"](value)):
+            found.add(path, why)
+            return _MISFIT
+    return checked
 
 
+def _fits(name: str, hint: Hint) -> bool:
+    try:
+        msgspec.convert(name, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+_NAMES_HINT = "small letters, digits and `_`, at most 64, the first a letter"
 _WORDS: Mapping[Hint, str] = {
     str: "a string",
     bool: "true or false",
     int: "a whole number",
     float: "a number",
+    str | list[str]: "a string or a list of strings",
 }
+
+
+def _wanted(base: Hint) -> str:
+    if get_origin(base) is Literal:
+        return f"one of {', '.join(get_args(base))}"
+    return _WORDS.get(base, "something else")
 
 
 def _misfit(value: Json, wanted: str, path: jsonc.Path, found: _Findings) -> _Misfit:
@@ -229,6 +292,8 @@ def _kind_of(value: Json) -> str:
             return "a string"
         case list():
             return "a list"
+        case None:
+            return "null"
         case _:
             return "an object"
 
@@ -236,6 +301,11 @@ def _kind_of(value: Json) -> str:
 def _nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower()[:NAME_CHARS_MAX], names, 1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names)[:40])}"
+
+
+@cache
+def _required(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(one.encode_name for one in msgspec.structs.fields(kind) if one.required)
 
 
 @cache

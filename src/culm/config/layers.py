@@ -9,6 +9,9 @@ from culm.wire.codec import Json, folded
 
 _SECRETS = ("api_key", "oauth")
 _SECRET_MAPS = ("extra_headers", "extra_body", "provider_options")
+# Lists to which every layer adds, by how deep they stand and where: nobody's rule or hook is lost
+# because somebody else has one.
+_JOINED = frozenset({(0, "permission_rules"), (1, "hooks")})
 
 
 def merged(documents: Iterable[Document]) -> Document:
@@ -23,7 +26,7 @@ def _merged(under: Document, over: Document, depth: int, inside: str = "") -> Do
     """`inside` is the name that this part of the documents has at their top."""
     result = dict(under)
     for name, value in over.items():
-        known = result.get(name)
+        known, top = result.get(name), inside or folded(name)
         if value is None:
             continue  # It says nothing, as Go reads it.
         if isinstance(value, dict):
@@ -31,7 +34,11 @@ def _merged(under: Document, over: Document, depth: int, inside: str = "") -> Do
             fields = cast("Document", value)
             if depth == 1 and inside == "models":
                 below = _left_of_selection(below, fields)
-            result[name] = _merged(below, fields, depth + 1, inside or folded(name))
+            elif depth == 1 and inside == "own_tools":
+                below = {}  # One tool is not made of two.
+            result[name] = _merged(below, fields, depth + 1, top)
+        elif isinstance(value, list) and isinstance(known, list) and (depth, top) in _JOINED:
+            result[name] = [*cast("list[Json]", known), *cast("list[Json]", value)]
         else:
             result[name] = value
     return result
@@ -41,9 +48,9 @@ def _left_of_selection(below: Document, over: Document) -> Document:
     """What stays of a selected model under another selection: of another model, not how it is
     asked."""
     for name in ("provider", "model"):
-        said = _spelled(over, name)
-        if said and said[-1:] != _spelled(below, name)[-1:]:
-            whose = {} if _spelled(over, "provider") else below
+        said = spelled(over, name)
+        if said and said[-1:] != spelled(below, name)[-1:]:
+            whose = {} if spelled(over, "provider") else below
             return {field: value for field, value in whose.items() if folded(field) == "provider"}
     return below
 
@@ -52,7 +59,7 @@ def provider_ids(document: Document) -> list[str]:
     """The providers that a document says something about, in its order."""
     return [
         name
-        for providers in _spelled(document, "providers")
+        for providers in spelled(document, "providers")
         if isinstance(providers, dict)
         for name in cast("Document", providers)
     ]
@@ -125,7 +132,7 @@ def _env(layer: Document) -> Document:
     """The variables that a layer sets."""
     return {
         name: value
-        for env in _spelled(layer, "env")
+        for env in spelled(layer, "env")
         if isinstance(env, dict)
         for name, value in cast("Document", env).items()
     }
@@ -135,14 +142,14 @@ def _last_layer(layers: Sequence[Document], provider: str, field: str) -> tuple[
     """The highest layer that says something about a field of a provider, and what; or -1."""
     found: tuple[int, Json] = (-1, None)
     for n, layer in enumerate(layers):
-        for providers in _spelled(layer, "providers"):
+        for providers in spelled(layer, "providers"):
             known = cast("Document", providers) if isinstance(providers, dict) else {}
             fields = known.get(provider)
-            for value in _spelled(cast("Document", fields), folded(field)) if fields else ():
+            for value in spelled(cast("Document", fields), folded(field)) if fields else ():
                 found = (n, value)
     return found
 
 
-def _spelled(document: Document, name: str) -> list[Json]:
+def spelled(document: Document, name: str) -> list[Json]:
     """All values under a name, however it is spelled; null says nothing."""
     return [value for key, value in document.items() if folded(key) == name and value is not None]

@@ -4,6 +4,7 @@ The names are those that clients are shown (`wire/config.py`), and beside them w
 shown: keys, headers, commands. The published schema is made from these types.
 """
 
+import re
 from typing import Annotated, get_args, get_type_hints
 
 import msgspec
@@ -20,10 +21,16 @@ from culm.wire.config import (
     SelectedModel,
 )
 from culm.wire.config import ModelType as Role
+from culm.wire.rules import RULES_MAX, Rule
+from culm.wire.runs import CrashPolicy
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+HOOKS_MAX = 64  # For one event; each is a process before every call.
+OWN_TOOLS_MAX = 64  # A model that is offered more chooses worse.
 
 Texts = dict[str, str]
+# Whatever is wrong in such a part, all of it is left out: half a rule would say something else.
+WHOLE = Meta(extra={"whole": True})
 
 
 class ProviderFile(ProviderConfig):
@@ -88,11 +95,55 @@ class ToolLimits(Struct):
     glob: SearchLimits = field(default_factory=SearchLimits)
 
 
+def why_no_regex(text: str) -> str:
+    """Why a text is no regular expression; empty if it is one."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as exc:
+        return f"it is no regular expression: {exc}"
+    return ""
+
+
 class Hook(Struct):
-    command: str = ""
-    name: str = ""
-    matcher: str = ""
-    timeout: int = 0  # Seconds.
+    command: Annotated[
+        str, Meta(description="Run by `sh` in the workspace.", min_length=1, max_length=32_000)
+    ]
+    name: Annotated[str, Meta(description="What people call it.", max_length=200)] = ""
+    matcher: Annotated[
+        str,
+        Meta(
+            description="A regular expression for names of tools; empty means all.",
+            max_length=1000,
+            extra={"check": why_no_regex},
+        ),
+    ] = ""
+    timeout: Annotated[int, Meta(description="Seconds; 30 if none are given.", ge=0, le=600)] = 0
+
+
+class OwnTool(Struct):
+    command: Annotated[
+        str | list[str], Meta(description="Run by `sh` in the workspace, or a list: as it is.")
+    ]
+    description: Annotated[
+        str, Meta(description="What the model is told of it.", min_length=1, max_length=4000)
+    ]
+    parameters: Annotated[
+        dict[str, Json], Meta(description="A JSON schema of its arguments, an object.")
+    ] = field(default_factory=dict[str, Json])
+    timeout_s: Annotated[float, Meta(description="Then it is ended.", gt=0, le=3600)] = 60.0
+    crash: Annotated[
+        CrashPolicy,
+        Meta(
+            description="After a crash in a call: `again` is safe, `ask` has it checked first, "
+            "`never` is not repeated."
+        ),
+    ] = "ask"
+    parallel: Annotated[bool, Meta(description="Whether it may run beside other calls.")] = False
+    is_free: Annotated[bool, Meta(description="Nobody is asked before it runs.")] = False
+
+
+# `$` alone would let a line end pass, and `\\Z` is not known to editors.
+ToolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$(?!\n)")]
 
 
 class ProjectFile(Struct):
@@ -122,7 +173,18 @@ class ProjectFile(Struct):
     mcp: dict[str, McpFile] = field(default_factory=dict[str, McpFile])
     lsp: dict[str, LspFile] = field(default_factory=dict[str, LspFile])
     tools: ToolLimits = field(default_factory=ToolLimits)
-    hooks: dict[str, list[Hook]] = field(default_factory=dict[str, list[Hook]])
+    permission_rules: Annotated[
+        list[Annotated[Rule, WHOLE]],
+        Meta(description="What is allowed, asked or denied.", max_length=RULES_MAX),
+    ] = field(default_factory=list[Annotated[Rule, WHOLE]])
+    hooks: Annotated[
+        dict[str, Annotated[list[Annotated[Hook, WHOLE]], Meta(max_length=HOOKS_MAX)]],
+        Meta(description="Commands that are asked before a tool is called: `PreToolUse`."),
+    ] = field(default_factory=dict[str, list[Annotated[Hook, WHOLE]]])
+    own_tools: Annotated[
+        dict[ToolName, Annotated[OwnTool, WHOLE]],
+        Meta(description="Commands that are tools.", max_length=OWN_TOOLS_MAX),
+    ] = field(default_factory=dict[ToolName, Annotated[OwnTool, WHOLE]])
     env: Annotated[
         Texts, Meta(description="Variables for references and tools, over the environment.")
     ] = field(default_factory=Texts)

@@ -53,6 +53,10 @@ class Live(NamedTuple):
     session_id: str
     payload: bytes  # JSON
     op: Op = "updated"
+    view: View | None = None  # The only one that has it.
+
+    def is_for(self, view: View) -> bool:
+        return self.view is None or self.view == view
 
 
 class OpenMessages(Protocol):
@@ -216,7 +220,7 @@ class Hub:
                 if isinstance(item, MessageDelta):
                     if view == "delta":
                         frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
-                elif shows(view, item.type):
+                elif shows(view, item.type) and (isinstance(item, Event) or item.is_for(view)):
                     frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
             except Exception:  # boundary: what cannot be said must not silence the rest of the turn
                 log.exception("an event cannot be encoded")
@@ -336,7 +340,9 @@ class Hub:
         frames = [
             self.encode_one(view, live)
             for live in self._unlogged()
-            if shows(view, live.type) and filter_.passes(live.type, live.session_id)
+            if shows(view, live.type)
+            and live.is_for(view)
+            and filter_.passes(live.type, live.session_id)
         ]
         type_ = "message_snapshot" if view == "delta" else "message"
         for message_id, session_id in self._open.open_ids():

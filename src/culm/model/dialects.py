@@ -63,20 +63,21 @@ def find_dialect(type_: str) -> Dialect | None:
     """The dialect of a provider's type, or None if nobody here speaks it."""
     if (ours := OURS.get(type_)) is not None:
         return ours
-    theirs = _entry_points().get(type_)
+    theirs = entry_points_of(GROUP).get(type_)
     return None if theirs is None else Dialect(_maker(theirs), needs_url=False)
 
 
 def dialect_types() -> list[str]:
-    return [*OURS, *sorted(_entry_points().keys() - OURS.keys())]
+    return [*OURS, *sorted(entry_points_of(GROUP).keys() - OURS.keys())]
 
 
 @cache
-def _entry_points() -> dict[str, EntryPoint]:
+def entry_points_of(group: str) -> dict[str, EntryPoint]:
+    """What other packages bring for us, by its name."""
     try:
-        return {point.name: point for point in entry_points(group=GROUP)}
+        return {point.name: point for point in entry_points(group=group)}
     except Exception:  # boundary: a package whose metadata is damaged
-        log.exception("no provider types of other packages")
+        log.exception("nothing of other packages is used for %s", group)
         return {}
 
 

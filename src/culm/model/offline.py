@@ -2,12 +2,12 @@
 
 It reads the last prompt for a few intents, calls real tools and answers from their results. The
 same request gets the same answer. It has no state, so all it knows of a turn is in the messages:
-how many steps were made since the prompt decides what comes next, and after two it ends.
+it goes through the steps since the prompt again, and does what is left of them.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never, cast
 
@@ -25,6 +25,7 @@ from culm.model.offline_answers import (
     INTRODUCTION,
     abilities,
     first_path,
+    is_unread,
     missing,
     tell,
     unanswered,
@@ -34,6 +35,8 @@ from culm.model.offline_intents import (
     CountLines,
     CountMatches,
     Delegate,
+    Download,
+    Fetch,
     Find,
     Intent,
     List,
@@ -105,13 +108,60 @@ def answer_to(request: Request) -> Answer:
     offered = {spec.name: spec for spec in request.tools}
     if place is None or not intents:
         return Answer(introduction + abilities(offered, prompt))
-    done = _steps_in(messages[place + 1 :])
-    if uses := _next_uses(intents, done, offered):
+    turn = _replay(intents, _steps_in(messages[place + 1 :]), offered)
+    if turn.uses:
+        uses = tuple(_fitting(use, offered[use.tool]) for use in turn.uses)
         return Answer(introduction.strip(), uses)
-    return Answer(introduction + "\n\n".join(_report(intents, done, offered)))
+    told = (_tell(*one, offered) for one in zip(intents, turn.results, strict=True))
+    return Answer(introduction + "\n\n".join(told))
 
 
-# --- a turn: one step for every intent, and a second one for those that go on
+# --- a turn: looking around at once, everything else one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a turn stands: the calls to make now, and what came of each intent so far."""
+
+    uses: tuple[Use, ...]
+    results: Sequence[Sequence[ToolResult]]
+
+
+def _replay(
+    intents: Sequence[Intent], steps: Sequence[list[ToolResult]], offered: Collection[str]
+) -> Turn:
+    """Go through the steps that were made, to where no step answers what comes next."""
+    results: list[list[ToolResult]] = [[] for _ in intents]
+    left = [list(step) for step in steps]
+    for group in _groups(intents):
+        going = set(group)
+        while uses := {n: use for n in sorted(going) if (use := _use_of(intents[n], results[n]))}:
+            going = {n for n, use in uses.items() if use.tool in offered}
+            if not going:
+                break
+            if not left:
+                return Turn(tuple(uses[n] for n in sorted(going)), results)
+            step = left.pop(0)
+            for n in sorted(going):
+                result = _take(step, uses[n])
+                if result is None:  # It was never answered.
+                    going.discard(n)
+                else:
+                    results[n].append(result)
+    return Turn((), results)
+
+
+def _groups(intents: Sequence[Intent]) -> Iterator[list[int]]:
+    """The places of intents that may be worked on at once: what only looks."""
+    group: list[int] = []
+    for n, intent in enumerate(intents):
+        if isinstance(intent, Run | Replace | Write | Download):
+            yield group
+            yield [n]
+            group = []
+        else:
+            group.append(n)
+    yield group
 
 
 def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
@@ -126,37 +176,6 @@ def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
     return steps
 
 
-def _next_uses(
-    intents: Sequence[Intent], done: Sequence[list[ToolResult]], offered: Mapping[str, ToolSpec]
-) -> tuple[Use, ...]:
-    match len(done):
-        case 0:
-            uses = [_first_use(intent) for intent in intents]
-        case 1:
-            taken = list(done[0])
-            uses = [_second_use(intent, _take(taken, _first_use(intent))) for intent in intents]
-        case _:
-            return ()
-    return tuple(_fitting(use, offered[use.tool]) for use in uses if use and use.tool in offered)
-
-
-def _report(
-    intents: Sequence[Intent], done: Sequence[list[ToolResult]], offered: Mapping[str, ToolSpec]
-) -> Iterator[str]:
-    first, second = ([*steps] for steps in ([*done, [], []])[:2])
-    for intent in intents:
-        use = _first_use(intent)
-        result = _take(first, use)
-        following = _second_use(intent, result)
-        if following is not None and following.tool in offered:
-            path = str(following.arguments["file_path"])
-            intent, use, result = Read(path), following, _take(second, following)
-        if result is not None:
-            yield tell(intent, result)
-        else:
-            yield unanswered(use.tool) if use.tool in offered else missing(use.tool)
-
-
 def _take(results: list[ToolResult], use: Use) -> ToolResult | None:
     """The next result of that tool. Calls were made in the order of the intents."""
     for n, result in enumerate(results):
@@ -165,7 +184,35 @@ def _take(results: list[ToolResult], use: Use) -> ToolResult | None:
     return None
 
 
+def _tell(intent: Intent, results: Sequence[ToolResult], offered: Collection[str]) -> str:
+    use = _use_of(intent, results)
+    if use is not None:
+        return unanswered(use.tool) if use.tool in offered else missing(use.tool)
+    if isinstance(intent, ReadFirst) and len(results) > 1:
+        intent = Read(first_path(results[0]))
+    return tell(intent, results[-1])
+
+
 # --- calls
+
+
+def _use_of(intent: Intent, results: Sequence[ToolResult]) -> Use | None:
+    """The call that an intent needs next, after these results; None if it is done."""
+    match intent, results:
+        case ReadFirst(), [found]:
+            path = first_path(found)
+            return Use("view", {"file_path": path}) if path else None
+        case Replace(path=path, old=old, new=new), [seen] if not seen.is_error:
+            wish: dict[str, Json] = {"file_path": path, "old_string": old, "new_string": new}
+            return Use("edit", {**wish, "replace_all": True})
+        case Write(path=path), [refused] if is_unread(refused):
+            return Use("view", {"file_path": path})
+        case Write(), [_, seen] if not seen.is_error:
+            return _first_use(intent)
+        case _, []:
+            return _first_use(intent)
+        case _:
+            return None
 
 
 def _first_use(intent: Intent) -> Use:
@@ -186,8 +233,12 @@ def _first_use(intent: Intent) -> Use:
             return _grep(search)
         case Run(command=command):
             return Use("bash", {"command": command, "description": f"Run {command[:60]}"})
-        case Replace(path=path, old=old, new=new):
-            return Use("edit", {"file_path": path, "old_string": old, "new_string": new})
+        case Replace(path=path):
+            return Use("view", {"file_path": path})  # Nobody may change what was not read.
+        case Fetch(url=url):
+            return Use("fetch", {"url": url, "format": "markdown"})
+        case Download(url=url, path=path):
+            return Use("download", {"url": url, "file_path": path})
         case Write(path=path, content=content):
             return Use("write", {"file_path": path, "content": content})
         case Delegate(prompt=prompt):
@@ -204,13 +255,6 @@ def _grep(search: Search) -> Use:
         include=search.include,
         literal_text=search.literal,
     )
-
-
-def _second_use(intent: Intent, result: ToolResult | None) -> Use | None:
-    if not isinstance(intent, ReadFirst) or result is None:
-        return None
-    path = first_path(result)
-    return Use("view", {"file_path": path}) if path else None
 
 
 def _use(tool: str, **arguments: Json) -> Use:

@@ -14,6 +14,8 @@ from culm.model.offline_intents import (
     CountLines,
     CountMatches,
     Delegate,
+    Download,
+    Fetch,
     Find,
     Intent,
     List,
@@ -35,6 +37,7 @@ READ_LINES = 40
 READ_LINES_MAX = 200  # However many were asked for.
 LINE_CHARS = 200
 ERROR_LINES = 8
+_REFUSED = "Not allowed: "  # How a refusal begins that the model may go on after.
 
 
 class _Metadata(Struct):
@@ -50,7 +53,7 @@ class _Metadata(Struct):
 def tell(intent: Intent, result: ToolResult) -> str:
     """What came of an intent."""
     if result.is_error:
-        return f"`{result.name}` failed:\n{_block(result.content, ERROR_LINES)}"
+        return _failure(result)
     about = _metadata_of(result)
     match intent:
         case List(path=path):
@@ -76,8 +79,11 @@ def tell(intent: Intent, result: ToolResult) -> str:
             return f"There is no file like `{pattern}`{_in(path)}."
         case Run(command=command):
             return f"`{command}`:\n{_block(result.content, READ_LINES)}"
-        case Replace(path=path) | Write(path=path):
-            return f"{path}:\n{_block(result.content, ERROR_LINES)}"
+        case Replace() | Write() | Download():
+            done, _, lines = result.content.partition("\n")
+            return f"{done}\n{_block(lines, READ_LINES)}" if lines.strip() else done
+        case Fetch(url=url):
+            return f"{url}:\n{_block(result.content, READ_LINES)}"
         case Delegate():
             return f"The sub-agent answered:\n\n{_head(result.content, READ_LINES)[0]}"
         case _:
@@ -91,6 +97,11 @@ def first_path(result: ToolResult) -> str:
     # Notes stand behind the paths.
     paths = result.content.splitlines()[: _metadata_of(result).number_of_files]
     return min(filter(None, paths), key=lambda path: (path.count("/"), path), default="")
+
+
+def is_unread(result: ToolResult) -> bool:
+    """Whether a file was not changed because the session does not know it as it is."""
+    return result.is_error and "view it" in result.content
 
 
 def missing(tool: str) -> str:
@@ -113,16 +124,25 @@ def abilities(tools: Collection[str], message: Message | None) -> str:
             ("bash", "run commands"),
             ("edit", "replace text in files"),
             ("write", "create files"),
+            ("fetch", "fetch pages"),
             ("agent", "ask a sub-agent"),
         )
         if tool in tools
     ]
-    able = f"I can {_and(can)}." if can else "Without tools I can do nothing here."
+    if not can:
+        return f"{_attachments(message)}Without tools I can do nothing here."
     examples = "\n".join(
         f"- {example}"
-        for example in ("list the files", "read README.md", "how many times does TODO occur?")
+        for tool, example in (
+            ("ls", "list the files"),
+            ("view", "read README.md"),
+            ("grep", "how many times does TODO occur?"),
+            ("edit", "replace `teh` by `the` in README.md"),
+            ("bash", "run `make test`"),
+        )
+        if tool in tools
     )
-    return f"{_attachments(message)}{able} Type, for example:\n{examples}"
+    return f"{_attachments(message)}I can {_and(can)}. Type, for example:\n{examples}"
 
 
 def _attachments(message: Message | None) -> str:
@@ -135,6 +155,13 @@ def _attachments(message: Message | None) -> str:
 
 
 # --- sections
+
+
+def _failure(result: ToolResult) -> str:
+    if result.content.startswith(_REFUSED):
+        reason, _ = _head(result.content.removeprefix(_REFUSED), 1)
+        return f"`{result.name}` was not allowed: {reason}"
+    return f"`{result.name}` failed:\n{_block(result.content, ERROR_LINES)}"
 
 
 def _listing(result: ToolResult, about: _Metadata, noun: str, where: str) -> str:

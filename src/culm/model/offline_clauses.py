@@ -22,7 +22,7 @@ _HOLES_MAX = 0xF8FF - 0xE000
 
 _HEADS = (
     "list|ls|dir|tree|show|display|open|read|cat|view|print|search|grep|rg|look|find|locate|glob"
-    "|count|how|what|which|where|run|execute|replace|change|create|write|ask|delegate"
+    "|count|how|what|which|where|run|execute|replace|change|create|write|fetch|download|ask|delegate"
     "|liste|zeige?|lies|öffne|suche?|finde|zähle?|wie|was|wo|ersetze|erstelle|bitte|please"
 )
 _STOP = r"[,;.!?]{1,3}\s{1,9}"  # Bounded, or a row of dots would be tried at each of them.

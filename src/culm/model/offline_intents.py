@@ -33,7 +33,7 @@ from culm.model.offline_clauses import (
     words_of,
 )
 
-INTENTS_MAX = 4
+INTENTS_MAX = 6
 CLAUSES_MAX = 40  # In one prompt ...
 CLAUSE_CHARS = 400  # ... and the length of one, quoted text not counted.
 CUTS_MAX = 3  # So often a clause is tried again without its end.
@@ -107,6 +107,17 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    url: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delegate:
     prompt: str
 
@@ -123,6 +134,8 @@ Intent = (
     | Run
     | Replace
     | Write
+    | Fetch
+    | Download
     | Delegate
 )
 
@@ -164,7 +177,7 @@ def _is_whole(intent: Intent) -> bool:
             return False
         case Search(pattern="") | CountMatches(search=Search(pattern="")) | Replace(old=""):
             return False
-        case Find(pattern="") | Run(command="") | Delegate(prompt=""):
+        case Find(pattern="") | Run(command="") | Delegate(prompt="") | Download(path=""):
             return False
         case _:
             return True
@@ -190,6 +203,30 @@ def _run(clause: Clause) -> Intent | None:
             return None  # "Run the tests" does not say how.
         command = match[1]
     return Run(clause.plain(command).strip())
+
+
+def _changes(clause: Clause) -> Intent | None:
+    asked = re.fullmatch(
+        r"(?:what|which files)(?:['’]s| has| have| did you| was| were)? changed?(?: here| so far)?"
+        r"|show (?:me )?(?:the |all |your )*(?:changes|changed files)"
+        r"|was (?:wurde|hat sich) geändert",
+        clause.text,
+        re.I,
+    )
+    return Run("git status --short") if asked else None
+
+
+def _get(clause: Clause) -> Intent | None:
+    match = re.fullmatch(
+        r"(?:fetch|get|open|read|download|hole?|lade)\s+(?:the\s+)?(?:page\s+|url\s+|website\s+)?(\S+)"
+        r"(?:\s+(?:in)?to\s+(?:the\s+)?(?:file\s+)?(\S+))?",
+        clause.text,
+        re.I,
+    )
+    url = clause.word(match[1]) if match is not None else ""
+    if match is None or not re.match(r"https?://[^/\s]", url, re.I):
+        return None
+    return Download(url, clause.word(match[2])) if match[2] else Fetch(url)
 
 
 def _write(clause: Clause) -> Intent | None:
@@ -428,6 +465,8 @@ def _bare_path(clause: Clause) -> Intent | None:
 _LONG_RULES: tuple[Callable[[Clause], Intent | None], ...] = (_delegate, _run, _write)
 _RULES = (
     *_LONG_RULES,
+    _changes,
+    _get,
     _replace,
     _count,
     _containing,

@@ -11,12 +11,28 @@ from culm.run.loop import Growth, parse_arguments
 from culm.run.messages import Messages
 from culm.store.base import Unit
 from culm.tools.base import Call
-from culm.wire.messages import Part, Reasoning, ReasoningPart, ToolCall, ToolCallPart
+from culm.wire.messages import Message, Part, Reasoning, ReasoningPart, ToolCall, ToolCallPart
 
 SIGNATURE_CHARS_MAX = 8 << 20  # What a provider wants to see again; thoughts of four, twice.
 CALLS_MAX = 64  # A model that makes more in one answer is looping.
 
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
+
+
+def calls_in(message: Message) -> list[Call]:
+    """The calls of a stored answer, each with its whole input."""
+    return [
+        Call(
+            part.data.id,
+            part.data.name,
+            part.data.input,
+            parse_arguments(part.data.input),
+            session_id=message.session_id,
+            message_id=message.id,
+        )
+        for part in message.parts
+        if isinstance(part, ToolCallPart)
+    ]
 
 
 class Answer:
@@ -107,7 +123,17 @@ class Answer:
             assert isinstance(part, ToolCallPart), "a part keeps its kind"
             arguments = parse_arguments(part.data.input)
             text = part.data.input if arguments else "{}"
-            calls.append(Call(part.data.id, part.data.name, text, arguments))
+            message = self.draft.message
+            calls.append(
+                Call(
+                    part.data.id,
+                    part.data.name,
+                    text,
+                    arguments,
+                    session_id=message.session_id,
+                    message_id=message.id,
+                )
+            )
         return calls
 
     async def complete(self, calls: list[Call], after: Unit) -> None:

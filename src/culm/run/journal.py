@@ -7,32 +7,26 @@ one is `loop.py`'s; how an answer grows is `answer.py`'s.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
-from culm.run.answer import Answer
+from culm.run.answer import Answer, calls_in
 from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
 from culm.run.limits import estimate
 from culm.run.live import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
 from culm.run.rules import leaves_rows, words_for_unanswered
+from culm.run.setting import Setting
+from culm.run.step_calls import StepCalls
 from culm.store.base import Tx, Unit, together
+from culm.store.calls import add_calls, set_call_state
 from culm.store.messages import close_message_of, conversation, delete_message
-from culm.store.runs import (
-    add_calls,
-    count_on_run,
-    end_run,
-    fold_runs,
-    name_model,
-    set_call_state,
-    start_run,
-    unless_ended,
-)
+from culm.store.runs import count_on_run, end_run, fold_runs, name_model, start_run, unless_ended
 from culm.store.sessions import add_usage, set_summary
 from culm.store.store import Store
-from culm.tools.base import Call, Result, Tool
+from culm.tools.base import Call, Result
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
@@ -48,17 +42,6 @@ from culm.wire.sessions import Session
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # How often a store that cannot write the end is tried again.
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a turn is held with."""
-
-    model_id: str = ""
-    provider_id: str = ""
-    window: int = 0  # Tokens its context holds; 0 if unknown.
-    tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
-    compacts: bool = True
 
 
 class TurnJournal:
@@ -85,10 +68,7 @@ class TurnJournal:
         self._began = False  # The run is active, its user message and an answer are stored.
         self._said: list[Message] = []  # By people, in this turn.
         self._answer: Answer | None = None
-        self._known: list[Call] = []  # Its calls ...
-        self._started: set[str] = set()
-        self._results: dict[str, ToolResult] = {}
-        self._answered: dict[str, Message] = {}  # ... and those whose result is stored.
+        self._calls = StepCalls()
         self._used: Used | None = None
         self._last: Message | None = None  # The latest answer.
         self._closed_by: Ending | None = None  # What that answer was finished with, if for good.
@@ -103,7 +83,33 @@ class TurnJournal:
         if found is None:
             raise SessionNotFound(self._run.session_id)
         self.session, messages = found
-        self.history = history_of(messages, self.session.summary_message_id)
+        open_at = [n for n, message in enumerate(messages) if message.id == self._run.reenters]
+        read = messages[: open_at[0]] if open_at else messages
+        self.history = history_of(read, self.session.summary_message_id)
+        if open_at:
+            self._reenter(messages[open_at[0]], messages[open_at[0] + 1 :])
+
+    def _reenter(self, message: Message, results: Sequence[Message]) -> None:
+        """Stand where the last server stood: an answer is complete, some calls have results."""
+        draft = self._messages.reopen(message)
+        self._answer = Answer(draft, self._messages, self._clock, self._track)
+        self._began, self._last = True, message
+        self._calls.known = [replace(call, run_id=self._run.id) for call in calls_in(message)]
+        self._calls.take_over(results)
+        self._said = [said for said in self.history if said.role == "user"][-1:]
+        self._used = estimate(self.history, message.parts)  # What it really used is lost.
+        self._run.spent = self._run.spent.plus(self._used)
+
+    @property
+    def reentered(self) -> Sequence[Call]:
+        """The calls of the step that an earlier server had begun."""
+        return self._calls.known if self._run.reenters else ()
+
+    def known_results(self) -> Mapping[str, Result]:
+        return self._calls.before
+
+    def has_begun_calls(self) -> bool:
+        return self._calls.has_begun()
 
     def _check_going(self) -> None:
         """A tool may swallow the cancel that stops its turn; no further step comes of that."""
@@ -164,7 +170,7 @@ class TurnJournal:
         self, before: Unit | None, on_commit: Callable[[], None], *, summary: bool = False
     ) -> asyncio.Future[None]:
         self._used = None
-        self._known, self._started, self._results, self._answered = [], set(), {}, {}
+        self._calls = StepCalls()
 
         def committed() -> None:
             self._began = True
@@ -217,10 +223,10 @@ class TurnJournal:
         self._check_going()
         answer = self._present()
         answer.end_reasoning()
-        self._known = answer.calls()
-        rows = [(call.id, call.name, self._crash_of(call.name)) for call in self._known]
-        await answer.complete(self._known, add_calls(self._run.id, answer.draft.message.id, rows))
-        return self._known
+        calls = self._calls.known = [replace(c, run_id=self._run.id) for c in answer.calls()]
+        rows = [(call.id, call.name, self._crash_of(call.name)) for call in calls]
+        await answer.complete(calls, add_calls(self._run.id, answer.draft.message.id, rows))
+        return calls
 
     def _crash_of(self, name: str) -> CrashPolicy:
         tool = self._setting.tools.get(name)
@@ -228,23 +234,17 @@ class TurnJournal:
 
     async def start_call(self, call: Call) -> None:
         self._check_going()
-        self._started.add(call.id)
+        self._calls.started.add(call.id)
         unit = set_call_state(self._present().draft.message.id, call.id, "started")
         await asyncio.shield(self._track(self._store.write(unit)))
 
     async def answer_call(self, call: Call, result: Result) -> None:
         self._check_open()
-        value = self._results[call.id] = ToolResult(
-            tool_call_id=call.id,
-            name=call.name,
-            content=result.content,
-            metadata=result.metadata,
-            is_error=result.is_error,
-        )
-        message, unit = self._result(value)
+        step = self._calls
+        message, unit = self._result(step.answer(call, result))
 
         def committed(_: None) -> None:
-            self._answered[call.id] = message
+            step.answered[call.id] = message
 
         await asyncio.shield(self._track(self._store.write(unit, committed)))
 
@@ -277,7 +277,7 @@ class TurnJournal:
         def committed() -> None:
             self._answer = None
             self._closed_by = ending
-            results = [self._answered[call.id] for call in self._known if call.id in self._answered]
+            results = self._calls.stored_results()
             self.history += [draft.message, *results, *(message for message, _ in missing)]
 
         before = together(*(unit for _, unit in missing), self._usage())
@@ -422,6 +422,7 @@ class TurnJournal:
             message_id="" if answer is None else answer.id,
             text="" if answer is None else full_text(answer.parts),
             settled=settled,
+            left=self._run.left,
         )
 
     def _closing_row(self, ending: Ending) -> tuple[Message | None, Unit | None]:
@@ -441,11 +442,11 @@ class TurnJournal:
         """A result for every call that has none."""
         missing: list[tuple[Message, Unit]] = []
         for part in message.parts:
-            if isinstance(part, ToolCallPart) and part.data.id not in self._answered:
+            if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
                 call = part.data
-                started = self._crash_of(call.name) if call.id in self._started else None
+                started = self._crash_of(call.name) if call.id in self._calls.started else None
                 words = words_for_unanswered(ending, started)
-                result = self._results.get(call.id) or ToolResult(
+                result = self._calls.results.get(call.id) or ToolResult(
                     call.id, call.name, words, is_error=True
                 )
                 missing.append(self._result(result))

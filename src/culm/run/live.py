@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from culm.ids import RunId, SessionId
+from culm.ids import MessageId, RunId, SessionId
+from culm.permission.clearance import Consent
+from culm.run.limits import Spent
 from culm.run.rules import Stop
 from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import encode
@@ -24,6 +26,7 @@ class Asked:
     attachments: Sequence[Attachment] = ()
     limits: Limits = field(default_factory=Limits)
     model: SelectedModel | None = None  # Instead of the one that is selected, for this run.
+    consent: Consent = field(default_factory=Consent)
 
     @property
     def size(self) -> int:
@@ -39,6 +42,8 @@ class Asked:
 def digest_of(body: Prompt) -> str:
     """The same for the same prompt to the same session."""
     digest = hashlib.sha256(encode((body.session_id, body.prompt, body.limits)))
+    if body.approve is not None or body.interactive:
+        digest.update(encode((body.approve, body.interactive)))
     if body.model is not None:
         digest.update(encode((body.model.provider, body.model.model)))
     for attachment in body.attachments:
@@ -68,14 +73,23 @@ class LiveRun:
     task: asyncio.Task[Ending] | None = None
     given_up: asyncio.Future[None] | None = None  # Nobody waits for its task any longer.
     host: "LiveRun | None" = None  # Whose turn it shares.
+    reenters: MessageId | None = None  # The open answer of an earlier server it goes on with.
+    spent: Spent = field(default_factory=Spent)  # Before, under an earlier server.
+    may_park: Callable[[], bool] = field(default=lambda: False)  # It only waits for a person.
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ending: Ending | None = None  # Once that is durable ...
+    left: list[int] = field(default_factory=list[int])  # Processes that did not stop.
     settled: Settled | None = None  # ... and what the cancel that covers it was told.
 
     @property
-    def asked_of(self) -> tuple[str, str]:
-        """The provider and the model it was accepted for."""
-        return self.provider, self.model
+    def asked_of(self) -> tuple[object, ...]:
+        """The provider and the model it was accepted for, and what its caller lets it do."""
+        return self.provider, self.model, self.asked.consent.approve
+
+    @property
+    def shown_state(self) -> State:
+        """As clients see it."""
+        return "waiting" if self.state == "active" and self.may_park() else self.state
 
     @property
     def kind(self) -> Kind:

@@ -37,7 +37,7 @@ from culm.run.limits import (
     retry_delay_s,
     used_of,
 )
-from culm.tools.base import Call, Result, Tool
+from culm.tools.base import Call, Plan, Result, Tool, Watch
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
@@ -74,6 +74,10 @@ class Journal(Growing, Protocol):
 
     async def know_calls(self) -> list[Call]:
         """The answer is complete: its calls, each with its whole input."""
+        ...
+
+    def known_results(self) -> Mapping[str, Result]:
+        """Of the calls that an earlier server had answered in this step."""
         ...
 
     async def start_call(self, call: Call) -> None: ...
@@ -116,28 +120,37 @@ class Turn:
 
     speakers: Speakers
     tools: Mapping[str, Tool]
+    # Whether a call goes ahead, and as what; a person may have to be asked first.
+    admit: Callable[[Tool | Result, Call], Awaitable[Plan | Result]]
+    watch: Callable[[Call], Watch]  # Who is told what a call puts out.
     journal: Journal
     limits: Limits
     pause: Pause
+    spent: Spent  # Before this turn began, or went on.
     # Called between steps: replaces what the model reads by a summary if the context is nearly
     # full. With an ending the turn is over; without one it goes on from the summary.
     compact: Callable[[Ending | None], Awaitable[None]]
 
 
-async def take_turn(turn: Turn) -> Ending:
-    """Run one turn to its end; raises `ModelFailed` and what the journal raises."""
-    spent = Spent()
+async def take_turn(turn: Turn, reentered: Sequence[Call] = ()) -> Ending:
+    """Run one turn to its end; raises `ModelFailed` and what the journal raises.
+
+    It begins with the calls of a step that an earlier server had begun, if there are any.
+    """
+    spent = turn.spent
     fingerprints: list[str] = []
+    calls = reentered
     while True:
-        request_of = partial(_request, turn, await turn.journal.begin_step())
-        done, used = await ask(turn.speakers, request_of, turn.journal, turn.pause)
-        turn.journal.count(used)
-        spent = spent.plus(used)
-        calls = await turn.journal.know_calls()
-        if not calls or done.reason == "max_tokens":
-            ending = _ending_of(done)
-            await turn.compact(ending)
-            return ending
+        if not calls:
+            request_of = partial(_request, turn, await turn.journal.begin_step())
+            done, used = await ask(turn.speakers, request_of, turn.journal, turn.pause)
+            turn.journal.count(used)
+            spent = spent.plus(used)
+            calls = await turn.journal.know_calls()
+            if not calls or done.reason == "max_tokens":
+                ending = _ending_of(done)
+                await turn.compact(ending)
+                return ending
         results = await _run_calls(turn, calls)
         if (outcome := _ends_turn(results)) is not None:
             return Ending(outcome)
@@ -148,6 +161,7 @@ async def take_turn(turn: Turn) -> Ending:
             return ending
         await turn.journal.end_step()
         await turn.compact(None)
+        calls = ()
 
 
 def _request(turn: Turn, messages: list[Message], speaker: Speaker) -> Request:
@@ -271,22 +285,31 @@ async def _run_together(turn: Turn, batch: list[Call]) -> list[Result]:
 
 
 async def _run_call(turn: Turn, call: Call) -> Result:
-    tool = turn.tools.get(call.name)
-    if tool is None:
-        known = ", ".join(sorted(turn.tools)) or "none"
-        result = Result(f"There is no tool {call.name!r}. Tools: {known}.", is_error=True)
-    elif call.arguments is None:
-        result = Result(BAD_ARGUMENTS, is_error=True)
+    known = turn.journal.known_results().get(call.id)
+    if known is not None:
+        return known
+    plan = await turn.admit(_tool_of(turn, call), call)
+    if isinstance(plan, Result):
+        result = plan
     else:
         await turn.journal.start_call(call)
-        result = await _effect(tool, call)
+        result = await _effect(plan, turn.watch(call))
     await turn.journal.answer_call(call, result)
     return result
 
 
-async def _effect(tool: Tool, call: Call) -> Result:
+def _tool_of(turn: Turn, call: Call) -> Tool | Result:
+    """The tool that is called, or what the model reads because there is none, or no call."""
+    tool = turn.tools.get(call.name)
+    if tool is None:
+        known = ", ".join(sorted(turn.tools)) or "none"
+        return Result(f"There is no tool {call.name!r}. Tools: {known}.", is_error=True)
+    return Result(BAD_ARGUMENTS, is_error=True) if call.arguments is None else tool
+
+
+async def _effect(plan: Plan, watch: Watch) -> Result:
     try:
-        result = await tool.run(call)
+        result = await plan.run(watch)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():

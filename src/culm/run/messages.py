@@ -107,6 +107,13 @@ class Messages:
         unit = together(before, add_message(captured, is_open=True))
         return draft, self._submit(draft, captured, unit, on_commit)
 
+    def reopen(self, message: Message) -> Draft:
+        """Go on with a message that an earlier server had begun, and that is still open."""
+        draft = Draft(message)
+        draft.measure()
+        self._open[message.id] = draft
+        return draft
+
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
         """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
         if draft.ended or self._stopped or not text:

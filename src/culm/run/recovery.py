@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-from culm.ids import Ids, SessionId
+from culm.ids import Ids, MessageId, RunId, SessionId
 from culm.run.live import Asked
 from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash, words_for_unanswered
+from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
 from culm.store.base import Tx
+from culm.store.calls import calls_of_message, set_call_state
 from culm.store.messages import (
     add_message,
     capture,
@@ -21,16 +23,7 @@ from culm.store.messages import (
     find_last_message,
     find_open_message,
 )
-from culm.store.runs import (
-    Body,
-    Stored,
-    body_of,
-    calls_of_message,
-    end_run,
-    hold_run,
-    set_call_state,
-    unfinished_runs,
-)
+from culm.store.runs import Body, Stored, body_of, end_run, hold_run, unfinished_runs
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
@@ -52,6 +45,8 @@ WhyNot = Callable[[str, str], str]  # Why a provider's model cannot be used now,
 @dataclass(frozen=True, slots=True)
 class Recovered:
     resumed: list[tuple[Stored, Body]]
+    reentered: dict[RunId, MessageId]  # Of those, who wait for a person, and in which answer ...
+    asks: list[AnyAsk]  # ... and what for.
     held: list[Run]  # All that are at rest now, also from before.
     ended: int
 
@@ -67,15 +62,19 @@ def recover(
         left.sort(key=lambda one: _FIRST.get(one.run.state, len(_FIRST)))
         interrupted: set[SessionId] = set()
         resumed: list[tuple[Stored, Body]] = []
+        reentered: dict[RunId, MessageId] = {}
+        asks: list[AnyAsk] = []
         gone: set[str] = set()
         for one in left:
             run = one.run
             if run.host_run_id in gone:
                 continue  # It shared the turn of one that has ended, and ended with it.
+            waits_in = _find_waiting(tx, run)
             fate = fate_after_crash(
                 Crashed(
                     state=run.state,
                     cancelled=one.cancelled,
+                    waits=waits_in is not None or run.host_run_id in reentered,
                     behind_interrupted=run.session_id in interrupted,
                     unusable=why_not(run.provider, run.model),
                     away_s=away_s,
@@ -87,6 +86,9 @@ def recover(
                     pass
                 case Resume():
                     resumed.append((one, body_of(tx.connection, run.id)))
+                    if waits_in is not None:
+                        reentered[run.id] = waits_in
+                        asks += open_asks_of_run(tx, run.id)
                 case Hold(reason=reason):
                     hold_run(run.id, reason)(tx)
                 case End(ending=ending):
@@ -96,11 +98,27 @@ def recover(
                         interrupted.add(run.session_id)
                 case _:
                     assert_never(fate)
-        close_open_messages(tx)  # There are none, unless somebody else wrote them.
+        # There are no others, unless somebody else wrote them.
+        close_open_messages(tx, but=reentered.values())
         held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
-        return Recovered(resumed, held, len(gone))
+        return Recovered(resumed, reentered, asks, held, len(gone))
 
     return unit
+
+
+def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
+    """The open answer of a run that only waits for a person, if it does.
+
+    A call of it is asked about, none was started whose result is not known, and nobody has decided
+    about another in the last moment.
+    """
+    if run.state != "active" or not open_asks_of_run(tx, run.id):
+        return None
+    message = find_open_message(tx, run.session_id)
+    if message is None:
+        return None
+    states = [call.state for call in calls_of_message(tx, message.id).values()]
+    return None if "started" in states or has_decided_ask(tx, message.id) else message.id
 
 
 def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:

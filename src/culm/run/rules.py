@@ -11,7 +11,8 @@ from culm.wire.runs import CrashPolicy, Kind, Settled, State
 from culm.wire.runs import settled_by as outcome_word
 
 # Why a run is being stopped before its turn is over; the first reason counts.
-Stop = Literal["canceled", "interrupted", "budget", "store"]
+# `parked`: it waits for a person, and goes on waiting when there is a server again.
+Stop = Literal["canceled", "interrupted", "budget", "store", "parked"]
 
 BEHIND_INTERRUPTED = "the run before it was interrupted"
 
@@ -30,7 +31,7 @@ class Standing(Protocol):
     @property
     def cancelled(self) -> bool: ...
     @property
-    def asked_of(self) -> tuple[str, str]: ...
+    def asked_of(self) -> tuple[object, ...]: ...
 
 
 S = TypeVar("S", bound=Standing)
@@ -46,14 +47,14 @@ def state_at_acceptance(others: Iterable[Standing]) -> Literal["accepted", "queu
 
 def next_run(line: Sequence[S]) -> S | None:
     """Who has the next turn, of the live runs of a session in the order of its queue."""
-    return next((run for run in line if run.state in ("accepted", "queued")), None)
+    return next((run for run in line if run.state in ("accepted", "queued", "waiting")), None)
 
 
 def folds(run: Standing, host: Standing) -> bool:
     """Whether a waiting run joins the running turn at its next step.
 
     One whose caller gave an id waits for its own turn, and so does everybody behind a summary, and
-    who is for another model: nobody chose the running one to read it.
+    who is for another model or brought other permissions: nobody chose the running ones for it.
     """
     return (
         run.state == "queued"
@@ -82,7 +83,7 @@ def ending_of_stop(stop: Stop) -> Ending:
     match stop:
         case "canceled":
             return CANCELED
-        case "interrupted":
+        case "interrupted" | "parked":
             return INTERRUPTED
         case "budget":
             return Ending("budget", "Time is up", "The run reached its limit of wall time.")
@@ -107,6 +108,7 @@ class Crashed(NamedTuple):
 
     state: State
     cancelled: bool  # A cancel covers it.
+    waits: bool  # For a person and for nothing else, or it shares the turn of one that does.
     behind_interrupted: bool  # In its session a run before it is ending `interrupted`.
     unusable: str  # Why its provider or model cannot be used now; empty if it can.
     away_s: float
@@ -132,7 +134,7 @@ def fate_after_crash(run: Crashed) -> End | Hold | Resume | None:
     if run.cancelled:
         return End(CANCELED)
     if run.state in ("active", "folded"):
-        return End(INTERRUPTED)
+        return Resume() if run.waits else End(INTERRUPTED)
     if run.behind_interrupted:
         return Hold(BEHIND_INTERRUPTED)
     if run.away_s > run.away_s_max:

@@ -8,6 +8,7 @@ written is `journal.py`. The event loop is the lock: what must not be torn apart
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,10 @@ from culm.errors import (
     WorkspaceClosing,
 )
 from culm.ids import RunId, SessionId
+from culm.permission.clearance import Consent
 from culm.run import rules
 from culm.run.journal import TurnJournal
-from culm.run.limits import effective
+from culm.run.limits import Spent, effective
 from culm.run.live import Asked, LiveRun
 from culm.run.recovery import Recovered
 from culm.run.titles import give_title
@@ -81,7 +83,7 @@ class Runs:
         """How things stand, for whoever begins to listen."""
         durable = [run for run in self.live() if run.accepted.done()]
         for run in durable:
-            yield RunChanged(run.id, run.session_id, run.state, run.seq, run.given)
+            yield RunChanged(run.id, run.session_id, run.shown_state, run.seq, run.given)
         yield from self._held.values()
         for session_id in self._lines:
             waiting = [run.head() for run in self.queued(session_id) if run in durable]
@@ -115,8 +117,9 @@ class Runs:
             return known
         line = self.line(session_id)
         chosen = asked.model or self._world.models.choose("large")
-        if steers and line:  # It is for whoever runs.
+        if steers and line:  # It is for whoever runs, and has what that one has.
             chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
+            asked = replace(asked, consent=line[0].asked.consent)
         if chosen is None:
             raise AgentNotReady
         if steers and all(run.stop is not None for run in line):
@@ -136,6 +139,8 @@ class Runs:
             limits=asked.limits,
             provider=chosen.provider,
             model=chosen.model,
+            headless=asked.consent.headless,
+            approve=asked.consent.approve,
         )
         run = LiveRun(
             id=new.id,
@@ -172,8 +177,14 @@ class Runs:
     def resume(self, recovered: Recovered) -> None:
         """Take on what the last server had accepted, each session's in the order of its queue."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
+        self._world.clearance.restore(recovered.asks)
         for one, body in recovered.resumed:
-            run = _live_again(one, body, one.run.state)
+            state = one.run.state
+            run = _live_again(one, body, "waiting" if state == "active" else state)
+            run.reenters = recovered.reentered.get(run.id)
+            tokens = one.run.prompt_tokens + one.run.completion_tokens
+            run.spent = Spent(one.run.steps, tokens, one.run.cost)
+            run.host = self._by_id.get(RunId(one.run.host_run_id))
             run.accepted.set_result(run.seq)
             self._enter(run)
 
@@ -232,6 +243,7 @@ class Runs:
         if not line:
             del self._lines[run.session_id]
         run.ended.set()
+        self._world.clearance.forget_run(run.id)
         self._on_live(len(self._by_id))
 
     def _ended(self, run: LiveRun, ending: Ending) -> None:
@@ -294,17 +306,21 @@ class Runs:
     def on_store_failing(self) -> None:
         """What cannot be written down is not done: every turn stops, and ends once it can be."""
         for run in self.live():
-            if run.task is not None:
+            if run.task is not None and not run.may_park():  # Who waits for a person does nothing.
                 self._stop(run, "store")
 
-    async def stop(self) -> None:
-        """End what runs as interrupted; what waits stays accepted for the next start. Bounded."""
+    async def stop(self, *, for_good: bool) -> None:
+        """End what runs as interrupted; what waits stays accepted for the next start. Bounded.
+
+        What waits for a person goes on waiting, too, unless it is `for_good`.
+        """
         self._closing = True
+        self._world.clearance.stop()
         for titling in self._titling.values():
             titling.cancel()
         for run in self.live():
             if run.task is not None:
-                self._stop(run, "interrupted")
+                self._stop(run, "parked" if self._parks(run) and not for_good else "interrupted")
         stopped = [run for run in self.live() if run.stop == "interrupted"]
         if self._workers:
             # What cannot be written now is not waited for: the next start finds it.
@@ -325,6 +341,9 @@ class Runs:
         ]
         if holding:
             await asyncio.wait(holding, timeout=STOP_S)
+
+    def _parks(self, run: LiveRun) -> bool:
+        return run.may_park() and not self._world.clearance.is_being_answered(run.id)
 
     # --- working: one task per session, which alone takes its runs and writes their ends
 
@@ -349,6 +368,7 @@ class Runs:
             world.clock,
             lambda: self._joining(run),
         )
+        run.may_park = lambda: world.clearance.waits(run.id) and not journal.has_begun_calls()
         trouble = await self._prepare(run, journal)  # Beside the commit, which takes as long.
         try:
             await asyncio.shield(run.accepted)
@@ -364,8 +384,11 @@ class Runs:
             ending = trouble or await self._take_turn(run, journal)
         else:
             ending = rules.ending_of_stop(run.stop)
+        if run.stop == "parked":
+            return  # As it stands: the next start finds it waiting.
         if run.stop == "canceled":
-            stopped = run.task is None or run.task.done()
+            run.left = await world.find_left(run.id)
+            stopped = (run.task is None or run.task.done()) and not run.left
             run.settled = rules.settled_by(ending, stopped=stopped)
         await journal.end(ending, run.settled, partial(self._ended, run))
 
@@ -387,6 +410,8 @@ class Runs:
 
     async def _take_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
         limits = effective(run.asked.limits, self._world.settings)
+        if run.state == "waiting":
+            run.state = "active"  # Again, where the last server stood.
         # Not in the group, which would wait for a tool that never lets go: `stop` bounds it.
         loop = asyncio.get_running_loop()
         task = run.task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
@@ -430,7 +455,13 @@ def _live_again(left: Stored, body: Body, state: State) -> LiveRun:
     return LiveRun(
         id=left.run.id,
         session_id=left.run.session_id,
-        asked=Asked(left.run.kind, body.prompt, tuple(body.attachments), left.limits),
+        asked=Asked(
+            left.run.kind,
+            body.prompt,
+            tuple(body.attachments),
+            left.limits,
+            consent=Consent(left.headless, left.approve),
+        ),
         given=left.run.run_id_given,
         digest=left.digest,
         provider=left.run.provider,

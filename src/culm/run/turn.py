@@ -7,22 +7,27 @@ from dataclasses import dataclass
 
 from culm.clock import Clock, pause
 from culm.errors import AppError, ModelFailed, StoreBusy
-from culm.ids import Ids
+from culm.events.hub import Live
+from culm.ids import Ids, SessionId
 from culm.model.choice import Chosen, Models
+from culm.permission.clearance import Clearance
 from culm.run.compaction import summarize
 from culm.run.context import has_text
-from culm.run.journal import Setting, TurnJournal
+from culm.run.journal import TurnJournal
 from culm.run.limits import effective, jittered
 from culm.run.live import LiveRun
 from culm.run.loop import Turn, take_turn
 from culm.run.messages import Messages
 from culm.run.rules import ending_of_stop
+from culm.run.setting import Setting
 from culm.run.speakers import open_lineup
 from culm.run.system import Surroundings
 from culm.settings import Settings
 from culm.store.store import Store
-from culm.tools.base import Tool
+from culm.tools.base import Call, Tool, Watch
+from culm.wire.codec import encode
 from culm.wire.endings import Ending
+from culm.wire.events import CallOutput
 from culm.wire.runs import RunRetry
 
 log = logging.getLogger(__name__)
@@ -36,9 +41,12 @@ class World:
     store: Store
     messages: Messages
     models: Models
-    tools: Mapping[str, Tool]
+    tools: Callable[[], Mapping[str, Tool]]  # As they are configured now.
+    clearance: Clearance
     look_around: Callable[[], Awaitable[Surroundings]]
-    tell_retry: Callable[[RunRetry], None]
+    tell: Callable[[Live], None]
+    # The processes of a run's calls that are still there after it was stopped.
+    find_left: Callable[[str], Awaitable[list[int]]]
     clock: Clock
     ids: Ids
     settings: Settings
@@ -76,7 +84,7 @@ async def _hold(
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         retry = RunRetry(run.id, run.session_id, delay_s, failure.title, failure.message)
-        world.tell_retry(retry)
+        world.tell(Live("run_retry", run.session_id, encode(retry)))
         await pause(world.clock, jittered(delay_s, world.ids.chance()))
 
     if run.kind == "summary":
@@ -94,15 +102,34 @@ async def _hold(
         prompt = "" if ending is not None else journal.said()
         await summarize(speakers, journal, wait, prompt)
 
+    tools = dict(world.tools())
+    if run.asked.consent.headless:
+        tools.pop("question", None)  # Nobody is there to answer.
     turn = Turn(
         speakers=speakers,
-        tools=world.tools,
+        tools=tools,
+        admit=lambda tool, call: world.clearance.admit(tool, call, run.asked.consent),
+        watch=lambda call: _watch(world, call),
         journal=journal,
         limits=effective(run.asked.limits, world.settings),
         pause=wait,
+        spent=run.spent,
         compact=compact,
     )
-    return await take_turn(turn)
+    return await take_turn(turn, journal.reentered)
+
+
+def _watch(world: World, call: Call) -> Watch:
+    """Let whoever watches see what a call puts out, as it comes."""
+    offset = 0
+
+    def watch(text: str) -> None:
+        nonlocal offset
+        output = CallOutput(SessionId(call.session_id), call.id, offset, text)
+        offset += len(text)
+        world.tell(Live("call_output", call.session_id, encode(output)))
+
+    return watch
 
 
 def setting_of(world: World, run: LiveRun) -> Setting:
@@ -118,4 +145,4 @@ def _setting_of(world: World, chosen: Chosen) -> Setting:
 
 
 def _setting(world: World, provider_id: str, model_id: str, *, window: int) -> Setting:
-    return Setting(model_id, provider_id, window, world.tools, world.models.compacts)
+    return Setting(model_id, provider_id, window, world.tools(), world.models.compacts)

@@ -28,6 +28,7 @@ _PATH_WORDS = {
     "session_id": "The session.",
     "client_id": "The client, by the UUID it made for itself.",
     "run_id": "The run.",
+    "grant_id": "The grant.",
     "lsp": "The language server, by its name.",
 }
 _PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "format": "uuid"}}

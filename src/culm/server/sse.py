@@ -51,12 +51,13 @@ async def stream_events(
     subscriber = hub.join(transport, query.view, filter_)
     response = EventResponse(hub.cursor if cursor is None else None)
     try:
-        birth = workspace.open_stream(query.client)
+        interactive = query.interactive == 1
+        birth = workspace.open_stream(query.client, interactive=interactive)
         try:
             await response.prepare(request)
             await feed(hub, workspace.store, subscriber, cursor, response.drained)
         finally:
-            workspace.close_stream(query.client, birth)
+            workspace.close_stream(query.client, birth, interactive=interactive)
     finally:
         hub.leave(subscriber)
     return response

@@ -3,14 +3,14 @@
 import sqlite3
 from collections.abc import Callable
 
-from culm.errors import LimitExceeded, SessionNotFound
+from culm.errors import SessionNotFound
 from culm.ids import FileId, SessionId
 from culm.store.base import Tx
 from culm.store.sql import QUERIES
 from culm.wire.codec import encode
 from culm.wire.files import File
 
-READ_FILES_MAX = 10_000  # Per session; one that reads more does not need to be reminded.
+READ_FILES_MAX = 10_000  # Per session; of one that reads more, the first are forgotten.
 
 
 def add_file(
@@ -20,21 +20,51 @@ def add_file(
 
     def unit(tx: Tx) -> File:
         _check_session(tx, session_id)
-        file = file_of(tx.run("add_file", file_id, session_id, path, content, tx.now).fetchone())
+        # Not the whole row: a file may be large, and we have the rest of it.
+        added = tx.run("add_file", file_id, session_id, path, content, tx.now).fetchone()
+        file = File(file_id, session_id, path, content, added[0], tx.now, tx.now)
         tx.tell("file", "created", session_id=session_id, entity_id=file_id, payload=encode(file))
         return file
 
     return unit
 
 
-def mark_read(session_id: str, path: str) -> Callable[[Tx], None]:
+def add_write(
+    file_ids: tuple[FileId, FileId],
+    session_id: SessionId,
+    path: str,
+    contents: tuple[str, str] | None,
+    stamp: str,
+) -> Callable[[Tx], None]:
+    """Keep what a session found in a file and what it wrote there, and that it knows it now.
+
+    What was found is no version of its own if the session's last one is the same. Without
+    `contents` only the stamp is kept.
+    """
+
+    def unit(tx: Tx) -> None:
+        _check_session(tx, session_id)
+        if contents is not None:
+            found, written = contents
+            row = tx.run("has_latest_content", session_id, path, found).fetchone()
+            if row is None or not row[0]:
+                add_file(file_ids[0], session_id, path, found)(tx)
+            add_file(file_ids[1], session_id, path, written)(tx)
+        mark_read(session_id, path, stamp)(tx)
+
+    return unit
+
+
+def mark_read(session_id: str, path: str, stamp: str = "") -> Callable[[Tx], None]:
+    """Note that a session has read a file now; `stamp` says how it looked, if that is known."""
+
     def unit(tx: Tx) -> None:
         _check_session(tx, session_id)
         known = tx.run("last_read", session_id, path).fetchone() is not None
         count: int = tx.run("count_read_files", session_id).fetchone()[0]
         if not known and count >= READ_FILES_MAX:
-            raise LimitExceeded("files read in this session", READ_FILES_MAX)
-        tx.run("mark_read", session_id, path, tx.now)
+            tx.run("forget_first_read", session_id)
+        tx.run("mark_read", session_id, path, tx.now, stamp)
 
     return unit
 
@@ -69,6 +99,16 @@ def last_read(session_id: str, path: str) -> Callable[[sqlite3.Connection], int 
     def query(connection: sqlite3.Connection) -> int | None:
         row = connection.execute(QUERIES["last_read"], (session_id, path)).fetchone()
         return None if row is None else int(row[0])
+
+    return query
+
+
+def read_stamp(session_id: str, path: str) -> Callable[[sqlite3.Connection], str | None]:
+    """How a file looked when the session last read it; empty if nobody looked, None if never."""
+
+    def query(connection: sqlite3.Connection) -> str | None:
+        row = connection.execute(QUERIES["last_read"], (session_id, path)).fetchone()
+        return None if row is None else str(row[1])
 
     return query
 

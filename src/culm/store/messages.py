@@ -1,7 +1,7 @@
 """Units and queries over messages, their large parts and the chunks of their open text."""
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -153,9 +153,9 @@ def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
     return unit
 
 
-def close_open_messages(tx: Tx) -> int:
+def close_open_messages(tx: Tx, *, but: Collection[MessageId] = ()) -> int:
     """After an unclean end: what survived of each open message becomes its truthful end."""
-    rows = tx.run("open_messages").fetchall()
+    rows = [row for row in tx.run("open_messages").fetchall() if row["id"] not in but]
     for row in rows:
         close_message(tx, _load(tx, row), finish_of(INTERRUPTED, tx.now))
     return len(rows)

@@ -3,21 +3,22 @@
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
-from culm.ids import CancelId, MessageId, RunId, SessionId
+from culm.ids import CancelId, RunId, SessionId
+from culm.store.asks import close_asks_of_run
 from culm.store.base import Op, Tx, Unit
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
-from culm.wire.codec import decode, encode
+from culm.wire.codec import Json, decode, encode
 from culm.wire.endings import CANCELED, Ending, agent_event_of, run_complete_of
+from culm.wire.rules import Approve, parse_approve
 from culm.wire.runs import (
     HEAD_CHARS,
     CancelChanged,
     CancelledRun,
     CancelTarget,
-    CrashPolicy,
     Kind,
     Limits,
     QueueChanged,
@@ -46,11 +47,8 @@ class NewRun:
     limits: Limits
     provider: str
     model: str
-
-
-class KnownCall(NamedTuple):
-    crash: CrashPolicy
-    state: Literal["known", "started", "answered"]
+    headless: bool = False
+    approve: Approve | None = None
 
 
 class Stored(NamedTuple):
@@ -60,6 +58,8 @@ class Stored(NamedTuple):
     digest: str
     limits: Limits
     cancelled: bool
+    headless: bool
+    approve: Approve | None
 
 
 class Body(NamedTuple):
@@ -91,6 +91,7 @@ def accept_run(new: NewRun) -> Callable[[Tx], int | None]:
             *(new.id, new.session_id, new.kind, new.state, new.given, new.digest),
             *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
             *(tx.now, _next_place(tx, new.session_id)),
+            *(new.headless, encode(new.approve).decode()),
         ).fetchone()
         tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
         run = _tell_run(tx, row, "created")
@@ -130,6 +131,7 @@ def end_run(
     message_id: str = "",
     text: str = "",
     settled: Settled | None = None,
+    left: Sequence[int] = (),
 ) -> Callable[[Tx], None]:
     """End it, tell everybody, and settle the cancels that cover it; runs folded into it follow.
 
@@ -146,7 +148,7 @@ def end_run(
         if row is not None:
             _tell_queue_if(tx, row["session_id"], was_queued)
         for one in (run_id, *hosted):
-            _settle(tx, one, settled or settled_by(ending.outcome))
+            _settle(tx, one, settled or settled_by(ending.outcome), left)
 
     return unit
 
@@ -170,6 +172,7 @@ def _end_one(
     if row is None:
         return
     run = _tell_run(tx, row)
+    close_asks_of_run(tx, run_id)
     tx.run("delete_body", run_id)
     session = tx.run("get_session", run.session_id).fetchone()
     title = "" if session is None else session["title"]
@@ -291,11 +294,11 @@ def add_cancel(
         queued: list[RunId] = [row["id"] for row in known if row["state"] == "queued"]
         for run_id in queued:
             _end_one(tx, run_id, CANCELED, "", "", with_event=True)
-            tx.run("settle_cancelled_run", "canceled", run_id)
+            tx.run("settle_cancelled_run", "canceled", "[]", run_id)
         _tell_queue_if(tx, session_id, bool(queued))
         over = [row for row in known if row["state"] == "ended"]
         for row in over:
-            tx.run("settle_cancelled_run", settled_by(row["outcome"]), row["id"])
+            tx.run("settle_cancelled_run", settled_by(row["outcome"]), "[]", row["id"])
         if queued or over:
             _tell_cancel(tx, cancel_id)
         return queued
@@ -303,14 +306,17 @@ def add_cancel(
     return unit
 
 
-def _settle(tx: Tx, run_id: RunId, settled: Settled) -> None:
-    for row in tx.run("settle_cancelled_run", settled, run_id).fetchall():
+def _settle(tx: Tx, run_id: RunId, settled: Settled, left: Sequence[int]) -> None:
+    for row in tx.run("settle_cancelled_run", settled, encode(left).decode(), run_id).fetchall():
         _tell_cancel(tx, row["cancel_id"])
 
 
 def _tell_cancel(tx: Tx, cancel_id: CancelId) -> None:
     cancel = tx.run("get_cancel", cancel_id).fetchone()
-    runs = [CancelledRun(*row) for row in tx.run("runs_of_cancel", cancel_id)]
+    runs = [
+        CancelledRun(run_id, settled, decode(pids, list[int]))
+        for run_id, settled, pids in tx.run("runs_of_cancel", cancel_id)
+    ]
     changed = CancelChanged(
         cancel_id=cancel_id,
         session_id=cancel["session_id"],
@@ -326,35 +332,6 @@ def _tell_cancel(tx: Tx, cancel_id: CancelId) -> None:
         payload=encode(changed),
         stored=True,
     )
-
-
-# --- calls
-
-
-def add_calls(
-    run_id: RunId, message_id: MessageId, calls: Iterable[tuple[str, str, str]]
-) -> Callable[[Tx], None]:
-    """Know the calls of a message (id, name, crash policy) before the first of them starts."""
-
-    def unit(tx: Tx) -> None:
-        for no, (call_id, name, crash) in enumerate(calls):
-            tx.run("add_call", message_id, call_id, no, run_id, name, crash)
-
-    return unit
-
-
-def set_call_state(
-    message_id: MessageId, call_id: str, state: Literal["started", "answered"]
-) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        tx.run("set_call_state", state, message_id, call_id)
-
-    return unit
-
-
-def calls_of_message(tx: Tx, message_id: MessageId) -> dict[str, KnownCall]:
-    rows = tx.run("calls_of_message", message_id)
-    return {row["call_id"]: KnownCall(row["crash"], row["state"]) for row in rows}
 
 
 # --- reading
@@ -414,8 +391,7 @@ def open_runs(connection: sqlite3.Connection) -> list[Run]:
 
 def unfinished_runs(tx: Tx) -> list[Stored]:
     """What was left behind, each session's in the order of its queue."""
-    rows = tx.run("unfinished_runs").fetchall()
-    return [_stored_of(tx.connection, row) for row in rows]
+    return [_stored_of(tx.connection, row) for row in tx.run("unfinished_runs").fetchall()]
 
 
 def find_stored(connection: sqlite3.Connection, run_id: str) -> Stored | None:
@@ -434,7 +410,12 @@ def body_of(connection: sqlite3.Connection, run_id: str) -> Body:
 def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
     cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
     return Stored(
-        run_of(row), row["digest"], decode(row["limits"], Limits), cancels.fetchone() is not None
+        run=run_of(row),
+        digest=row["digest"],
+        limits=decode(row["limits"], Limits),
+        cancelled=cancels.fetchone() is not None,
+        headless=bool(row["headless"]),
+        approve=parse_approve(cast("Json", decode(row["approve"], object))),
     )
 
 

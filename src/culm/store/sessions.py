@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from culm.errors import LimitExceeded, SessionNotFound
 from culm.ids import SessionId
+from culm.store.asks import delete_asks_of_session
 from culm.store.base import Op, Tx
 from culm.store.runs import delete_runs_of_session
 from culm.store.sql import QUERIES
@@ -43,6 +44,7 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
             raise SessionNotFound(session_id)
         places = (place_of(row["no"], 0), place_of(row["no"] + 1, 0) - 1)
         delete_runs_of_session(tx, session_id)
+        delete_asks_of_session(tx, session_id)
         tx.run("delete_chunks_of_session", *places)
         tx.run("delete_parts_of_session", *places)
         tx.run("delete_messages_of_session", *places)
@@ -88,6 +90,20 @@ def set_title(
 
     def unit(tx: Tx) -> None:
         _tell_updated(tx, tx.run("set_title", instead_of, title, cost, tx.now, session_id))
+
+    return unit
+
+
+def set_todos(session_id: SessionId, todos: list[Todo]) -> Callable[[Tx], list[Todo]]:
+    """Replace the list of what is left to do; returns the one before."""
+
+    def unit(tx: Tx) -> list[Todo]:
+        row = tx.run("get_session", session_id).fetchone()
+        if row is None:
+            raise SessionNotFound(session_id)
+        changed = tx.run("set_todos", encode(todos).decode(), tx.now, session_id)
+        _tell_updated(tx, changed)
+        return session_of(row).todos
 
     return unit
 

@@ -9,9 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import Result
-from culm.tools.file_tool import FileTool, PathText, make_spec, metadata
-from culm.tools.inside import Inside, Place
+from culm.tools.file_tool import ReadTool
+from culm.tools.inside import KERNEL_FOLDERS, Inside, Place, Target
+from culm.tools.looking import Ground
 from culm.tools.opening import Refused, shown
 from culm.tools.patterns import (
     PATTERN_CHARS_MAX,
@@ -21,14 +23,16 @@ from culm.tools.patterns import (
     parse_glob,
 )
 from culm.tools.walk import Walked, walk
-from culm.tools.work import FileWork, Stop
+from culm.tools.work import Stop
 
 FILES_MAX = 100
 GITIGNORE_BYTES_MAX = 64 << 10
+OUTSIDE_IGNORED = "\n".join(KERNEL_FOLDERS)  # Nothing in there is a file, and there is no end.
 DESCRIPTION = (
-    "Find files of the workspace by name, the newest first. Knows *, ?, [..], {a,b} and **, which "
+    "Find files by name, the newest first. Knows *, ?, [..], {a,b} and **, which "
     "is any number of directories: **/*.py finds all Python files. Names with a dot in front are "
-    f"found only if the pattern has the dot. At most {FILES_MAX} paths."
+    f"found only if the pattern has the dot. At most {FILES_MAX} paths. Outside the workspace a "
+    "person is asked first."
 )
 
 
@@ -42,7 +46,8 @@ class GlobArguments(Struct, frozen=True):
         ),
     ]
     path: Annotated[
-        PathText, Meta(description="Where to look, in the workspace. Default: all of it.")
+        PathText,
+        Meta(description="The directory to look in; relative to the workspace, the default."),
     ] = ""
 
 
@@ -52,23 +57,29 @@ class _File:
     path: str
 
 
-def make_glob(inside: Inside, work: FileWork) -> FileTool[GlobArguments]:
-    spec = make_spec("glob", DESCRIPTION, GlobArguments)
-    return FileTool(spec, GlobArguments, work, lambda given, stop: _glob(inside, given, stop))
+def make_glob(kit: Ground) -> ReadTool[GlobArguments]:
+    return ReadTool(
+        kit,
+        make_spec("glob", DESCRIPTION, GlobArguments),
+        GlobArguments,
+        lambda given: _start(given)[0],
+        lambda given, target, stop: _glob(kit.inside, given, target, stop),
+        verb="Find files in",
+    )
 
 
-def _glob(inside: Inside, given: GlobArguments, stop: Stop) -> Result:
-    path, pattern = _start(given)
-    rules = parse_gitignore(read_gitignore(inside))
+def _glob(inside: Inside, given: GlobArguments, target: Target, stop: Stop) -> Result:
+    _, pattern = _start(given)
     walked = Walked()
-    with inside.open(path) as place:
+    with inside.open_real(target.path) as place:
+        rules = parse_gitignore(read_gitignore(inside) if place.is_inside else OUTSIDE_IGNORED)
         if not place.is_directory:
             raise Refused(f"{place.shown} is a file; `path` is a directory.")
         # One more than is shown tells whether there are more.
         with closing(_files(place, pattern, rules, stop, walked)) as files:
             found = heapq.nlargest(FILES_MAX + 1, files)
     is_cut = len(found) > FILES_MAX or walked.is_cut or walked.is_stopped
-    lines = [shown(file.path) for file in found[:FILES_MAX]]
+    lines = [file.path for file in found[:FILES_MAX]]
     count = len(lines)
     if not lines:
         so_far = " so far" if walked.is_stopped else ""
@@ -87,6 +98,8 @@ def _start(given: GlobArguments) -> tuple[str, str]:
     path, pattern = given.path or ".", given.pattern
     if pattern.startswith("/"):
         path, pattern = "/", pattern.lstrip("/")
+    elif pattern.startswith("~/") and not given.path:
+        path, pattern = "~", pattern[2:].lstrip("/")
     head, *rest = pattern.split("/")
     while rest and not any(character in head for character in "*?[{\\"):
         path = f"{path.rstrip('/')}/{head}"
@@ -114,7 +127,7 @@ def _files(
                     status = os.stat(entry.name, dir_fd=entry.within, follow_symlinks=False)
                 except OSError:
                     continue  # It was deleted meanwhile.
-                yield _File(status.st_mtime_ns, "/".join(entry.parts))
+                yield _File(status.st_mtime_ns, place.shown_below(entry.parts))
 
 
 def read_gitignore(inside: Inside) -> str:

@@ -1,31 +1,39 @@
-"""`grep`: lines of files by a regular expression, matched in a process of its own.
+"""`grep`: lines of files by a regular expression, found by ripgrep or, without it, by ourselves.
 
-Owns that process: it has its own session, is killed when the call is cancelled or out of time, and
-is always reaped. What it does, and why it is a process, is `search.py`. The thread that started it
-reads and reaps it; no event loop is involved, so it makes no difference which one there is.
+Owns which of them searches, and what the result says. Both are processes in custody: they end when
+the call is cancelled or out of time. What ripgrep is told is `ripgrep.py`; what our own process
+does, and why it is one, is `search.py`.
 """
 
 import json
 import os
-import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 import culm
-from culm.tools.base import Result
-from culm.tools.file_tool import FileTool, PathText, make_spec, metadata
+from culm.custody.base import Owner, StartFailed
+from culm.model.base import ToolSpec
+from culm.tools.arguments import BadArguments, PathText, make_spec, metadata, parse_arguments
+from culm.tools.base import Call, Plan, Result
+from culm.tools.child import Deadline, Hands, Question, ask, open_deadline
+from culm.tools.dialect import for_ripgrep
+from culm.tools.file_tool import in_words
+from culm.tools.finding import Found, Handles, Sought
 from culm.tools.glob import notes, read_gitignore
-from culm.tools.inside import Inside
-from culm.tools.opening import Refused, shown
+from culm.tools.inside import KERNEL_FOLDERS, Place, Target
+from culm.tools.kit import Kit
+from culm.tools.looking import look, reading_action
+from culm.tools.opening import Refused
 from culm.tools.patterns import PATTERN_CHARS_MAX, parse_glob
+from culm.tools.ripgrep import Program, Ripgrep, find_program
 from culm.tools.search import FILE_BYTES_MAX, LINE_CHARS_SHOWN, End, Match, Query
 from culm.tools.view import size_text
-from culm.tools.work import FileWork, Stop
 from culm.wire.codec import clean
+from culm.wire.runs import CrashPolicy
 
 MATCHES_MAX = 100
 _WORD_BYTES_MAX = 12 * (LINE_CHARS_SHOWN + 4096 + 100)  # One line of JSON, all of it escaped.
@@ -36,11 +44,12 @@ COMMAND = (
     "import sys; sys.path.append(sys.argv[1]); from culm.tools.search import main; main()",
     str(Path(culm.__file__).parent.parent),
 )  # fmt: skip
-_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # Some interpreters cannot start without.
 DESCRIPTION = (
-    "Search the text files of the workspace, line by line, for a regular expression (Python's "
-    "syntax; (?i) in front ignores case) or for a literal text. Answers with the lines by file. "
-    f"At most {MATCHES_MAX} lines; files over {size_text(FILE_BYTES_MAX)} are left out."
+    "Search text files, line by line, for a regular expression (Python's syntax; (?i) in front "
+    "ignores case) or for a literal text. Answers with the lines by file. "
+    f"At most {MATCHES_MAX} lines; what .gitignore names is left out, and so are binary and very "
+    f"large files (where ripgrep is not installed, over {size_text(FILE_BYTES_MAX)}). Outside the "
+    "workspace a person is asked first."
 )
 
 
@@ -51,7 +60,7 @@ class GrepArguments(Struct, frozen=True):
     ]
     path: Annotated[
         PathText,
-        Meta(description="A directory or a file, in the workspace. Default: all of it."),
+        Meta(description="A directory or a file; relative to the workspace, the default."),
     ] = ""
     include: Annotated[
         PathText, Meta(description="Search only files that match this glob, like *.{ts,tsx}.")
@@ -61,41 +70,131 @@ class GrepArguments(Struct, frozen=True):
     ] = False
 
 
-@dataclass(slots=True)
-class _Found:
-    """What a search process said before it ended."""
-
-    matches: list[Match]
-    end: End | None
-    is_stopped: bool
+def make_grep(kit: Kit) -> "GrepTool":
+    return GrepTool(kit, make_spec("grep", DESCRIPTION, GrepArguments), Ripgrep(kit, kit.work))
 
 
-def make_grep(inside: Inside, work: FileWork) -> FileTool[GrepArguments]:
-    spec = make_spec("grep", DESCRIPTION, GrepArguments)
+@dataclass(frozen=True, slots=True)
+class GrepTool:
+    """It runs beside others, and a crash lets it be repeated."""
 
-    def effect(given: GrepArguments, stop: Stop) -> Result:
-        return _grep(inside, given, stop, work.wall_s)
+    kit: Kit
+    spec: ToolSpec
+    ripgrep: Ripgrep
+    parallel: bool = True
+    crash: CrashPolicy = "again"
 
-    return FileTool(spec, GrepArguments, work, effect, is_search=True)
+    async def prepare(self, call: Call) -> Plan | Result:
+        try:
+            given = parse_arguments(call.arguments or {}, GrepArguments)
+        except BadArguments as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        found = await in_words(self.kit.work, lambda stop: look(self.kit, given.path, stop))
+        if isinstance(found, Result):
+            return found
+        action = reading_action(call, "read", "Search", found, given, "path")
+        return Plan(action, lambda _: self._run(call, given, found.target))
 
+    async def _run(self, call: Call, given: GrepArguments, target: Target) -> Result:
+        work = self.kit.work
+        owner = Owner(self.kit.workspace_id, "call", call.session_id, call.run_id, call.id)
+        async with work.searches:
+            with Handles() as handles, open_deadline(self.kit.clock, work.wall_s) as deadline:
+                ready = await in_words(
+                    work, lambda _: self._make_ready(given, target, owner, handles)
+                )
+                if isinstance(ready, Result):
+                    return ready
+                sought, program = ready
+                try:
+                    found = await self._search(sought, program, deadline)
+                    return _result(found, sought.place, work.wall_s)
+                except Refused as exc:
+                    return Result(str(exc), is_error=True)
+                except TimeoutError:
+                    text = f"The disk did not answer within {work.wall_s:g} seconds."
+                    return Result(text, is_error=True)
 
-def _grep(inside: Inside, given: GrepArguments, stop: Stop, wall_s: float) -> Result:
-    if given.include:
-        parse_glob(given.include, hidden=True)  # Refused here, in words.
-    gitignore = read_gitignore(inside)
-    with inside.open(given.path) as place:
-        query = Query(
-            place.descriptor,
-            place.parts,
-            place.is_directory,
+    def _make_ready(
+        self, given: GrepArguments, target: Target, owner: Owner, handles: Handles
+    ) -> tuple[Sought, Program | None]:
+        inside = self.kit.inside
+        if given.include:
+            parse_glob(given.include, hidden=True)  # Refused here, in words.
+        with inside.open_real(target.path) as opened:
+            place = replace(opened, descriptor=handles.add(os.dup(opened.descriptor)))
+        outside = "".join(f"{folder}/\n" for folder in KERNEL_FOLDERS)
+        sought = Sought(
+            place,
             given.pattern,
             given.literal_text,
             given.include,
-            gitignore,
+            read_gitignore(inside) if place.is_inside else outside,
             MATCHES_MAX,
-            wall_s,
+            owner,
         )
-        found = _search(query, stop)
+        return sought, find_program(self.kit.env().get("PATH", ""), inside.root)
+
+    async def _search(self, sought: Sought, program: Program | None, deadline: Deadline) -> Found:
+        pattern = for_ripgrep(sought.pattern, literal=sought.literal)
+        if program is not None and pattern is not None:
+            found = await self.ripgrep.search(program, pattern, sought, deadline)
+            if found is not None:
+                return found
+        return await _search_ourselves(self.kit, sought, deadline, self.kit.work.wall_s)
+
+
+async def _search_ourselves(
+    hands: Hands, sought: Sought, deadline: Deadline, wall_s: float
+) -> Found:
+    query = Query(
+        descriptor=3,
+        parts=sought.place.parts,
+        is_directory=sought.place.is_directory,
+        pattern=sought.pattern,
+        literal=sought.literal,
+        include=sought.include,
+        gitignore=sought.gitignore,
+        matches_max=sought.matches_max,
+        wall_s=wall_s,
+    )
+    words = _Words()
+    question = Question(
+        COMMAND,
+        "/",
+        sought.owner,
+        f"grep {sought.pattern}",
+        words.hear,
+        given=json.dumps(query._asdict()).encode(),
+        descriptors=(sought.place.descriptor,),
+    )
+    try:
+        await ask(hands, question, deadline)
+    except StartFailed as exc:
+        raise Refused(f"The search could not be started: {exc}.") from exc
+    return Found(words.matches, words.end, is_stopped=deadline.is_over)
+
+
+class _Words:
+    """Hears what our search process says: matches, and at last its end."""
+
+    def __init__(self) -> None:
+        self.matches: list[Match] = []
+        self.end: End | None = None
+        self._rest = b""
+
+    def hear(self, data: bytes) -> bool:
+        *words, self._rest = (self._rest + data).split(b"\n")
+        for word in words:
+            said = json.loads(word)
+            if "path" in said:
+                self.matches.append(Match(**said))
+            else:
+                self.end = End(**said)
+        return len(self._rest) <= _WORD_BYTES_MAX
+
+
+def _result(found: Found, place: Place, wall_s: float) -> Result:
     if found.end is None and not found.is_stopped:
         raise Refused("The search broke down. Try a simpler pattern.")
     if found.end is not None and found.end.problem:
@@ -104,68 +203,7 @@ def _grep(inside: Inside, given: GrepArguments, stop: Stop, wall_s: float) -> Re
     if found.end is None and not found.matches:
         text = f"Nothing was found within {wall_s:g} seconds, and not everything was searched."
         raise Refused(f"{text} Use a simpler pattern, or say with path or include where to look.")
-    return _result(found)
-
-
-def _search(query: Query, stop: Stop) -> _Found:
-    """Run the process to its end; it does not outlive this."""
-    with _start(query) as process:  # Reaped at the end of the block, ...
-        try:
-            with stop.calling(process.kill):  # ... so what is killed before is no stranger.
-                found = _listen(process, query)
-        finally:
-            process.kill()
-    found.is_stopped = stop.is_set()
-    return found
-
-
-def _start(query: Query) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-            pass_fds=(query.descriptor,),
-            start_new_session=True,
-        )
-    except OSError as exc:
-        raise Refused(f"The search could not be started: {exc.strerror or exc}.") from exc
-
-
-def _listen(process: subprocess.Popen[bytes], query: Query) -> _Found:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    found = _Found([], None, is_stopped=False)
-    try:
-        with process.stdin as pipe:
-            pipe.write(json.dumps(query._asdict()).encode())
-    except BrokenPipeError:
-        return found  # It was killed, or could not start.
-    while found.end is None and (word := process.stdout.readline(_WORD_BYTES_MAX)):
-        if not word.endswith(b"\n"):
-            break  # Killed in the middle of a word.
-        said = json.loads(word)
-        if "path" in said:
-            found.matches.append(Match(**said))
-        else:
-            found.end = End(**said)
-    return found
-
-
-def _result(found: _Found) -> Result:
-    lines: list[str] = []
-    file = None
-    for match in found.matches:
-        if match.path != file:
-            lines += [""] if lines else []
-            file = match.path
-            lines.append(f"{shown(file)}:")
-        lines.append(f"{match.line:>6}|{clean(match.text)}")
-    if not lines:
-        lines.append("No line matches.")
+    lines = _lines(found.matches, place) or ["No line matches."]
     end = found.end or End()
     if end.has_more:
         lines.append(f"(only the first {MATCHES_MAX} lines are shown; search more narrowly)")
@@ -175,3 +213,15 @@ def _result(found: _Found) -> Result:
     is_cut = end.has_more or end.is_cut or found.end is None
     about = metadata(number_of_matches=len(found.matches), truncated=is_cut)
     return Result("\n".join(lines), metadata=about)
+
+
+def _lines(matches: list[Match], place: Place) -> list[str]:
+    lines: list[str] = []
+    file = None
+    for match in matches:
+        if match.path != file:
+            lines += [""] if lines else []
+            file = match.path
+            lines.append(f"{place.shown_below(file.split('/'))}:")
+        lines.append(f"{match.line:>6}|{clean(match.text)}")
+    return lines

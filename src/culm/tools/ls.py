@@ -7,26 +7,30 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec import field as struct_field
 
+from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import Result
-from culm.tools.file_tool import FileTool, PathText, make_spec, metadata
-from culm.tools.inside import Inside, Place
+from culm.tools.file_tool import ReadTool
+from culm.tools.inside import Inside, Place, Target
+from culm.tools.looking import Ground
 from culm.tools.opening import Refused, shown
 from culm.tools.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
 from culm.tools.walk import Entry, list_directory
-from culm.tools.work import FileWork, Stop
+from culm.tools.work import Stop
 
 ENTRIES_MAX = 1000  # More names than that are not read by anybody.
 DEPTH = 2
 IGNORES_MAX = 100
 DESCRIPTION = (
-    "List a directory of the workspace as a tree. Directories end in a slash; those that tools "
-    f"make (.git, node_modules, …) are shown but not entered. At most {ENTRIES_MAX} entries."
+    "List a directory as a tree. Directories end in a slash; those that tools make (.git, "
+    f"node_modules, …) are shown but not entered. At most {ENTRIES_MAX} entries. Outside the "
+    "workspace a person is asked first."
 )
 
 
 class LsArguments(Struct, frozen=True):
     path: Annotated[
-        PathText, Meta(description="The directory, in the workspace. Default: the workspace.")
+        PathText,
+        Meta(description="The directory; relative to the workspace, which is the default."),
     ] = ""
     ignore: Annotated[
         list[PathText],
@@ -62,19 +66,25 @@ class _Listing:
     is_cut: bool = False
 
 
-def make_ls(inside: Inside, work: FileWork) -> FileTool[LsArguments]:
-    spec = make_spec("ls", DESCRIPTION, LsArguments)
-    return FileTool(spec, LsArguments, work, lambda given, stop: _ls(inside, given, stop))
+def make_ls(kit: Ground) -> ReadTool[LsArguments]:
+    return ReadTool(
+        kit,
+        make_spec("ls", DESCRIPTION, LsArguments),
+        LsArguments,
+        lambda given: given.path,
+        lambda given, target, stop: _ls(kit.inside, given, target, stop),
+        action="list",
+        verb="List",
+    )
 
 
-def _ls(inside: Inside, given: LsArguments, stop: Stop) -> Result:
+def _ls(inside: Inside, given: LsArguments, target: Target, stop: Stop) -> Result:
     ignore = [parse_glob(text, hidden=True) for text in given.ignore]
-    with inside.open(given.path) as place:
+    with inside.open_real(target.path) as place:
         if not place.is_directory:
             raise Refused(f"{place.shown} is a file; use view to read it.")
-        start = place.parts
         listing = _Listing()
-        todo = deque([_Directory(start, 1)])
+        todo = deque([_Directory(place.parts, 1)])
         _list(place, todo[0], ignore, listing, stop)
     while todo and not stop.is_set():
         directory = todo.popleft()
@@ -84,11 +94,11 @@ def _ls(inside: Inside, given: LsArguments, stop: Stop) -> Result:
         for entry in directory.entries:
             if _is_entered(entry):
                 below = _Directory(entry.parts, directory.level + 1)
-                _list_below(inside, below, ignore, listing, stop)
+                _list_below(inside, place, below, ignore, listing, stop)
                 todo.append(below)
     listing.directories |= {directory.parts: directory for directory in todo}
     listing.is_cut |= stop.is_set()
-    text = "\n".join(_lines(inside, start, listing, stop))
+    text = "\n".join(_lines(place, listing, stop))
     return Result(text, metadata=metadata(number_of_files=listing.count, truncated=listing.is_cut))
 
 
@@ -97,16 +107,21 @@ def _is_entered(entry: Entry) -> bool:
 
 
 def _list_below(
-    inside: Inside, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: Stop
+    inside: Inside,
+    start: Place,
+    directory: _Directory,
+    ignore: list[Glob],
+    listing: _Listing,
+    stop: Stop,
 ) -> None:
-    """List one more. It is opened from the workspace down: a tree in breadth keeps none open."""
+    """List one more. It is opened from the root down: a tree in breadth keeps none open."""
     if listing.count >= ENTRIES_MAX or stop.is_set():
         directory.note = "not listed"
         listing.is_cut = True
         return
     try:
-        with inside.open(str(inside.root.joinpath(*directory.parts))) as place:
-            if place.parts == directory.parts and place.is_directory:
+        with inside.open_real("/".join((start.root.rstrip("/"), *directory.parts))) as place:
+            if place.is_directory:
                 _list(place, directory, ignore, listing, stop)
             else:
                 directory.note = "changed while it was listed"
@@ -137,9 +152,9 @@ def _is_ignored(entry: Entry, ignore: list[Glob]) -> bool:
     return any(glob.matches((entry.name,)) or glob.matches(entry.parts) for glob in ignore)
 
 
-def _lines(inside: Inside, start: tuple[str, ...], listing: _Listing, stop: Stop) -> list[str]:
-    lines = [f"{shown(str(inside.root.joinpath(*start)))}/"]
-    _draw(listing.directories[start], listing, lines)
+def _lines(start: Place, listing: _Listing, stop: Stop) -> list[str]:
+    lines = [f"{shown(start.path).rstrip('/')}/"]
+    _draw(listing.directories[start.parts], listing, lines)
     if stop.is_set():
         return [*lines, "(time was over; this is not all)"]
     if listing.ignored:

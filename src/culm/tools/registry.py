@@ -1,23 +1,42 @@
-"""The tools a workspace has."""
-
-from pathlib import Path
+"""The tools a workspace has, one of each."""
 
 from culm.tools.base import Tool
+from culm.tools.bash import make_bash
+from culm.tools.download import make_download
+from culm.tools.edit import make_edit
+from culm.tools.entry_points import package_tools
+from culm.tools.fetch import make_fetch
 from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
-from culm.tools.inside import Inside
+from culm.tools.job_kill import make_job_kill
+from culm.tools.job_output import make_job_output
+from culm.tools.jobs import Jobs
+from culm.tools.kit import Kit
 from culm.tools.ls import make_ls
+from culm.tools.multiedit import make_multiedit
+from culm.tools.question import make_question
+from culm.tools.todos import make_todos
 from culm.tools.view import make_view
-from culm.tools.work import FileWork
+from culm.tools.write import make_write
 
 
-def read_only_tools(workspace: Path, work: FileWork) -> dict[str, Tool]:
-    """What reads inside `workspace` and changes nothing; the same objects serve all its runs."""
-    inside = Inside(workspace)
+def make_tools(kit: Kit, jobs: Jobs) -> dict[str, Tool]:
+    """All that culm brings, and those of packages that are installed beside it."""
     tools: tuple[Tool, ...] = (
-        make_glob(inside, work),
-        make_grep(inside, work),
-        make_ls(inside, work),
-        make_view(inside, work),
+        make_bash(kit, jobs),
+        make_download(kit),
+        make_edit(kit),
+        make_fetch(kit),
+        make_glob(kit),
+        make_grep(kit),
+        make_job_kill(jobs),
+        make_job_output(jobs, kit.clock),
+        make_ls(kit),
+        make_multiedit(kit),
+        make_question(),
+        make_todos(kit),
+        make_view(kit),
+        make_write(kit),
     )
-    return {tool.spec.name: tool for tool in tools}
+    known = {tool.spec.name: tool for tool in tools}
+    return known | package_tools(kit, known)

@@ -13,19 +13,18 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import BinaryIO, NamedTuple
 
 from culm.tools.opening import Refused, open_file
 from culm.tools.patterns import Glob, parse_gitignore, parse_glob
-from culm.tools.walk import Entry, Walked, walk
+from culm.tools.walk import Walked, walk
 
 FILE_BYTES_MAX = 2 << 20  # What is larger is data or was made by a tool.
 LINE_CHARS_SHOWN = 500
 MEMORY_BYTES_MAX = 1 << 30  # A pattern can be made to take any amount.
 NICENESS = 5  # The server comes first.
-HEAD_BYTES = 8192  # A file with a NUL byte in these is no text.
 
 
 class Query(NamedTuple):
@@ -115,7 +114,7 @@ def _files(query: Query, walked: Walked) -> Generator[tuple[str, bytes | None]]:
     entries = walk(query.descriptor, start, rules, lambda: False, walked, hidden=True)
     with closing(entries):
         for entry in entries:
-            if entry.is_link or (include and not _is_included(include, entry, len(start))):
+            if entry.is_link or (include and not is_included(include, entry.parts, len(start))):
                 continue
             path = "/".join(entry.parts)
             try:
@@ -131,8 +130,9 @@ def _files(query: Query, walked: Walked) -> Generator[tuple[str, bytes | None]]:
                 os.close(descriptor)
 
 
-def _is_included(include: Glob, entry: Entry, skip: int) -> bool:
-    return include.matches((entry.name,)) or include.matches(entry.parts[skip:])
+def is_included(include: Glob, parts: Sequence[str], skip: int) -> bool:
+    """Whether a glob means a file by its name, or by its path without the first `skip` parts."""
+    return include.matches(parts[-1:]) or include.matches(parts[skip:])
 
 
 def _read(descriptor: int, size: int) -> bytes | None:
@@ -142,18 +142,19 @@ def _read(descriptor: int, size: int) -> bytes | None:
         data = os.read(descriptor, FILE_BYTES_MAX)
     except OSError:
         return None
-    return b"" if b"\0" in data[:HEAD_BYTES] else data
+    return b"" if b"\0" in data else data  # No text.
 
 
 def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[Match]:
-    text = data.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n")
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    text = text.removesuffix("\n").removesuffix("\r")
     for number, line in enumerate(text.split("\n") if data else (), 1):
         found = expression.search(line)
         if found is not None:
-            yield Match(path, number, _around(line, found.start()))
+            yield Match(path, number, around(line, found.start()))
 
 
-def _around(line: str, start: int) -> str:
+def around(line: str, start: int) -> str:
     """The line, or of a long one what stands around the match."""
     if len(line) <= LINE_CHARS_SHOWN:
         return line

@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from culm.ids import SessionId
+from culm.wire.codec import Json
 from culm.wire.config import Model, SelectedModel
 from culm.wire.runs import Limits
 
@@ -32,7 +33,9 @@ class Attachment(Struct):
 class Prompt(Struct):
     """`run_id` comes back with the run's end; a prompt may be empty only beside a text file.
 
-    `model` is asked for this run only, instead of the selected one.
+    `model` is asked for this run only, instead of the selected one. A run whose caller gave an id
+    is headless unless it is `interactive`. `approve` answers what people would be asked:
+    `ask`, `allow`, `deny`, or a list of rules.
     """
 
     session_id: str = ""
@@ -41,6 +44,8 @@ class Prompt(Struct):
     attachments: list[Attachment] = field(default_factory=list[Attachment])
     limits: Limits = field(default_factory=Limits)
     model: SelectedModel | None = None
+    interactive: bool = False
+    approve: Json = None
 
 
 class ShellCommand(Struct):

@@ -63,7 +63,9 @@ class Options(Struct):
     ] = UNSET
     skills_paths: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
     disabled_skills: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
-    disabled_tools: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
+    disabled_tools: Annotated[
+        list[str] | UnsetType, Meta(description="Tools that no agent is offered.")
+    ] = UNSET
     disable_auto_summarize: Annotated[
         bool | UnsetType, Meta(description="Long conversations are not summarized by themselves.")
     ] = UNSET

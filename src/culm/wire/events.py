@@ -8,10 +8,14 @@ from msgspec import Struct
 from culm.ids import MessageId, SessionId, WorkspaceId
 from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.asks import (
+    AskChanged,
+    Grant,
     PermissionNotification,
     PermissionRequest,
+    QuestionChanged,
     QuestionNotification,
     QuestionRequest,
+    SkipChanged,
 )
 from culm.wire.files import File
 from culm.wire.lsp import LspEvent
@@ -33,6 +37,15 @@ class MessageDelta(Struct):
     rev: int
     part: int
     kind: Growing
+    offset: int
+    text: str
+
+
+class CallOutput(Struct):
+    """What a call has put out, from an offset in Unicode code points on. For watching: bounded."""
+
+    session_id: SessionId
+    tool_call_id: str
     offset: int
     text: str
 
@@ -98,6 +111,11 @@ OUR_PAYLOADS: Mapping[str, type] = {
     "run_retry": RunRetry,
     "queue_changed": QueueChanged,
     "cancel_changed": CancelChanged,
+    "ask_changed": AskChanged,
+    "question_changed": QuestionChanged,
+    "grant_changed": Grant,
+    "skip_changed": SkipChanged,
+    "call_output": CallOutput,
     "resync": Resync,
 }
 PAYLOADS: Mapping[str, type] = {**CRUSH_PAYLOADS, **OUR_PAYLOADS}

@@ -3,11 +3,31 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from culm.ids import ClientId, FileId, MessageId, RunId, SessionId, WorkspaceId
-from culm.wire import agent, asks, config, files, lsp, mcp, messages, runs, sessions, skills, state
+from culm.ids import AskId, ClientId, FileId, GrantId, MessageId, RunId, SessionId, WorkspaceId
+from culm.wire import (
+    agent,
+    asks,
+    config,
+    files,
+    lsp,
+    mcp,
+    messages,
+    processes,
+    runs,
+    sessions,
+    skills,
+    state,
+)
 from culm.wire import workspaces as ws
 from culm.wire.codec import Json
-from culm.wire.events import ConfigChanged, MessageDelta, Resync, SkillsEvent, UpdateAvailable
+from culm.wire.events import (
+    CallOutput,
+    ConfigChanged,
+    MessageDelta,
+    Resync,
+    SkillsEvent,
+    UpdateAvailable,
+)
 
 _WORKSPACE = WorkspaceId("9a4d2d0c-6b0e-5d0f-8a56-0f7c3f0f7b11")
 _SESSION = SessionId("0b0c7a2e-7c8b-4d0e-9a6e-1b9f0d3c5a11")
@@ -77,6 +97,10 @@ _QUESTION = asks.Question(
     description="Pick one.",
     choices=[asks.Choice("pg", "PostgreSQL"), asks.Choice("sqlite", "SQLite", "embedded")],
 )
+_BATCH = asks.QuestionRequest(
+    "6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01", _SESSION, "call_9", [_QUESTION]
+)
+_DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 _PRESENT = state.Present(_CLIENT, _SESSION)
 _DIAGNOSTIC = lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x")
 
@@ -145,12 +169,43 @@ _EXAMPLES: tuple[Json, ...] = (
     agent.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
     agent.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
     asks.Skip(skip=True),
+    asks.SetSkip(skip=True),
     _PERMISSION,
     asks.PermissionGrant(asks.PermissionRef(_PERMISSION.id), "allow"),
     asks.PermissionNotification("call_1", granted=True),
     asks.Resolved(resolved=False),
-    asks.QuestionRequest("6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01", _SESSION, "call_9", [_QUESTION]),
-    asks.QuestionNotification("6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01"),
+    _BATCH,
+    asks.QuestionNotification(_BATCH.id),
+    asks.CancelQuestions(_BATCH.id),
+    asks.AskChanged(
+        AskId(_PERMISSION.id),
+        _SESSION,
+        RunId(_RUN),
+        "call_1",
+        "bash",
+        "execute",
+        _PERMISSION.description,
+        _DIGEST,
+        "allowed",
+        by=_CLIENT,
+    ),
+    asks.QuestionChanged(AskId(_BATCH.id), _SESSION, RunId(_RUN), "call_9", "open"),
+    asks.Grant(
+        GrantId("9b9f7f0e-5a49-4c0e-8d33-0a7a3f2b1c11"),
+        "session",
+        _SESSION,
+        "bash",
+        "execute",
+        [f"make test @ {_PATH}"],
+        AskId(_PERMISSION.id),
+        _CLIENT,
+        _THEN,
+    ),
+    asks.SkipChanged("workspace", "", on=True, by=_CLIENT),
+    processes.Process(
+        4711, "make test", "call", _SESSION, _RUN, "call_1", 1.5, 9_437_184, [4711, 4713]
+    ),
+    CallOutput(_SESSION, "call_1", 0, "12 passed\n"),
     asks.QuestionAnswer(
         "", [asks.QuestionResponse("q1", ["pg"], notes={"pg": "version 16, please"})]
     ),
@@ -193,6 +248,16 @@ _EXAMPLES: tuple[Json, ...] = (
 )
 EXAMPLES: Mapping[Json, Json] = {
     **{type(example): example for example in _EXAMPLES},
+    asks.Ask[asks.PermissionRequest]: asks.Ask(
+        _PERMISSION,
+        RunId(_RUN),
+        _MESSAGE,
+        _DIGEST,
+        [f"make test @ {_PATH}"],
+        "`make` is not in the table of read-only commands",
+        created_at=_THEN,
+    ),
+    asks.Ask[asks.QuestionRequest]: asks.Ask(_BATCH, RunId(_RUN), _MESSAGE, created_at=_THEN),
     dict[str, list[lsp.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
     state.Snapshot[messages.Message]: state.Snapshot(
         _CURSOR,

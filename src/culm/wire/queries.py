@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from culm.errors import InvalidRequest
 from culm.ids import ClientId, find_client_id
+from culm.wire.asks import AskState
 from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
@@ -46,6 +47,9 @@ class EventsQuery(ClientQuery, kw_only=True):
     ] = ""
     types: Names = ""
     sessions: Names = ""
+    interactive: Annotated[
+        int, Meta(description="1 if a person sits there who can be asked for permission.")
+    ] = 0
 
 
 class SnapshotQuery(Struct):
@@ -57,6 +61,25 @@ class SnapshotQuery(Struct):
 class RunsQuery(Struct):
     session: Annotated[str, Meta(description="Only runs of this session.")] = ""
     state: Annotated[State | Literal[""], Meta(description="Only runs in this state.")] = ""
+
+
+class AnswerQuery(Struct):
+    client_id: Annotated[str, Meta(description="Who answers, for the record.")] = ""
+
+    @property
+    def by(self) -> str:
+        return find_client_id(self.client_id) or ""
+
+
+class AsksQuery(Struct):
+    session: Annotated[str, Meta(description="Only those of this session.")] = ""
+    state: Annotated[AskState | Literal["all"], Meta(description="Only those in this state.")] = (
+        "open"
+    )
+
+
+class SkipQuery(Struct):
+    session_id: Annotated[str, Meta(description="Of this session, instead of all.")] = ""
 
 
 class LastReadQuery(Struct):

@@ -26,6 +26,7 @@ from culm.errors import (
 )
 from culm.ids import RunId, SessionId
 from culm.model.choice import Models
+from culm.permission.clearance import Consent
 from culm.run.limits import check_limits
 from culm.run.live import Asked, LiveRun, digest_of
 from culm.run.runs import Runs
@@ -45,6 +46,7 @@ from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.wire.agent import AgentInfo, Attachment, Prompt
 from culm.wire.config import SelectedModel
+from culm.wire.rules import parse_approve
 from culm.wire.runs import CancelAnswer, QueuedPrompt, Run, State
 
 RUNS_SHOWN = 500
@@ -93,7 +95,14 @@ class Agent:
         if not run_id or self._runs.find(run_id) is None:
             self._check_ready()
             _check_prompt(body)
-        asked = Asked("prompt", body.prompt, tuple(body.attachments), body.limits, body.model)
+        asked = Asked(
+            "prompt",
+            body.prompt,
+            tuple(body.attachments),
+            body.limits,
+            body.model,
+            Consent(bool(run_id) and not body.interactive, parse_approve(body.approve)),
+        )
         run = self._runs.accept(
             SessionId(body.session_id), asked, run_id=run_id or None, digest=digest
         )
@@ -189,8 +198,11 @@ class Agent:
 
     async def list_runs(self, session_id: str, state: State | None) -> list[Run]:
         """The latest first."""
-        runs = await self._store.read(list_runs(session_id, state or "", RUNS_SHOWN))
-        return [self._present(run) for run in runs]
+        # What a run waits for is known here, not there.
+        stored = "" if state in ("waiting", "ending") else state or ""
+        runs = await self._store.read(list_runs(session_id, stored, RUNS_SHOWN))
+        shown = [self._present(run) for run in runs]
+        return [run for run in shown if state is None or run.state == state]
 
     def queue(self, session_id: SessionId) -> list[QueuedPrompt]:
         waiting = self._runs.queued(session_id)
@@ -198,8 +210,10 @@ class Agent:
 
     def _present(self, run: Run) -> Run:
         live = self._runs.find(run.id)
-        if live is not None and live.state == "ending":
-            run.state = "ending"  # Which the store cannot know: it is why.
+        if live is None:
+            return run
+        if live.shown_state in ("ending", "waiting"):
+            run.state = live.shown_state  # Which the store cannot know, or does not keep.
         return run
 
     # --- the queue

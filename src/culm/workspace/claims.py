@@ -22,6 +22,12 @@ class Claim(Struct, frozen=True):
     released: bool = False
     hold: int | None = None  # The timer that may end it; never while a stream is open.
     session_id: str = ""  # What the client looks at; goes with the claim.
+    interactive: int = 0  # How many of its streams say that a person sits there.
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a person sits there who can be asked."""
+        return self.streams > 0 and (self.interactive > 0 or bool(self.session_id))
 
 
 class Claims(Struct, frozen=True):
@@ -33,6 +39,10 @@ class Claims(Struct, frozen=True):
     def attached(self) -> Counter[str]:
         """How many clients with a live stream look at each session."""
         return Counter(c.session_id for c in self.by_client.values() if c.streams)
+
+    def is_watched(self) -> bool:
+        """Whether somebody could answer what is asked."""
+        return any(claim.is_interactive for claim in self.by_client.values())
 
     def attached_to(self, session_id: str) -> int:
         return self.attached()[session_id]
@@ -47,11 +57,13 @@ class Created(Struct, frozen=True):
 
 class StreamOpened(Struct, frozen=True):
     client_id: ClientId
+    interactive: bool = False
 
 
 class StreamClosed(Struct, frozen=True):
     client_id: ClientId
     birth: int
+    interactive: bool = False
 
 
 class Released(Struct, frozen=True):
@@ -150,20 +162,27 @@ def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, Arm | N
                 return _put(claims, client_id, replace(claim, released=False)), None
             # Held or new: a full create grace, and the timer before it no longer counts.
             return _hold(claims, client_id, claim, graces.create_s)
-        case StreamOpened():
+        case StreamOpened(interactive=interactive):
             if claim is None:
                 claims, claim = _born(claims)
-            return _put(
-                claims, client_id, replace(claim, streams=claim.streams + 1, hold=None)
-            ), None
-        case StreamClosed(birth=birth):
+            opened = replace(
+                claim,
+                streams=claim.streams + 1,
+                hold=None,
+                interactive=claim.interactive + interactive,
+            )
+            return _put(claims, client_id, opened), None
+        case StreamClosed(birth=birth, interactive=interactive):
             if claim is None or claim.birth != birth:
                 return claims, None
-            if claim.streams > 1:
-                return _put(claims, client_id, replace(claim, streams=claim.streams - 1)), None
+            claim = replace(
+                claim, streams=claim.streams - 1, interactive=claim.interactive - interactive
+            )
+            if claim.streams:
+                return _put(claims, client_id, claim), None
             if claim.released or graces.detach_s <= 0:
                 return _drop(claims, client_id), None
-            return _hold(claims, client_id, replace(claim, streams=0), graces.detach_s)
+            return _hold(claims, client_id, claim, graces.detach_s)
         case Released():
             if claim is not None and claim.streams:
                 return _put(claims, client_id, replace(claim, released=True)), None

@@ -16,6 +16,7 @@ from culm.config.documents import SCOPES, DocumentFile, Edit, shown_config
 from culm.config.layers import provider_ids
 from culm.config.references import run_command
 from culm.config.sources import Loaded, Sources
+from culm.config.tooling import Tooling, read_tooling
 from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
 from culm.model.choice import Present, check_models
@@ -70,6 +71,7 @@ class Configuration:
         self._loaded = Loaded()
         self._whole: Document | None = None  # Until a layer changes.
         self._shown: Config | None = None
+        self._tooling: Tooling | None = None
         self._untold = False
         self._is_loaded = False
         self._loading = asyncio.Lock()
@@ -101,6 +103,18 @@ class Configuration:
         return Present(self.document, self._env)
 
     @property
+    def tooling(self) -> Tooling:
+        """What it says about tools and permissions, as far as it is trusted."""
+        if self._tooling is None:
+            self._tooling = read_tooling(self.document)
+        return self._tooling
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment of tools."""
+        return {**self._env, **self.tooling.env}
+
+    @property
     def notices(self) -> Sequence[str]:
         """What a person should know of it, in sentences."""
         return self._loaded.notices
@@ -124,6 +138,7 @@ class Configuration:
             layers[WORKSPACE_LAYER if scope else USER_LAYER] = new
             whole = laid(layers, self._env)
             self._show(whole)
+            read_tooling(whole)
             check_models(whole)
 
         await asyncio.shield(self._origins.documents[scope].change(edit, check))
@@ -159,7 +174,8 @@ class Configuration:
             if notice not in self._loaded.notices:
                 log.warning("%s", notice)
         before = self.document if self._is_loaded else None
-        self._found, self._loaded, self._whole, self._shown = found, loaded, None, None
+        self._found, self._loaded = found, loaded
+        self._forget_document()
         if before is not None and self.document != before:
             self.tell_changed()
         self._is_loaded = True
@@ -173,7 +189,9 @@ class Configuration:
         notices = loaded.notices
         for kept in (loaded, Loaded(loaded.user), Loaded(self._loaded.user)):
             try:
-                self._show(laid(layers_of(found, kept, user, own), self._env))
+                whole = laid(layers_of(found, kept, user, own), self._env)
+                self._show(whole)
+                read_tooling(whole)
             except Rejected as exc:
                 notices = (*loaded.notices, f"the files are not used as they are: {exc.message}")
             else:
@@ -191,9 +209,12 @@ class Configuration:
             except Exception:  # boundary: what somebody puts there must not end the workspace
                 log.exception("the configuration of %s cannot be read", self._path)
 
+    def _forget_document(self) -> None:
+        self._whole = self._shown = self._tooling = None
+
     def tell_changed(self) -> None:
         """Tell it durably; if that cannot be now, when the store is well again."""
-        self._whole = self._shown = None
+        self._forget_document()
         self._untold = False
         self.on_change()
         payload = encode(ConfigChanged(self._workspace_id))

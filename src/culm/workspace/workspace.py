@@ -6,10 +6,10 @@ Owns everything that ends with the workspace. When it ends is `claims.py`'s deci
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from culm.clock import Clock, Timer
@@ -28,17 +28,16 @@ from culm.errors import (
 from culm.events.cursor import Cursor
 from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId, WorkspaceId
-from culm.model.choice import MakeModel, Models
+from culm.model.choice import Models
 from culm.run.messages import Messages
 from culm.run.recovery import recover
 from culm.run.runs import Runs
-from culm.run.surroundings import ContextPaths, context_paths_of
+from culm.run.surroundings import context_paths_of
 from culm.run.system import Surroundings
 from culm.run.turn import World
 from culm.settings import Settings
 from culm.store import log as event_log
 from culm.store.base import Connection, Event
-from culm.store.history import files_of_session, last_read, mark_read, read_files
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
 from culm.store.runs import open_runs
 from culm.store.sessions import (
@@ -50,10 +49,8 @@ from culm.store.sessions import (
     top_sessions,
 )
 from culm.store.store import Store
-from culm.tools.base import Tool
 from culm.wire.codec import encode
 from culm.wire.config import Config
-from culm.wire.files import File
 from culm.wire.messages import RawMessage
 from culm.wire.runs import Run, RunChanged
 from culm.wire.sessions import Session
@@ -73,6 +70,8 @@ from culm.workspace.claims import (
     on_claim,
 )
 from culm.workspace.configuration import Configuration, Origins
+from culm.workspace.session_files import SessionFiles
+from culm.workspace.workshop import Equipment, Workshop
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +81,6 @@ TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
 TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
 SNAPSHOT_MESSAGES_MAX = 50_000
 TITLE_CHARS_MAX = 10_000  # A listing repeats the title of every session.
-PATH_CHARS_MAX = 4096  # What the system allows.
-NEVER = datetime(1, 1, 1, tzinfo=UTC)  # Go's zero time, which clients take for "never".
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
 
@@ -98,16 +95,6 @@ class About:
     yolo: bool = False
     debug: bool = False
     channels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Equipment:
-    """What an agent works with, the same in every workspace of a server."""
-
-    make_model: MakeModel
-    make_tools: Callable[[Path], Mapping[str, Tool]]  # Those of a directory.
-    look_at: Callable[[Path, ContextPaths, float], Awaitable[Surroundings]]
-    env: Mapping[str, str]  # The server's own; a client's goes over it.
 
 
 class Workspace:
@@ -152,37 +139,34 @@ class Workspace:
             self.configuration.run_command,
         )
         self.configuration.on_change = self._models.forget
-        self.runs = Runs(
-            World(
-                path=str(about.path),
-                store=store,
-                messages=self.messages,
-                models=self._models,
-                tools=equipment.make_tools(about.path),
-                look_around=self._look_around,
-                tell_retry=lambda retry: self.hub.tell_live(
-                    Live("run_retry", retry.session_id, encode(retry))
-                ),
-                clock=clock,
-                ids=ids,
-                settings=cfg,
-                tasks=tasks,
-            ),
-            lambda live: self.claim(RunsChanged(live)),
+        self.workshop = Workshop(
+            about.id,
+            about.path,
+            about.root,
+            store,
+            self.messages,
+            self.configuration,
+            equipment,
+            tasks,
+            clock,
+            ids,
+            tell=self.hub.tell_live,
+            is_watched=lambda: self.claims.is_watched(),
+            skip=about.yolo,
         )
+        self.clearance = self.workshop.clearance
+        self.runs = Runs(self._world(clock, ids, cfg, tasks), self._count_runs)
+        self.files = SessionFiles(store, self._check_open)
         self.agent = Agent(self.runs, store, self._models, self._check_open)
         self.claims = Claims()
         self.closing = False
-        self.skip = about.yolo  # Permission requests are not asked; any client may flip it.
+        self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
         self.on_fate: Callable[[Fate], None] = _keep
         self._look_at = equipment.look_at
         self._clock = clock
         self._ids = ids
-        self._sessions_max = cfg.sessions_max
-        self._away_s_max = cfg.away_s_max
-        self._clients_max = cfg.clients_max
+        self._settings = cfg
         self._graces = Graces(cfg.create_grace_s, cfg.detach_grace_s, cfg.abandoned_runs_s)
-        self._retention = (cfg.retention_s, cfg.retention_events)
         self._timers: dict[ClientId | None, Timer] = {}
         self._trim_timer: Timer | None = None
         self._heal_timer: Timer | None = None
@@ -192,7 +176,27 @@ class Workspace:
         store.tell = self._tell
         store.on_health = self._tell_health
 
+    def _world(self, clock: Clock, ids: Ids, cfg: Settings, tasks: asyncio.TaskGroup) -> World:
+        return World(
+            path=str(self.about.path),
+            store=self.store,
+            messages=self.messages,
+            models=self._models,
+            tools=self.workshop.tools,
+            clearance=self.clearance,
+            look_around=self._look_around,
+            tell=self.hub.tell_live,
+            find_left=self.workshop.find_left,
+            clock=clock,
+            ids=ids,
+            settings=cfg,
+            tasks=tasks,
+        )
+
     # --- who is attached
+
+    def _count_runs(self, live: int) -> None:
+        self.claim(RunsChanged(live))
 
     def claim(self, what: Input) -> None:
         """Put one input through the claims and do what they ask for."""
@@ -205,25 +209,26 @@ class Workspace:
             self._arm(step.arm)
         self._tell_presence(before)
         if step.fate is not Fate.KEEP:
+            self._is_abandoned = step.fate is Fate.INTERRUPT
             self.on_fate(step.fate)
 
-    def open_stream(self, client_id: ClientId) -> int:
+    def open_stream(self, client_id: ClientId, *, interactive: bool = False) -> int:
         """Count a stream of this client; returns what `close_stream` wants back."""
         if self.closing:
             raise WorkspaceNotFound
         self.check_room(client_id)
-        self.claim(StreamOpened(client_id))
+        self.claim(StreamOpened(client_id, interactive))
         return self.claims.by_client[client_id].birth
 
     def check_room(self, client_id: ClientId) -> None:
         """Raises `LimitExceeded` if one more client would be one too many."""
         if client_id not in self.claims.by_client and (
-            len(self.claims.by_client) >= self._clients_max
+            len(self.claims.by_client) >= self._settings.clients_max
         ):
-            raise LimitExceeded("clients of this workspace", self._clients_max)
+            raise LimitExceeded("clients of this workspace", self._settings.clients_max)
 
-    def close_stream(self, client_id: ClientId, birth: int) -> None:
-        self.claim(StreamClosed(client_id, birth))
+    def close_stream(self, client_id: ClientId, birth: int, *, interactive: bool = False) -> None:
+        self.claim(StreamClosed(client_id, birth, interactive))
 
     def select(self, client_id: ClientId, session_id: str) -> None:
         """Say which session a client looks at; needs a live stream."""
@@ -251,7 +256,7 @@ class Workspace:
     async def create_session(self, title: str) -> Session:
         self._check_open()
         _check_title(title)
-        unit = add_session(self._ids.session(), title, sessions_max=self._sessions_max)
+        unit = add_session(self._ids.session(), title, sessions_max=self._settings.sessions_max)
         return await asyncio.shield(self.store.write(unit))
 
     async def get_session(self, session_id: SessionId) -> Session:
@@ -282,27 +287,9 @@ class Workspace:
         def deleted(_: None) -> None:
             self.messages.forget_session(session_id)
             self.runs.forget_session(session_id)
+            self.workshop.forget_session(session_id)
 
         await asyncio.shield(self.store.write(delete_session(session_id), deleted))
-
-    # --- files
-
-    async def history(self, session_id: SessionId) -> list[File]:
-        return await self.store.read(files_of_session(session_id))
-
-    async def mark_read(self, session_id: str, path: str) -> None:
-        """Note that a session has read a file now."""
-        self._check_open()
-        _check_file_path(path)
-        await asyncio.shield(self.store.write(mark_read(session_id, path)))
-
-    async def last_read(self, session_id: str, path: str) -> datetime:
-        """When a session last read a file; the year 1 if it never did."""
-        at = await self.store.read(last_read(session_id, path))
-        return NEVER if at is None else datetime.fromtimestamp(at, UTC)
-
-    async def read_files(self, session_id: SessionId) -> list[str]:
-        return await self.store.read(read_files(session_id))
 
     # --- configuration
 
@@ -384,6 +371,7 @@ class Workspace:
         for shown in self.runs.shown():
             type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
             yield Live(type_, shown.session_id, encode(shown))
+        yield from self.clearance.shown()
 
     def _tell_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():
@@ -418,9 +406,10 @@ class Workspace:
         `alive_s` is when a server was last here; what waited goes on if that is not long ago.
         """
         await self.configuration.load()  # Whether a run can go on depends on it.
+        await self.workshop.start()
         now_s = self._clock.now_s()
         away_s = 0.0 if alive_s is None else max(0.0, now_s - alive_s)
-        unit = recover(away_s, self._away_s_max, self._models.why_not, self._ids)
+        unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
         recovered = await self.store.write(unit)
         if recovered.ended or recovered.held:
             said = "%s: after the last end %d run(s) were ended, %d are held, %d go on"
@@ -434,7 +423,7 @@ class Workspace:
         self._trim()
 
     def _trim(self) -> None:
-        keep_s, keep = self._retention
+        keep_s, keep = self._settings.retention_s, self._settings.retention_events
 
         def again(gone: int) -> None:
             if gone >= event_log.TRIM_MAX and not self.closing:
@@ -449,13 +438,15 @@ class Workspace:
         for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
             if timer is not None:
                 timer.cancel()
-        await self.runs.stop()
+        await self.runs.stop(for_good=self._is_abandoned)
+        await self.workshop.stop()
+        waiting = {run.reenters for run in self.runs.live() if run.reenters is not None}
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self.messages.stop()
                 # Of a run that could not end here, the next start closes all that it called.
                 if all(run.task is None for run in self.runs.live()):
-                    await self.store.write(close_open_messages)
+                    await self.store.write(partial(close_open_messages, but=waiting))
         except (TimeoutError, StoreBusy) as exc:
             log.error("%s: the last writes did not finish: %s", self.about.path, exc or "time-out")
         self.hub.close()
@@ -468,11 +459,6 @@ def _keep(fate: Fate) -> None:
 def _check_title(title: str) -> None:
     if len(title) > TITLE_CHARS_MAX:
         raise InvalidRequest(f"title may have at most {TITLE_CHARS_MAX} characters")
-
-
-def _check_file_path(path: str) -> None:
-    if not path.startswith("/") or len(path) > PATH_CHARS_MAX:
-        raise InvalidRequest(f"path must be absolute, of at most {PATH_CHARS_MAX} characters")
 
 
 @asynccontextmanager

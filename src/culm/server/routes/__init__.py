@@ -11,6 +11,7 @@ from culm.server.routes import (
     files,
     lsp,
     mcp,
+    processes,
     project,
     runs,
     sessions,
@@ -20,8 +21,8 @@ from culm.server.routes import (
 )
 
 _NOUNS: tuple[ModuleType, ...] = (
-    system, workspaces, sessions, files, agent, runs, asks, config, project, skills, lsp, mcp,
-    documents,
+    system, workspaces, sessions, files, agent, runs, asks, processes, config, project, skills, lsp,
+    mcp, documents,
 )  # fmt: skip
 
 BY_NOUN: dict[str, list[Route]] = {n.__name__.rpartition(".")[2]: n.ROUTES for n in _NOUNS}

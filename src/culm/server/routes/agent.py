@@ -1,6 +1,5 @@
 """The agent's routes: prompts and their queue, and what a Crush client asks of it."""
 
-from culm.errors import NotBuilt
 from culm.ids import SessionId
 from culm.server.api import HeadOnly, Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX
@@ -84,8 +83,8 @@ async def order_queue(
 
 
 async def run_shell(workspace: Workspace, session_id: SessionId, body: ShellCommand) -> ShellOutput:
-    """Run a user's own command in the workspace."""
-    raise NotBuilt("shell")
+    """Run a user's own command in the workspace; if the client leaves, it ends."""
+    return await workspace.workshop.run_shell(session_id, body.command, body.term_width)
 
 
 async def default_small_model(workspace: Workspace, query: ProviderQuery) -> SelectedModel:

@@ -1,39 +1,82 @@
-"""Permissions and questions: what people answer, and whether they are asked at all."""
+"""Permissions and questions: what people are asked, what they answer, what they have allowed."""
 
 from culm.errors import InvalidRequest
+from culm.ids import GrantId, SessionId
 from culm.server.api import Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX
-from culm.wire.asks import PermissionGrant, QuestionAnswer, Resolved, Skip
+from culm.wire.asks import (
+    Ask,
+    CancelQuestions,
+    Grant,
+    PermissionGrant,
+    PermissionRequest,
+    QuestionAnswer,
+    QuestionRequest,
+    Resolved,
+    SetSkip,
+    Skip,
+)
+from culm.wire.queries import AnswerQuery, AsksQuery, SkipQuery
 from culm.workspace.workspace import Workspace
 
-_ACTIONS = ("allow", "allow_session", "deny")
+_ACTIONS = ("allow", "allow_session", "allow_workspace", "deny")
 
 
-async def get_skip(workspace: Workspace) -> Skip:
+async def get_skip(workspace: Workspace, query: SkipQuery) -> Skip:
     """Say whether calls go ahead without being asked for."""
-    return Skip(workspace.skip)
+    return Skip(workspace.clearance.is_skipped(query.session_id))
 
 
-async def set_skip(workspace: Workspace, body: Skip) -> None:
-    """Let calls go ahead without being asked for, or no longer."""
-    workspace.skip = body.skip
+async def set_skip(workspace: Workspace, body: SetSkip, query: AnswerQuery) -> None:
+    """Let calls go ahead without being asked for, or no longer; of one session or of all."""
+    if body.session_id:
+        await workspace.get_session(SessionId(body.session_id))  # Raises if there is none.
+    await workspace.clearance.set_skip(body.session_id, query.by, on=body.skip)
 
 
-async def grant(workspace: Workspace, body: PermissionGrant) -> Resolved:
-    """Answer a permission request; the first answer counts. (Nothing is asked yet.)"""
+async def grant(workspace: Workspace, body: PermissionGrant, query: AnswerQuery) -> Resolved:
+    """Answer a permission request; the first answer counts.
+
+    What is allowed is what the server asked for; of the request in the body only the id is read.
+    """
     if body.action not in _ACTIONS:
-        raise InvalidRequest("invalid permission action")
-    return Resolved(resolved=False)
+        raise InvalidRequest("invalid permission action", hint=f"one of {', '.join(_ACTIONS)}")
+    return Resolved(await workspace.clearance.answer(body, query.by))
 
 
-async def answer_questions(workspace: Workspace, body: QuestionAnswer) -> Resolved:
-    """Answer a batch of questions; the first answer counts. (Nothing is asked yet.)"""
-    return Resolved(resolved=False)
+async def list_asks(workspace: Workspace, query: AsksQuery) -> list[Ask[PermissionRequest]]:
+    """List permission requests, the open ones unless asked otherwise, the latest first."""
+    return await workspace.workshop.list_asks(PermissionRequest, query.session, query.state)
 
 
-async def cancel_questions(workspace: Workspace) -> Resolved:
-    """Decline to answer the batch that is shown. (Nothing is asked yet.)"""
-    return Resolved(resolved=False)
+async def list_grants(workspace: Workspace) -> list[Grant]:
+    """List what people have allowed for more than one call."""
+    return workspace.clearance.grants.all()
+
+
+async def revoke_grant(workspace: Workspace, grant_id: GrantId) -> None:
+    """Take a grant back: nothing more is let through by it."""
+    await workspace.clearance.grants.revoke(grant_id)
+
+
+async def list_questions(workspace: Workspace, query: AsksQuery) -> list[Ask[QuestionRequest]]:
+    """List batches of questions, the open ones unless asked otherwise, the latest first."""
+    return await workspace.workshop.list_asks(QuestionRequest, query.session, query.state)
+
+
+async def answer_questions(
+    workspace: Workspace, body: QuestionAnswer, query: AnswerQuery
+) -> Resolved:
+    """Answer a batch of questions; the first answer counts."""
+    return Resolved(await workspace.clearance.answer_questions(body, query.by))
+
+
+async def cancel_questions(
+    workspace: Workspace, body: CancelQuestions | None, query: AnswerQuery
+) -> Resolved:
+    """Decline to answer a batch of questions; without its id, the one that is shown."""
+    batch_id = "" if body is None else body.batch_request_id
+    return Resolved(await workspace.clearance.cancel_questions(batch_id, query.by))
 
 
 _W = "/v1/workspaces/{workspace_id}"
@@ -42,6 +85,10 @@ ROUTES = [
     Route("GET", f"{_W}/permissions/skip", get_skip),
     Route("POST", f"{_W}/permissions/skip", set_skip),
     Route("POST", f"{_W}/permissions/grant", grant, body_bytes_max=ATTACHMENT_BYTES_MAX),
+    Route("GET", f"{_W}/permissions/asks", list_asks),
+    Route("GET", f"{_W}/permissions/grants", list_grants),
+    Route("DELETE", f"{_W}/permissions/grants/{{grant_id}}", revoke_grant),
+    Route("GET", f"{_W}/questions", list_questions),
     Route("POST", f"{_W}/questions/answer", answer_questions),
     Route("POST", f"{_W}/questions/cancel", cancel_questions),
 ]

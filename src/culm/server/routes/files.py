@@ -11,22 +11,22 @@ from culm.workspace.workspace import Workspace
 
 async def list_history(workspace: Workspace, session_id: SessionId) -> list[File]:
     """List every version of every file a session wrote, by version and then by age."""
-    return await workspace.history(session_id)
+    return await workspace.files.history(session_id)
 
 
 async def list_read_files(workspace: Workspace, session_id: SessionId) -> list[str]:
     """List the files a session has read, the last read first."""
-    return await workspace.read_files(session_id)
+    return await workspace.files.all_read(session_id)
 
 
 async def mark_read(workspace: Workspace, body: ReadFile) -> None:
     """Note that a session has read a file now."""
-    await workspace.mark_read(body.session_id, body.path)
+    await workspace.files.mark_read(body.session_id, body.path)
 
 
 async def last_read(workspace: Workspace, query: LastReadQuery) -> datetime:
     """Say when a session last read a file; the year 1 if it never did."""
-    return await workspace.last_read(query.session_id, query.path)
+    return await workspace.files.last_read(query.session_id, query.path)
 
 
 _W = "/v1/workspaces/{workspace_id}"

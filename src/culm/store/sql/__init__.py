@@ -10,9 +10,11 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def _load_queries() -> dict[str, str]:
-    text = files(__name__).joinpath("queries.sql").read_text()
-    pieces = _NAME.split(text)[1:]
-    return {name: sql.strip() for name, sql in zip(pieces[::2], pieces[1::2], strict=True)}
+    queries: dict[str, str] = {}
+    for file in ("queries.sql", "asks.sql"):
+        pieces = _NAME.split(files(__name__).joinpath(file).read_text())[1:]
+        queries |= {name: sql.strip() for name, sql in zip(pieces[::2], pieces[1::2], strict=True)}
+    return queries
 
 
 def _load_migrations() -> list[str]:

@@ -134,7 +134,7 @@ DELETE FROM chunks WHERE message_id IN (SELECT id FROM messages WHERE place BETW
 -- name: add_file
 INSERT INTO files (id, session_id, path, version, content, created_at, updated_at)
 VALUES (?1, ?2, ?3, (SELECT COALESCE(MAX(version) + 1, 0) FROM files WHERE path = ?3), ?4, ?5, ?5)
-RETURNING *
+RETURNING version
 
 -- name: get_file
 SELECT * FROM files WHERE id = ?
@@ -142,21 +142,31 @@ SELECT * FROM files WHERE id = ?
 -- name: files_of_session
 SELECT * FROM files WHERE session_id = ? ORDER BY version, no
 
+-- name: has_latest_content
+SELECT content = ?3 FROM files WHERE session_id = ?1 AND path = ?2 ORDER BY version DESC LIMIT 1
+
 -- name: delete_files_of_session
 DELETE FROM files WHERE session_id = ?
 
 -- name: mark_read
-INSERT INTO read_files (session_id, path, read_no, read_at)
+INSERT INTO read_files (session_id, path, read_no, read_at, stamp)
 VALUES (
-  ?1, ?2, (SELECT COALESCE(MAX(read_no), 0) + 1 FROM read_files WHERE session_id = ?1), ?3
+  ?1, ?2, (SELECT COALESCE(MAX(read_no), 0) + 1 FROM read_files WHERE session_id = ?1), ?3, ?4
 )
-ON CONFLICT (session_id, path) DO UPDATE SET read_no = excluded.read_no, read_at = excluded.read_at
+ON CONFLICT (session_id, path) DO UPDATE SET
+  read_no = excluded.read_no, read_at = excluded.read_at,
+  stamp = CASE WHEN excluded.stamp = '' THEN stamp ELSE excluded.stamp END
+
+-- name: forget_first_read
+DELETE FROM read_files WHERE session_id = ?1 AND path = (
+  SELECT path FROM read_files WHERE session_id = ?1 ORDER BY read_no LIMIT 1
+)
 
 -- name: count_read_files
 SELECT COUNT(*) FROM read_files WHERE session_id = ?
 
 -- name: last_read
-SELECT read_at FROM read_files WHERE session_id = ? AND path = ?
+SELECT read_at, stamp FROM read_files WHERE session_id = ? AND path = ?
 
 -- name: read_files
 SELECT path FROM read_files WHERE session_id = ? ORDER BY read_no DESC
@@ -183,10 +193,13 @@ UPDATE sessions SET title = CASE WHEN title = ?1 THEN ?2 ELSE title END, cost = 
   updated_at = ?4
 WHERE id = ?5 RETURNING *
 
+-- name: set_todos
+UPDATE sessions SET todos = ?, updated_at = ? WHERE id = ? RETURNING *
+
 -- name: add_run
 INSERT INTO runs (id, session_id, kind, state, given, digest, prompt, limits,
-                  provider, model, created_at, place)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
+                  provider, model, created_at, place, headless, approve)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
 
 -- name: add_body
 INSERT INTO run_bodies (run_id, prompt, attachments) VALUES (?, ?, ?)
@@ -281,13 +294,14 @@ INSERT INTO cancels (id, session_id, target, at) VALUES (?, ?, ?, ?)
 INSERT INTO cancelled_runs (cancel_id, run_id) VALUES (?, ?)
 
 -- name: settle_cancelled_run
-UPDATE cancelled_runs SET settled = ? WHERE run_id = ? AND settled IS NULL RETURNING cancel_id
+UPDATE cancelled_runs SET settled = ?, pids = ? WHERE run_id = ? AND settled IS NULL
+RETURNING cancel_id
 
 -- name: get_cancel
 SELECT * FROM cancels WHERE id = ?
 
 -- name: runs_of_cancel
-SELECT run_id, settled FROM cancelled_runs WHERE cancel_id = ? ORDER BY run_id
+SELECT run_id, settled, pids FROM cancelled_runs WHERE cancel_id = ? ORDER BY run_id
 
 -- name: is_cancelled
 SELECT 1 FROM cancelled_runs WHERE run_id = ?

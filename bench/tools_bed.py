@@ -1,0 +1,123 @@
+"""What `tools.py` measures with: a workspace with its tools, a tree of many files, and ripgrep."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.clock import LoopClock
+from culm.custody.client import open_custody
+from culm.ids import Ids, SessionId
+from culm.store.sessions import add_session
+from culm.store.store import open_store
+from culm.tools.base import Call, Plan, Result, Tool
+from culm.tools.inside import Inside
+from culm.tools.jobs import open_jobs
+from culm.tools.kit import Kit
+from culm.tools.registry import make_tools
+from culm.tools.work import open_file_work
+from culm.wire.codec import Json, encode
+
+RIPGREP = "ripgrep==14.1.0"  # The program alone, packed as a wheel.
+INSTALL_TIMEOUT_S = 300.0
+SESSION = SessionId("session-1")
+FOLDER_FILES = 50  # In each directory of the tree, and so many directories in each above it.
+RARE_EVERY = 1000  # One file of so many has the line that is searched for.
+RARE, FREQUENT = "needle_", "import os"
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    tools: dict[str, Tool]
+    path: Path
+    env: dict[str, str]
+
+    async def call(self, tool: str, **arguments: Json) -> Result:
+        """Let a tool do something, without asking anybody."""
+        call = Call("call-1", tool, encode(arguments).decode(), arguments, SESSION, "run-1")
+        plan = await self.tools[tool].prepare(call)
+        assert isinstance(plan, Plan), plan
+        return await plan.run(lambda _: None)
+
+
+def install_ripgrep(folder: Path) -> Path:
+    """Where `rg` is; fetched from the registry that pip knows, unless it is there already."""
+    program = folder / "bin" / "rg"
+    if not program.exists():
+        options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:")
+        command = (sys.executable, "-m", "pip", "install", *options, f"--target={folder}", RIPGREP)
+        subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)
+    return program
+
+
+def make_tree(folder: Path, files: int) -> None:
+    """Source files as a large project has them: about 2 kB each, 50 to a directory."""
+    block = [
+        f"    value_{n} = compute(other_{n}, 'text {n * 7}')  # as before\n" for n in range(35)
+    ]
+    body = f"{FREQUENT}\n\n\ndef run(self):\n{''.join(block)}"
+    for n in range(files):
+        upper, lower = divmod(n // FOLDER_FILES, FOLDER_FILES)
+        inner = folder / f"package_{upper:02}" / f"module_{lower:02}"
+        if n % FOLDER_FILES == 0:
+            inner.mkdir(parents=True)
+        rare = f"{RARE}{n}\n" if n % RARE_EVERY == 0 else ""
+        (inner / f"file_{n % FOLDER_FILES:02}.py").write_text(f"# file {n}\n{body}{rare}")
+
+
+@asynccontextmanager
+async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed]:
+    """All tools of a workspace, with a real store and keeper; `programs` come first in PATH."""
+    clock, ids = LoopClock(), Ids()
+    workspace = folder / "work"
+    workspace.mkdir(exist_ok=True)
+    path = os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"])
+    env = {"PATH": path, "HOME": str(folder)}
+    async with (
+        open_store(folder / f"culm-{len(programs)}.db", clock, ids) as store,
+        open_file_work(clock, wall_s=60.0) as work,
+        open_custody(folder / f"data-{len(programs)}", clock, ids) as custody,
+        open_jobs() as jobs,
+    ):
+        await store.write(add_session(SESSION, "one", sessions_max=1))
+        kit = Kit(
+            workspace_id="w1",
+            inside=Inside(workspace),
+            work=work,
+            custody=custody,
+            store=store,
+            clock=clock,
+            ids=ids,
+            env=lambda: env,
+            outputs=folder / "outputs",
+        )
+        yield Bed(make_tools(kit, jobs), workspace, env)
+
+
+async def run_plain(bed: Bed, *argv: str | Path) -> bytes:
+    """The same in the plainest way: started, read to its end, reaped."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=bed.path,
+        env=bed.env,
+    )
+    out, _ = await process.communicate()
+    return out
+
+
+def replace_plainly(file: Path, old: str, new: str) -> None:
+    """What an edit cannot do without: read, replace, write beside it, to disk, rename."""
+    text = file.read_text().replace(old, new, 1)
+    beside = file.with_name(f".{file.name}.new")
+    with beside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(file)

@@ -1,0 +1,136 @@
+"""`culm asks`, `culm answer`, `culm ps`: a look at what a server does for a directory.
+
+They join no workspace and start no server; where there is none, nothing is asked and nothing runs.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import click
+import msgspec
+
+from culm.cli.call_lines import head_of
+from culm.cli.lines import columns
+from culm.client.http import Refused, RemoteWorkspace, open_client
+from culm.client.launch import Wanted, find_token, is_answered
+from culm.errors import Failed, InvalidRequest, NotFound
+from culm.wire.asks import Ask, PermissionRequest
+from culm.wire.processes import Process
+
+T = TypeVar("T")
+
+ID_CHARS = 8  # Enough to tell apart what is open at once.
+ACTIONS = {
+    "allow": "allow",
+    "session": "allow_session",
+    "workspace": "allow_workspace",
+    "deny": "deny",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    directory: Path  # Real.
+    server: Wanted
+    token_file: Path | None = None
+
+
+def show_asks(where: Where, *, as_json: bool) -> None:
+    found = _look(where, RemoteWorkspace.asks, [])
+    rows = [
+        (ask.request.id[:ID_CHARS], ask.request.tool_name, head_of(ask.request.description))
+        for ask in found
+    ]
+    _show(found, rows, "nothing is asked here", as_json=as_json)
+
+
+def show_processes(where: Where, *, as_json: bool) -> None:
+    found = _look(where, RemoteWorkspace.processes, [])
+    rows = [
+        (str(one.pid), one.kind, age_text(one.age_s), size_text(one.rss_bytes), _command_of(one))
+        for one in found
+    ]
+    _show(found, rows, "nothing runs here", as_json=as_json)
+
+
+def answer_ask(where: Where, ask_id: str, answer: str) -> None:
+    """Raises `NotFound` if there is none, `InvalidRequest` if there are several."""
+
+    async def give(workspace: RemoteWorkspace) -> Ask[PermissionRequest]:
+        ask = find_ask(await workspace.asks(), ask_id)
+        if not await workspace.answer(ask, ACTIONS[answer]):
+            raise Failed("it is not open any more: somebody was faster, or the run has ended")
+        return ask
+
+    ask = _look(where, give, None)
+    if ask is None:
+        raise NotFound(f"nothing is asked in {where.directory}")
+    state = "denied" if answer == "deny" else "allowed"
+    click.echo(f"{state}: {ask.request.tool_name}: {head_of(ask.request.description)}", err=True)
+
+
+def find_ask(asks: Sequence[Ask[PermissionRequest]], ask_id: str) -> Ask[PermissionRequest]:
+    """The one whose id begins like this; raises `NotFound`, `InvalidRequest`."""
+    found = [ask for ask in asks if ask_id and ask.request.id.startswith(ask_id)]
+    if not found:
+        raise NotFound(f"no open ask has the id {ask_id}", hint="`culm asks` lists them")
+    if len(found) > 1:
+        raise InvalidRequest(f"{len(found)} open asks begin with {ask_id}", hint="give more of it")
+    return found[0]
+
+
+def age_text(age_s: float) -> str:
+    minutes, seconds = divmod(int(age_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def size_text(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"
+
+
+def _command_of(process: Process) -> str:
+    stopping = " (stopping)" if process.stopping else ""
+    return head_of(process.command) + stopping
+
+
+def _show(
+    found: Sequence[msgspec.Struct], rows: Sequence[Sequence[str]], none: str, *, as_json: bool
+) -> None:
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    elif rows:
+        click.echo("\n".join(columns(rows)))
+    else:
+        click.echo(none, err=True)
+
+
+def _look(where: Where, look: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
+    """What is seen in the workspace, or `none` if no server has it; raises `Failed`."""
+
+    async def run() -> T:
+        async with _open_workspace(where) as workspace:
+            return none if workspace is None else await look(workspace)
+
+    try:
+        return asyncio.run(run())
+    except Refused as exc:
+        raise Failed(exc.message, hint=exc.hint) from exc
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        raise Failed(f"cannot reach the server at {where.server.url}: {exc}") from exc
+
+
+@asynccontextmanager
+async def _open_workspace(where: Where) -> AsyncGenerator[RemoteWorkspace | None]:
+    if where.server.can_start and not is_answered(where.server.url):
+        yield None
+        return
+    token = find_token(where.server, where.token_file, os.environ)
+    async with open_client(where.server.url, token=token) as client:
+        yield await client.find_workspace(where.directory)

@@ -1,0 +1,107 @@
+"""The options of `culm asks`, `culm answer` and `culm ps`, which look at a server that runs.
+
+What they need is imported when they run.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+if TYPE_CHECKING:  # Only `click` is needed to print a help.
+    from culm.cli.asks import Where
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _at_server(command: Callable[P, R]) -> Callable[P, R]:
+    """The options that say which workspace of which server is meant."""
+    directory = click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        default=".",
+        help="The workspace. Default: the current directory.",
+    )
+    host = click.option(
+        "--host",
+        envvar="CULM_HOST",
+        metavar="URL",
+        help="The server, as for `culm run`. None is started.",
+    )
+    token_file = click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Bearer token for TCP, as for `culm run`.",
+    )
+    return directory(host(token_file(command)))
+
+
+def _where(directory: Path, host: str | None, token_file: Path | None) -> "Where":
+    import os
+
+    from culm.cli.asks import Where
+    from culm.client.launch import Wanted
+    from culm.settings import default_host
+
+    return Where(directory.resolve(), Wanted(host or default_host(os.environ)), token_file)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@_at_server
+def asks(
+    as_json: bool,  # noqa: FBT001 - click passes by name
+    directory: Path,
+    host: str | None,
+    token_file: Path | None,
+) -> None:
+    """List what the agent of this directory waits for permission for, the latest first.
+
+    \b
+    Example:
+      culm asks
+      culm answer 68263f22 allow
+    """
+    from culm.cli.asks import show_asks
+
+    show_asks(_where(directory, host, token_file), as_json=as_json)
+
+
+@click.command()
+@click.argument("ask_id", metavar="ID")
+@click.argument(
+    "answer_", metavar="ANSWER", type=click.Choice(["allow", "session", "workspace", "deny"])
+)
+@_at_server
+def answer(
+    ask_id: str, answer_: str, directory: Path, host: str | None, token_file: Path | None
+) -> None:
+    """Answer what `culm asks` lists; the first answer counts, here or in another client.
+
+    ID is an id or its beginning. ANSWER is allow (once), session or workspace (and the like of it
+    from now on, there), or deny, which ends the run.
+    """
+    from culm.cli.asks import answer_ask
+
+    answer_ask(_where(directory, host, token_file), ask_id, answer_)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@_at_server
+def ps(
+    as_json: bool,  # noqa: FBT001 - click passes by name
+    directory: Path,
+    host: str | None,
+    token_file: Path | None,
+) -> None:
+    """List the processes that run for this directory: commands, jobs, hooks.
+
+    Each with its age, the memory of all its descendants, and what it was started for.
+    """
+    from culm.cli.asks import show_processes
+
+    show_processes(_where(directory, host, token_file), as_json=as_json)

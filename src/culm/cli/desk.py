@@ -1,0 +1,258 @@
+"""The person at the terminal: is shown what a run asks, and answers it.
+
+Owns the conversation and what is typed. Whoever answers first counts, here or elsewhere, so a
+prompt that another client has answered closes by itself.
+"""
+
+import asyncio
+import os
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol, cast
+
+import aiohttp
+
+from culm.cli.call_lines import MARGIN, diff_lines, head_of
+from culm.cli.faces import Face, Plain
+from culm.client.http import Refused, RemoteWorkspace
+from culm.client.stream import Follower, Mirror
+from culm.ids import AskId, RunId
+from culm.wire.asks import Ask, PermissionRequest, Question, QuestionResponse
+from culm.wire.codec import Json, encode, printable
+
+LINE_BYTES_MAX = 4096  # No terminal has longer lines while they can still be edited.
+AGAIN_S = 1.0  # A server that restarts answers in a moment.
+GRAINS_SHOWN_MAX = 5
+
+ANSWERS = {
+    **dict.fromkeys(("y", "yes"), "allow"),
+    **dict.fromkeys(("s", "session"), "allow_session"),
+    **dict.fromkeys(("w", "workspace"), "allow_workspace"),
+    **dict.fromkeys(("n", "no"), "deny"),
+}
+_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class Lines(Protocol):
+    """Where a person types."""
+
+    async def read(self, prompt: str) -> str:
+        """A line with its end; nothing if there will be no more."""
+        ...
+
+
+class Terminal:
+    """Standard input, which is a terminal, below what is shown on it."""
+
+    def __init__(self, face: Plain) -> None:
+        self._face = face
+
+    async def read(self, prompt: str) -> str:
+        # What was typed before the question was there is no answer to it.
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        self._face.prompt(prompt)
+        said = (await _readable(sys.stdin.fileno())).decode(errors="replace")
+        if said:
+            self._face.typed()
+        return said
+
+
+async def _readable(descriptor: int) -> bytes:
+    """What can be read, as soon as there is something."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[bytes] = loop.create_future()
+
+    def read() -> None:
+        loop.remove_reader(descriptor)
+        data = b""
+        with suppress(OSError):  # The terminal is gone: nobody will answer.
+            data = os.read(descriptor, LINE_BYTES_MAX)
+        if not found.done():
+            found.set_result(data)
+
+    loop.add_reader(descriptor, read)
+    try:
+        return await found
+    finally:
+        loop.remove_reader(descriptor)
+
+
+class Desk:
+    """Answers what one run asks, one thing after the other."""
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        follower: Follower,
+        run_id: RunId,
+        face: Face,
+        lines: Lines,
+    ) -> None:
+        self._workspace = workspace
+        self._follower = follower
+        self._run_id = run_id
+        self._face = face
+        self._lines = lines
+        self._seen: set[AskId] = set()
+
+    async def serve(self) -> None:
+        """Answer for as long as the caller lets it."""
+        while True:
+            await self._follower.until(lambda mirror: bool(self._open(mirror)))
+            for ask_id in self._open(self._follower.mirror):
+                try:
+                    await self._ask(ask_id)
+                    self._seen.add(ask_id)
+                except (Refused, *_UNREACHABLE) as exc:
+                    self._face.note(f"(cannot answer: {exc}; trying again)")
+                    await asyncio.sleep(AGAIN_S)
+
+    def _open(self, mirror: Mirror) -> list[AskId]:
+        asked = {**mirror.asks, **mirror.questions}
+        return [
+            ask_id
+            for ask_id, ask in asked.items()
+            if ask.run_id == self._run_id and ask.state == "open" and ask_id not in self._seen
+        ]
+
+    async def _ask(self, ask_id: AskId) -> None:
+        if ask_id in self._follower.mirror.questions:
+            await self._answer_questions(ask_id)
+            return
+        for ask in await self._workspace.asks():
+            if ask.request.id == ask_id:
+                await self._permit(ask)
+
+    async def _permit(self, ask: Ask[PermissionRequest]) -> None:
+        for line in lines_of(ask):
+            self._face.note(line)
+        wider = ", [s] for this session, [w] for this workspace" if ask.grains else ""
+        action = None
+        while action is None:
+            said = await self._line(AskId(ask.request.id), f"allow it? [y] once{wider}, [n]o: ")
+            if said is None:
+                return
+            # Who closes the terminal has not agreed.
+            action = ANSWERS.get(said.strip().lower()) if said else "deny"
+        await self._workspace.answer(ask, action)  # What came of it is told to everybody.
+
+    async def _answer_questions(self, batch_id: AskId) -> None:
+        for ask in await self._workspace.questions():
+            if ask.request.id != batch_id:
+                continue
+            responses: list[QuestionResponse] = []
+            for question in ask.request.questions:
+                response = await self._answer_one(batch_id, question)
+                if response is None:
+                    return
+                responses.append(response)
+            await self._workspace.answer_questions(batch_id, responses)
+
+    async def _answer_one(self, batch_id: AskId, question: Question) -> QuestionResponse | None:
+        """None if somebody else has answered, or nobody here will."""
+        for line in question_lines(question):
+            self._face.note(line)
+        while True:
+            said = await self._line(batch_id, _HOW[question.type])
+            if said is None:
+                return None
+            if not said:
+                await self._workspace.cancel_questions(batch_id)
+                return None
+            response = parse_response(question, said.strip())
+            if response is not None:
+                return response
+
+    async def _line(self, ask_id: AskId, prompt: str) -> str | None:
+        """What is typed; None if the ask is closed before."""
+
+        def is_closed(mirror: Mirror) -> bool:
+            ask = mirror.asks.get(ask_id) or mirror.questions.get(ask_id)
+            return ask is not None and ask.state != "open"
+
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._lines.read(prompt), name="read a line")
+            closing = tasks.create_task(self._follower.until(is_closed), name="closed elsewhere")
+            await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+            is_said = reading.done()
+            reading.cancel()
+            closing.cancel()
+        return reading.result() if is_said else None
+
+
+# --- what a person reads
+
+
+def lines_of(ask: Ask[PermissionRequest]) -> Iterator[str]:
+    """What would be done, exactly; why it is asked; and what a wider consent means."""
+    request = ask.request
+    params = cast("dict[str, Json]", request.params) if isinstance(request.params, dict) else {}
+    match params:
+        case {"old_content": str(before), "new_content": str(after)}:
+            yield from map(_whole, diff_lines(before, after))
+        case {"command": str(command)}:
+            yield from map(_whole, command.split("\n"))
+        case _:
+            yield _whole(encode(params).decode())
+    if request.path:
+        yield f"  in {request.path}"
+    if ask.why:
+        yield f"  because: {ask.why}"
+    if ask.grains:
+        more = len(ask.grains) - GRAINS_SHOWN_MAX
+        shown = [*ask.grains[:GRAINS_SHOWN_MAX], *([f"{more} more"] if more > 0 else [])]
+        yield f"  [s] and [w] cover: {', '.join(map(head_of, shown))}"
+
+
+def _whole(line: str) -> str:
+    """Nothing of it is left out: whoever agrees has seen all of it."""
+    return f"{MARGIN}{printable(line)}"
+
+
+_HOW = {
+    "yes_no": "[y]es or [n]o, empty to skip: ",
+    "single_choice": "a number, or your own words, empty to skip: ",
+    "multi_choice": "numbers, or your own words, empty to skip: ",
+    "free_text": "your answer, empty to skip: ",
+}
+
+
+def question_lines(question: Question) -> Iterator[str]:
+    yield f"? {question.question}"
+    if question.description:
+        yield f"  {head_of(question.description)}"
+    for number, choice in enumerate(question.choices, 1):
+        about = f" - {choice.description}" if choice.description else ""
+        yield f"  {number}. {choice.label}{about}"
+
+
+def parse_response(question: Question, said: str) -> QuestionResponse | None:
+    """What was typed as an answer; None if it is none. Nothing skips the question."""
+    response = QuestionResponse(question.id)
+    if not said:
+        return response
+    match question.type:
+        case "yes_no":
+            action = ANSWERS.get(said.lower())
+            response.yes = {"allow": True, "deny": False}.get(action or "")
+            return None if response.yes is None else response
+        case "free_text":
+            response.fill_in_text = said
+        case _:
+            numbers = _numbers(said, len(question.choices))
+            if question.type == "single_choice" and len(numbers) > 1:
+                return None
+            response.selected_ids = [question.choices[number - 1].id for number in numbers]
+            response.fill_in_text = "" if numbers else said
+    return response
+
+
+def _numbers(said: str, most: int) -> Sequence[int]:
+    """The choices that were named; none if it is something else."""
+    words = said.replace(",", " ").split()
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        return ()
+    numbers = list(dict.fromkeys(int(word[:9]) for word in words))
+    return numbers if all(1 <= number <= most for number in numbers) else ()

@@ -1,0 +1,89 @@
+"""What a person says on the command line instead of being asked: `--approve`, `--allow`, `--deny`.
+
+Pure. A rule is a tool, or a tool with what it works on: `edit`, `edit:src/**`, `bash:git push *`.
+What it matches is the server's to decide.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from culm.errors import InvalidRequest
+from culm.wire.codec import Json
+from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Approve, Decision, Rule
+
+# Tools that work on files, with the argument that says on which.
+FILE_TOOLS: Mapping[str, str] = {
+    "view": "file_path",
+    "ls": "path",
+    "glob": "path",
+    "grep": "path",
+    "edit": "file_path",
+    "multiedit": "file_path",
+    "write": "file_path",
+    "download": "file_path",
+}
+_PLAIN = re.compile(r"[\w./=:,@%+ -]{1,200}")  # Neither quotes nor operators nor patterns.
+SPELLING = "TOOL, bash:COMMAND or TOOL:PATHS, as in edit, 'bash:git push *', 'write:docs/**'"
+
+
+def parse_rule(text: str, decision: Decision) -> Rule:
+    """One rule; raises `InvalidRequest`."""
+    tool, colon, pattern = (piece.strip() for piece in text.partition(":"))
+    if not tool or (colon and not pattern):
+        raise InvalidRequest(f"{text!r} is no rule", hint=SPELLING)
+    if len(text) > PATTERN_CHARS_MAX:
+        raise InvalidRequest(f"a rule may have at most {PATTERN_CHARS_MAX} characters")
+    if not pattern:
+        return Rule(decision, tool=tool)
+    if tool == "bash":
+        return Rule(decision, tool=tool, command=pattern)
+    if tool in FILE_TOOLS or set(tool) & set("*?["):
+        return Rule(decision, tool=tool, path=pattern)
+    # Else a rule that denies would never do so.
+    raise InvalidRequest(f"{tool} has no command and no path to match", hint=f"say just {tool}")
+
+
+def approve_of(mode: str, allow: Sequence[str], deny: Sequence[str]) -> Approve | None:
+    """What goes with the prompt; raises `InvalidRequest`. `mode` is for what no rule names."""
+    rules = (
+        *(parse_rule(text, "allow") for text in allow),
+        *(parse_rule(text, "deny") for text in deny),
+    )
+    if len(rules) >= RULES_MAX:
+        raise InvalidRequest(f"too many rules: at most {RULES_MAX - 1}")
+    match mode:
+        case "deny" if allow:
+            hint = "leave it out: without a terminal what nobody allowed is refused anyhow"
+            raise InvalidRequest("--approve deny denies what --allow allows", hint=hint)
+        case "deny":
+            return "deny"
+        case "allow" if deny:
+            return (*rules, Rule("allow"))
+        case "allow":
+            return "allow"
+        case _:
+            return rules or None
+
+
+def rule_for(tool: str, input_text: str) -> str:
+    """The rule that would allow a call, as a shell takes it."""
+    pattern = arguments_of(input_text).get(
+        "command" if tool == "bash" else FILE_TOOLS.get(tool, "")
+    )
+    if isinstance(pattern, str) and _PLAIN.fullmatch(pattern):
+        return shlex.quote(f"{tool}:{pattern}")
+    # Each command of a longer text is judged on its own, so no single pattern would allow it.
+    return "'bash:COMMAND' for each of its commands" if tool == "bash" else shlex.quote(tool)
+
+
+def arguments_of(input_text: str) -> Mapping[str, Json]:
+    """What a model gave a tool, as far as it is an object."""
+    try:
+        value = msgspec.json.decode(input_text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}

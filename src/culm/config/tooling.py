@@ -1,0 +1,60 @@
+"""What a configuration says about tools: which there are, which may run, and who is asked first.
+
+Of a whole document (`layers.py`), which holds nothing of this from a file that is not trusted.
+"""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from culm.config.checking import Document
+from culm.config.layers import spelled
+from culm.config.schema import HOOKS_MAX, Hook, OwnTool, ToolName
+from culm.errors import InvalidRequest
+from culm.wire.codec import Json, fit
+from culm.wire.config import Options, Permissions
+from culm.wire.rules import Rule, parse_rules
+
+PRE_TOOL_USE = "PreToolUse"  # The one event that hooks are run for.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tooling:
+    allowed_tools: tuple[str, ...] = ()
+    disabled_tools: frozenset[str] = frozenset()
+    rules: tuple[Rule, ...] = ()
+    hooks: tuple[Hook, ...] = ()  # Before a call, in the order they are written.
+    own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
+    env: dict[str, str] = field(default_factory=dict[str, str])  # Without references.
+
+
+class _Config(msgspec.Struct):
+    options: Options = msgspec.field(default_factory=Options)
+    permissions: Permissions = msgspec.field(default_factory=Permissions)
+    own_tools: dict[ToolName, OwnTool] = msgspec.field(default_factory=dict[ToolName, OwnTool])
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+def read_tooling(document: Document) -> Tooling:
+    """Raises `InvalidRequest` if something of it could not be kept to."""
+    config = fit(cast("Json", dict(document)), _Config)
+    hooks = [hook for events in spelled(document, "hooks") for hook in _hooks(events)]
+    if len(hooks) > HOOKS_MAX:
+        raise InvalidRequest(f"there are too many hooks: at most {HOOKS_MAX}")
+    return Tooling(
+        allowed_tools=tuple(config.permissions.allowed_tools),
+        disabled_tools=frozenset(config.options.disabled_tools or ()),
+        # However they are spelled: a rule must not be lost by its spelling.
+        rules=tuple(
+            rule for rules in spelled(document, "permission_rules") for rule in parse_rules(rules)
+        ),
+        hooks=tuple(hooks),
+        own_tools=dict(config.own_tools),
+        # What refers to something else may be a key: that is for providers, not for every tool.
+        env={name: value for name, value in config.env.items() if "$" not in value},
+    )
+
+
+def _hooks(events: Json) -> list[Hook]:
+    return fit(events, dict[str, list[Hook]]).get(PRE_TOOL_USE, [])

@@ -1,0 +1,256 @@
+"""Whether a call may go ahead, must be asked about, or is refused. Pure.
+
+A hook that denies or halts has had its say before. Then, in this order: rules that deny, skip mode,
+what is allowed (by being harmless, by `allowed_tools`, by rules), the approval of a hook, grants,
+and last what the run's caller said instead of asking. A rule that asks takes away only what is
+allowed beforehand. Who is asked, and what happens if nobody is there, is not decided here.
+
+A rule that narrows (deny, ask) matches if any part of an action does; one that allows must cover
+all of it. Where it cannot be told what a shell command will do, the one matches and the other does
+not.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Literal
+
+from culm.tools.base import Action
+from culm.tools.patterns import BadPattern, Glob, parse_glob
+from culm.wire.codec import strings_in
+from culm.wire.rules import Approve, Decision, Rule
+
+GLOBS_KEPT = 2048  # Read globs; more than a few workspaces have.
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    by: Literal["free", "skip", "allowed_tools", "rule", "hook", "grant", "approve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    by: Literal["rule", "approve"]
+    reason: str  # For the model and whoever reads along.
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    why: str = ""  # Where that is not plain.
+
+
+Verdict = Allowed | Refused | Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call of one session is judged by."""
+
+    workspace: str  # Real and absolute; globs that do not begin with `/` or `~/` are from here.
+    home: str  # The same, for `~/`.
+    rules: Sequence[Rule] = ()
+    allowed_tools: Collection[str] = ()  # `tool` or `tool:action`, exactly.
+    skip: bool = False
+    hook: Literal["allow", "none"] = "none"  # Of exactly this call.
+    granted: Collection[str] = ()  # Grains that hold for this tool, action and session.
+    approve: Approve | None = None  # What the run's caller said.
+
+
+def decide(action: Action, terms: Terms) -> Verdict:
+    deny = _first("deny", terms.rules, action, terms)
+    if deny is not None:
+        return Refused("rule", f"a rule denies it: {words_of(deny)}")
+    if terms.skip:
+        return Allowed("skip")
+    ask = _first("ask", terms.rules, action, terms)
+    if ask is None:
+        if action.is_free:
+            return Allowed("free")
+        if {action.tool, f"{action.tool}:{action.name}"} & set(terms.allowed_tools):
+            return Allowed("allowed_tools")
+        if _covered(terms.rules, action, terms):
+            return Allowed("rule")
+    if terms.hook == "allow":
+        return Allowed("hook")
+    if action.grains and all(grain in terms.granted for grain in action.grains):
+        return Allowed("grant")
+    why = action.why if ask is None else f"a rule wants it asked: {words_of(ask)}"
+    return _approved(action, terms, why)
+
+
+def _approved(action: Action, terms: Terms, why: str) -> Verdict:
+    """What the run's caller said, or that somebody is to be asked."""
+    match terms.approve:
+        case None | "ask":
+            return Asked(why)
+        case "allow":
+            return Allowed("approve")
+        case "deny":
+            return Refused("approve", "whoever started this run denies what would be asked")
+        case rules:
+            deny = _first("deny", rules, action, terms)
+            if deny is not None:
+                return Refused("approve", f"whoever started this run denies it: {words_of(deny)}")
+            if _first("ask", rules, action, terms) is None and _covered(rules, action, terms):
+                return Allowed("approve")
+            return Asked(why)
+
+
+def words_of(rule: Rule) -> str:
+    """A rule as a person may find it again."""
+    named = (("tool", rule.tool), ("action", rule.action))
+    said = [f"{name} {pattern}" for name, pattern in named if pattern != "*"]
+    said += [f"path {rule.path}"] if rule.path else []
+    said += [f"command {rule.command!r}"] if rule.command else []
+    return f"{rule.decision} {', '.join(said) or 'everything'}"
+
+
+# --- rules that narrow: any part of an action that matches is enough
+
+
+def _first(decision: Decision, rules: Iterable[Rule], action: Action, terms: Terms) -> Rule | None:
+    return next((r for r in rules if r.decision == decision and _touches(r, action, terms)), None)
+
+
+def _touches(rule: Rule, action: Action, terms: Terms) -> bool:
+    if not _is_about(rule, action):
+        return False
+    if rule.path and not _touches_path(rule.path, action, terms):
+        return False
+    if not rule.command:
+        return True
+    if action.commands is None and _mentions(action, _program(rule.command)):
+        return True
+    known = (*(action.commands or ()), *action.seen)
+    return any(command_matches(rule.command, one, by_name=True) for one in known)
+
+
+def _touches_path(glob: str, action: Action, terms: Terms) -> bool:
+    if any(path_matches(glob, path, terms, bad=True) for path in action.paths):
+        return True
+    return action.commands is None and _mentions(action, _literal(glob))
+
+
+def _is_about(rule: Rule, action: Action) -> bool:
+    return fnmatchcase(action.tool, rule.tool) and fnmatchcase(action.name, rule.action)
+
+
+def _mentions(action: Action, name: str) -> bool:
+    """Whether a name stands in what a person would be shown of the action.
+
+    It is what is left to go by if the commands in it cannot be told.
+    """
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)" if name else "")
+    return any(word.search(text) for _, text in strings_in(action.params))
+
+
+def _program(pattern: str) -> str:
+    """The name of the program a pattern is about; empty if that is left open."""
+    name = (pattern.split() or [""])[0].rpartition("/")[2]
+    return "" if re.search(r"[*?\[]", name) else name
+
+
+def _literal(glob: str) -> str:
+    """The longest name in a glob that stands for itself."""
+    names = [part for part in glob.split("/") if part not in ("", ".", "..", "~")]
+    return max((n for n in names if not re.search(r"[*?\[{\\]", n)), key=len, default="")
+
+
+# --- rules that allow: all of an action is to be covered
+
+
+def _covered(rules: Iterable[Rule], action: Action, terms: Terms) -> bool:
+    """Whether the rules that allow cover the action; each command may have one of its own."""
+    allowing = [rule for rule in rules if _allows_place(rule, action, terms)]
+    if any(not rule.command for rule in allowing):
+        return True
+    return bool(action.commands) and all(
+        any(command_matches(rule.command, one) for rule in allowing) for one in action.commands
+    )
+
+
+def _allows_place(rule: Rule, action: Action, terms: Terms) -> bool:
+    if rule.decision != "allow" or not _is_about(rule, action):
+        return False
+    if not rule.path:
+        return True
+    # Where a command works does not say what it does.
+    runs = action.commands is None or len(action.commands) > 0
+    if not action.paths or (runs and not rule.command):
+        return False
+    return all(path_matches(rule.path, path, terms, bad=False) for path in action.paths)
+
+
+# --- patterns
+
+
+def path_matches(glob: str, path: str, terms: Terms, *, bad: bool) -> bool:
+    """Whether a real, absolute path is one a glob means; `bad` if the glob cannot be read.
+
+    `**` stands for any number of directories, and at the end for the directory itself, too.
+    """
+    base, rest = _based(glob, terms)
+    parts = PurePosixPath(path).parts[1:]
+    if parts[: len(base)] != base:
+        return False
+    inner = parts[len(base) :]
+    if rest in ("", "**"):
+        return not inner or rest == "**"
+    try:
+        return _glob(rest).matches(inner) or _glob(rest.removesuffix("/**")).matches(inner)
+    except BadPattern:
+        return bad
+
+
+def _based(glob: str, terms: Terms) -> tuple[tuple[str, ...], str]:
+    """The directory a glob is from, and the rest of it."""
+    if glob.startswith("/"):
+        return (), glob.lstrip("/")
+    base = terms.workspace
+    if glob == "~" or glob.startswith("~/"):
+        base, glob = terms.home, glob[1:].lstrip("/")
+    parts = PurePosixPath(base).parts[1:]
+    while (head := glob.partition("/"))[0] in (".", ".."):
+        parts = parts[:-1] if head[0] == ".." else parts
+        glob = head[2].lstrip("/")
+    return parts, glob
+
+
+@lru_cache(GLOBS_KEPT)
+def _glob(text: str) -> Glob:
+    return parse_glob(text, hidden=True)
+
+
+def command_matches(pattern: str, command: str, *, by_name: bool = False) -> bool:
+    """Whether the words of a command are those of a pattern, of which `*` is any number of words.
+
+    With `by_name`, a program that is given by its path counts by its name as well.
+    """
+    wanted, words = pattern.split(), command.split()
+    if _words_match(wanted, words):
+        return True
+    if not by_name or not words or "/" not in words[0]:
+        return False
+    return _words_match(wanted, [words[0].rpartition("/")[2], *words[1:]])
+
+
+def _words_match(wanted: Sequence[str], words: Sequence[str]) -> bool:
+    """Match from the left. When stuck, the last `*` takes one word more; that suffices."""
+    at = here = taken = 0
+    after_star = -1
+    while here < len(words):
+        if at < len(wanted) and wanted[at] == "*":
+            at += 1
+            after_star, taken = at, here
+        elif at < len(wanted) and fnmatchcase(words[here], wanted[at]):
+            at += 1
+            here += 1
+        elif after_star >= 0:
+            taken += 1
+            at, here = after_star, taken
+        else:
+            return False
+    return all(word == "*" for word in wanted[at:])

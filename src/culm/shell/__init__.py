@@ -1,0 +1,1 @@
+"""Shell commands, judged on their syntax tree: what they run, and whether they only read."""

@@ -1,0 +1,263 @@
+"""Read-only commands whose operands are a language of their own: find, sed, jq, test, printf, git.
+
+Each check raises `NotFree` unless it knows every part of what it is given.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from culm.shell.entries import Entry
+from culm.shell.options import NotFree, Reading, check_operands, parse_options
+from culm.shell.table import TABLE
+from culm.shell.words import Word, names
+
+_FIND_ALONE = names(
+    "-empty -print -print0 -prune -o -a -or -and -not ! ( ) -ls -quit -true -false -executable"
+    " -readable -writable -xdev -mount -daystart -depth -d -nouser -nogroup -noleaf ,"
+)
+_FIND_VALUE = names(
+    "-name -iname -path -ipath -wholename -iwholename -type -xtype -size -mtime -mmin -atime -amin"
+    " -ctime -cmin -maxdepth -mindepth -perm -user -group -regex -iregex -regextype -links -inum"
+    " -lname -ilname -newermt -uid -gid -printf -fstype -used"
+)
+_FIND_PATH = names("-newer -anewer -cnewer -samefile")
+
+_ADDRESS = r"(?:[0-9]+(?:~[0-9]+)?|\$|/(?:[^/\\\n]|\\[^\n])*/I?)"
+_RANGE = rf"(?:{_ADDRESS}(?:,(?:{_ADDRESS}|\+[0-9]+))?)?"
+_SUBSTITUTE = (
+    r"s(?P<d>[/|#,:@!])(?P<old>(?:(?!(?P=d))[^\\\n]|\\[^\n])*)(?P=d)"
+    r"(?P<new>(?:(?!(?P=d))[^\\\n]|\\[^\n])*)(?P=d)[gpiI0-9]*"
+)
+_SED_COMMAND = re.compile(
+    rf"\s*(?P<range>{_RANGE})\s*!?\s*(?:[pdqDPNnGgHhxl=]|{_SUBSTITUTE})\s*(?:;|\n|$)"
+)
+# Bracket expressions that every program ends at the same place.
+_BRACKETS = re.compile(r"\\.|\[(?!\^\])\^?(?:[^][\\/]|\[:[a-z]+:\])+\]")
+
+_JQ_REFUSED = re.compile(r"env|ENV|import|include|modulemeta|input_filename|get_search_list|\$__")
+_FORMAT = re.compile(r"(?:[^%]|%%|%[-+ #0]*[0-9]*(?:\.[0-9]+)?[sdiouxXqbcfFeEgG])*")
+_SIGNATURE = re.compile(r"%G|signature", re.IGNORECASE)
+
+_TEST_UNARY = names("-e -f -d -r -w -x -s -h -L -b -c -p -S -g -u -k -z -n")
+_TEST_BINARY = names("= == != -nt -ot -ef && || ! ( ) [ ] [[ ]]")
+_TEST_NUMERIC = names("-eq -ne -lt -le -gt -ge")
+_TEST_OPERAND = re.compile(r"[A-Za-z0-9_./:@%+, -]*")
+_NUMERIC_OPERAND = re.compile(r"[0-9]*")
+_SETTINGS = names("-e +e -u +u -f -eu -ue -euo -o +o pipefail errexit nounset noglob")
+
+
+def check_find(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    pending = list(reversed(words))
+    in_expression = False
+    while pending:
+        word = pending.pop()
+        if word.is_pattern:
+            reading.expanded(word)
+            if in_expression:
+                raise NotFree("has a pattern that the shell expands")
+            continue
+        text = reading.known(word)
+        if not in_expression and text in ("-H", "-P"):
+            continue
+        if text.startswith("-") or text in ("!", "(", ")", ","):
+            in_expression = True
+        elif not in_expression:
+            reading.path(text)
+            continue
+        if text in _FIND_VALUE or text in _FIND_PATH:
+            value = pending.pop() if pending else Word("", None)
+            known = reading.known(value)
+            if value.is_pattern:
+                reading.expanded(value)
+                raise NotFree("has a pattern that the shell expands")
+            if text in _FIND_PATH:
+                reading.path(known)
+        elif text not in _FIND_ALONE:
+            raise NotFree(f"has a part that is not in the table: `{text[:60]}`")
+
+
+def check_sed(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    scripts: list[str] = []
+    rest: list[Word] = []
+    pending = list(reversed(words))
+    while pending:
+        word = pending.pop()
+        text = reading.known(word)
+        if text in ("-e", "--expression", "-ne", "-nE", "-En", "-nr", "-rn"):
+            if "e" in text:
+                scripts.append(reading.known(pending.pop() if pending else Word("", None)))
+                if rest:
+                    raise NotFree("has an option after its operands")
+        elif text in entry.flags:
+            continue
+        elif text.startswith("-") and text != "-":
+            raise NotFree(f"has an option that is not in the table: `{text[:60]}`")
+        else:
+            rest.append(word)
+    if not scripts and rest:
+        if rest[0].is_pattern:
+            raise NotFree("has a pattern that the shell expands")
+        scripts.append(reading.known(rest.pop(0)))
+    for word in rest:
+        for path in reading.expanded(word):
+            reading.path(path)
+    for script in scripts:
+        _check_sed_script(script)
+
+
+def _check_sed_script(script: str) -> None:
+    at = 0
+    while at < len(script):
+        found = _SED_COMMAND.match(script, at)
+        if found is None or found.end() == at:
+            raise NotFree("has a script that may do more than print")
+        # Programs differ on a delimiter between brackets, which could end the expression early.
+        for part in (found["range"], found["old"]):
+            if part and "[" in _BRACKETS.sub("", part):
+                raise NotFree("has a script that may do more than print")
+        at = found.end()
+
+
+def check_jq(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    for text in parsed.operands[:1]:
+        if _JQ_REFUSED.search(text):
+            raise NotFree("has a filter that may read the environment or other files")
+    for path in parsed.operands[1:]:
+        reading.path(path)
+
+
+def check_echo(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    for word in words:
+        if not word.is_printable:
+            reading.expanded(word)
+
+
+def check_printf(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    rest = list(words)
+    if rest and rest[0].text == "--":
+        rest.pop(0)
+    form = reading.known(rest[0]) if rest else ""
+    if rest and (rest[0].is_pattern or form.startswith("-") or not _FORMAT.fullmatch(form)):
+        raise NotFree("has a format that may do more than print")
+    check_echo(entry, rest[1:], reading)
+
+
+def check_test(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    """`test`, `[` and `[[`: literal operands and the operators that only look."""
+    # Operands of numeric tests are arithmetic, which runs what a variable holds.
+    allowed = _NUMERIC_OPERAND if is_numeric_test(words) else _TEST_OPERAND
+    for word in words:
+        if word.is_printable and word.raw in ("$?", '"$?"', "$#", '"$#"'):
+            continue
+        text = reading.known(word)
+        if text in _TEST_UNARY or text in _TEST_BINARY or text in _TEST_NUMERIC:
+            continue
+        if text.startswith("-") or not allowed.fullmatch(text) or word.is_pattern:
+            raise NotFree(f"has a part that is not in the table: `{text[:60]}`")
+        reading.path(text)
+
+
+def is_numeric_test(words: Sequence[Word]) -> bool:
+    return any(word.text in _TEST_NUMERIC for word in words)
+
+
+def check_set(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    texts = [reading.known(word) for word in words]
+    ends_open = bool(texts) and texts[-1].endswith("o") and texts[-1][0] in "-+"
+    if not texts or ends_open or any(text not in _SETTINGS for text in texts):
+        raise NotFree("shows or changes more than the settings in the table")
+
+
+def check_date(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    if any(not operand.startswith("+") for operand in parsed.operands):
+        raise NotFree("could set the clock")
+
+
+def check_ps(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    # Some versions show the environment of processes.
+    if any("env" in (value or "").lower() for _, value in parsed.options):
+        raise NotFree("may show the environment of processes")
+    if any(operand not in ("aux", "ax", "axu", "u", "x") for operand in parsed.operands):
+        raise NotFree("has an operand that is not in the table")
+
+
+def check_diff(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    """Of directories it compares what they hold, and follows links there."""
+    for operand in parse_options(entry, words, reading).operands:
+        for path in reading.held(operand):
+            reading.path(path)
+
+
+def check_strings(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    if any(operand.startswith("@") for operand in parsed.operands):
+        raise NotFree("would read further arguments from a file")
+    check_operands(entry, parsed, reading)
+
+
+def check_git_list(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    """`git branch` and `git tag`: a name alone would make one."""
+    parsed = parse_options(entry, words, reading)
+    listing = ("--list", "--contains", "--no-contains", "--merged", "--no-merged")
+    # The `-l` of older versions of `git branch` makes a name, so it is not in the table there.
+    if parsed.operands and not parsed.has("-l", *listing):
+        raise NotFree("with a name makes or changes something")
+
+
+def check_git_reflog(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    if parsed.operands and parsed.operands[0] != "show":
+        raise NotFree("has an operand that is not in the table")
+
+
+def check_git_grep(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+    parsed = parse_options(entry, words, reading)
+    for path in parsed.operands if parsed.has("-e") else parsed.operands[1:]:
+        reading.path(path)
+
+
+_CHECKS: dict[str, Callable[[Entry, Sequence[Word], Reading], None]] = {
+    "find": check_find,
+    "sed": check_sed,
+    "jq": check_jq,
+    "echo": check_echo,
+    "printf": check_printf,
+    "test": check_test,
+    "[": check_test,
+    "[[": check_test,
+    "set": check_set,
+    "date": check_date,
+    "ps": check_ps,
+    "diff": check_diff,
+    "strings": check_strings,
+    "git branch": check_git_list,
+    "git tag": check_git_list,
+    "git reflog": check_git_reflog,
+    "git grep": check_git_grep,
+}
+
+
+def check(name: str, words: Sequence[Word], reading: Reading) -> None:
+    """Raise `NotFree` unless the command, given by its line and the words after it, only reads."""
+    entry = TABLE[name]
+    if entry.operands not in ("text", "names"):
+        reading.here()
+    special = _CHECKS.get(name)
+    if special is not None:
+        special(entry, words, reading)
+    else:
+        check_operands(entry, parse_options(entry, words, reading), reading)
+    if name.startswith("git "):
+        _check_git(words, reading)
+
+
+def _check_git(words: Sequence[Word], reading: Reading) -> None:
+    # A format can ask for signatures, which runs the program the configuration names.
+    if any(_SIGNATURE.search(word.text or "") for word in words):
+        raise NotFree("may run a program to check signatures")
+    for directory in reading.directories or ():
+        if not reading.places.owns_repository(directory):
+            raise NotFree("would use a repository that is not the workspace's own")

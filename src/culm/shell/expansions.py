@@ -1,0 +1,118 @@
+"""The words of a command in its syntax tree, and the expansions in them.
+
+An expansion is walked for what it runs and replaced by a mark; the rest of the word is read by
+`words.py`. What could run the value of a variable makes the whole unclear.
+"""
+
+import re
+from collections.abc import Callable
+
+from culm.shell.script import Directories, Outcome, Sink
+from culm.shell.tree import Node
+from culm.shell.words import NUMBER, OUTPUT, PLAIN, UNKNOWN, Odd, Word, names, scan
+
+EXPANSIONS = names(
+    "simple_expansion expansion command_substitution arithmetic_expansion process_substitution"
+)
+WORD_PARTS = names(
+    "word number string string_content raw_string ansi_c_string concatenation brace_expression"
+    " extglob_pattern regex variable_name special_variable_name"
+)
+# They show nothing that is not known anyway.
+_SHOWN = names(
+    "$? $# $$ $! $PWD $OLDPWD $RANDOM $SECONDS $LINENO ${?} ${PWD}"
+    " ${PIPESTATUS[0]} ${PIPESTATUS[1]}"
+)
+_SIMPLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[0-9?#$!@*-])")
+# `${name}`, `${#name}` and the operators that put text in; not `${!x}`, `${x@P}`, `${a[i]}` and
+# `${x:offset}`, which can run what a variable holds.
+_EXPANSION = re.compile(
+    r"\$\{(?:#?(?:[A-Za-z_0-9]+|[@*#?$!-])"
+    r"|(?:[A-Za-z_0-9]+|[@*])(?::?[-+?=]|##?|%%?|//?|\^\^?|,,?)[^$`]*)\}",
+    re.DOTALL,
+)
+_ARITHMETIC = re.compile(r"[0-9 \t+*/%()<>=!&|^~?:-]*")
+
+
+class Expander:
+    def __init__(
+        self, source: bytes, sink: Sink, statement: Callable[[Node, Directories], Outcome]
+    ) -> None:
+        self._source = source
+        self._sink = sink
+        self._statement = statement
+
+    def text(self, node: Node) -> str:
+        return self._source[node.start_byte : node.end_byte].decode()
+
+    def odd(self, node: Node) -> None:
+        """A node that is not understood."""
+        self._sink.unclear("part of its syntax is not understood")
+        # What can be seen in it is told of all the same, for rules that deny.
+        for child in node.children:
+            if child.type in EXPANSIONS:
+                self.expansion(child, None)
+            elif child.is_named and child.children:
+                self._statement(child, None)
+
+    def word(self, node: Node, directories: Directories) -> Word:
+        raw = self.text(node)
+        if PLAIN.fullmatch(raw) and "=~" not in raw and ":~" not in raw:
+            return Word(raw, raw)
+        try:
+            return scan(self.mask(node, directories), raw)
+        except Odd:
+            self._sink.unclear("a word in it cannot be told")
+            return Word(raw, None)
+
+    def mask(self, node: Node, directories: Directories) -> str:
+        """The text of a word, each expansion in it walked and replaced by a mark."""
+        if node.type in EXPANSIONS:
+            return self.expansion(node, directories)
+        if node.type not in WORD_PARTS and node.type not in ("command_name", "heredoc_body"):
+            self.odd(node)
+            return UNKNOWN
+        out: list[str] = []
+        at = node.start_byte
+        for child in node.children:
+            if not child.children:
+                continue
+            out.append(self._source[at : child.start_byte].decode())
+            out.append(self.mask(child, directories))
+            at = child.end_byte
+        out.append(self._source[at : node.end_byte].decode())
+        return "".join(out)
+
+    def expansion(self, node: Node, directories: Directories) -> str:
+        # Between quotes the grammar counts blanks before an expansion to it.
+        raw = self.text(node).lstrip(" \t\n")
+        match node.type:
+            case "simple_expansion":
+                if not _SIMPLE.fullmatch(raw):
+                    self._sink.unclear("an expansion in it cannot be resolved")
+            case "command_substitution":
+                if raw.startswith("`") and "\\" in raw:
+                    self._sink.unclear("an expansion in it cannot be resolved")
+                self._statement(node, directories)
+                return OUTPUT
+            case "process_substitution":
+                self._statement(node, directories)
+                return UNKNOWN
+            case "arithmetic_expansion" if _ARITHMETIC.fullmatch(raw.lstrip("$")):
+                return NUMBER
+            case "expansion" if raw not in _SHOWN:
+                masked = raw
+                for child in node.children:
+                    if child.children:
+                        self.mask(child, directories)
+                        masked = masked.replace(self.text(child), "", 1)
+                if not _EXPANSION.fullmatch(masked):
+                    self._sink.unclear("an expansion in it can run what a variable holds")
+            case "expansion":
+                pass
+            case _:
+                for child in node.children:
+                    if child.is_named:
+                        self.odd(child)
+                self._sink.unclear("arithmetic in it can run what a variable holds")
+        return NUMBER if raw in _SHOWN else UNKNOWN

@@ -1,0 +1,195 @@
+"""Whether one simple command keeps to its line of the read-only table.
+
+Options are matched exactly. A shortened long option, a value where none is taken, an option that is
+not listed: each is a reason to ask, and so is every path that does not lead inside.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from culm.shell.entries import Entry
+from culm.shell.places import NULL, Places
+from culm.shell.script import Directories
+from culm.shell.words import Word
+
+_NUMBER = re.compile(r"-[0-9]+")
+
+
+class NotFree(Exception):
+    """Why a command is asked about, as the end of a sentence that begins with the command."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One command that may only read: the paths it names are resolved and noted here."""
+
+    places: Places
+    directories: Directories
+    real: list[str] = field(default_factory=list[str])
+    outside: list[str] = field(default_factory=list[str])
+
+    def here(self) -> Sequence[str]:
+        """Where it runs, which many commands read if they are not told what to read."""
+        if self.directories is None:
+            raise NotFree("runs in a directory that cannot be told")
+        self.outside += [path for path in self.directories if not self.places.contains(path)]
+        return self.directories
+
+    def path(self, text: str) -> None:
+        if self.directories is None:
+            raise NotFree("runs in a directory that cannot be told")
+        for directory in self.directories:
+            real = self.places.real(directory, text)
+            if real is None:
+                raise NotFree(f"names a path that cannot be resolved: {_short(text)}")
+            self.real.append(real)
+            if real != NULL and not self.places.contains(real):
+                self.outside.append(real)
+
+    def held(self, text: str) -> list[str]:
+        """A path, and what lies in it if it is a directory."""
+        found = [text]
+        for directory in self.directories or ():
+            names = self.places.names(directory, text)
+            if names is None:
+                raise NotFree(f"names a directory that holds too much: {_short(text)}")
+            found += [f"{text}/{name}" for name in names]
+        return found
+
+    def known(self, word: Word) -> str:
+        if word.text is None:
+            raise NotFree(f"has an argument that cannot be told from the text: {_short(word.raw)}")
+        return word.text
+
+    def expanded(self, word: Word) -> list[str]:
+        """The words that stand in its place when the command runs."""
+        text = self.known(word)
+        if not word.is_pattern:
+            return [text]
+        if self.directories is None:
+            raise NotFree("runs in a directory that cannot be told")
+        found: list[str] = []
+        for directory in self.directories:
+            matches = self.places.matches(directory, text)
+            if matches is None:
+                raise NotFree(f"has a pattern that matches too much: {_short(text)}")
+            found += matches
+        for match in found:
+            # A file can have the name of an option, and what is matched may lie anywhere.
+            if match.startswith("-"):
+                raise NotFree(f"has a pattern that matches an option: {_short(match)}")
+            self.path(match)
+        return found
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The words of a command, sorted into options and operands."""
+
+    options: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
+    operands: list[str] = field(default_factory=list[str])
+
+    def has(self, *names: str) -> bool:
+        return any(option in names for option, _ in self.options)
+
+
+def parse_options(entry: Entry, words: Sequence[Word], reading: Reading) -> Parsed:
+    """Sort the words after the name. Raises `NotFree` on any that the entry does not list."""
+    parsed = Parsed()
+    pending = list(reversed(words))
+    while pending:
+        word = pending.pop()
+        text = reading.known(word)
+        if word.is_pattern:
+            parsed.operands += reading.expanded(word)
+        elif text == "--":
+            while pending:
+                parsed.operands += reading.expanded(pending.pop())
+        elif text == "-" or not text.startswith("-"):
+            parsed.operands.append(text)
+        elif entry.numbers and _NUMBER.fullmatch(text):
+            parsed.options.append((text, None))
+        elif text.startswith("--"):
+            _long(entry, text, pending, parsed, reading)
+        else:
+            _cluster(entry, text, pending, parsed, reading)
+    if len(parsed.operands) > entry.operands_max:
+        raise NotFree("has more operands than it reads")
+    return parsed
+
+
+def _long(entry: Entry, text: str, pending: list[Word], parsed: Parsed, reading: Reading) -> None:
+    name, equals, value = text.partition("=")
+    if equals and (name in entry.values or name in entry.optional):
+        parsed.options.append((name, value))
+    elif equals and name in entry.paths:
+        reading.path(value)
+        parsed.options.append((name, value))
+    elif not equals and (name in entry.flags or name in entry.optional):
+        parsed.options.append((name, None))
+    elif not equals and (name in entry.values or name in entry.paths):
+        parsed.options.append((name, _value(entry, name, pending, parsed, reading)))
+    else:
+        raise NotFree(f"has an option that is not in the table: {_short(name)}")
+
+
+def _cluster(
+    entry: Entry, text: str, pending: list[Word], parsed: Parsed, reading: Reading
+) -> None:
+    """`-la`, `-n5`, `-n 5`."""
+    if text in entry.flags:
+        parsed.options.append((text, None))
+        return
+    for index, letter in enumerate(text[1:], 2):
+        name = f"-{letter}"
+        rest = text[index:]
+        if name in entry.flags:
+            parsed.options.append((name, None))
+            continue
+        if name in entry.optional:
+            parsed.options.append((name, rest))
+        elif name in entry.values or name in entry.paths:
+            if rest and name in entry.paths:
+                reading.path(rest)
+            value = rest or _value(entry, name, pending, parsed, reading)
+            parsed.options.append((name, value))
+        else:
+            raise NotFree(f"has an option that is not in the table: {_short(name)}")
+        return
+
+
+def _value(entry: Entry, name: str, pending: list[Word], parsed: Parsed, reading: Reading) -> str:
+    if not pending:
+        raise NotFree(f"has an option without its value: {name}")
+    word = pending.pop()
+    value = reading.known(word)
+    if word.is_pattern:
+        raise NotFree(f"has a pattern as the value of an option: {_short(value)}")
+    # Where the program on this machine takes no value here, or stops looking for options at its
+    # first operand, the word is an operand: it must be harmless as a path, too.
+    is_pattern = name in entry.patterns and not parsed.operands
+    if name in entry.paths or not (is_pattern or len(value) == 1):
+        reading.path(value)
+    return value
+
+
+def check_operands(entry: Entry, parsed: Parsed, reading: Reading) -> None:
+    """What the table says of operands, where no check of its own is named."""
+    match entry.operands:
+        case "paths":
+            paths = parsed.operands
+        case "pattern":
+            named = parsed.has(*entry.patterns, "-f", "--file", "--files", "--type-list")
+            paths = parsed.operands if named else parsed.operands[1:]
+        case "none" if parsed.operands:
+            raise NotFree(f"has an operand: {_short(parsed.operands[0])}")
+        case _:
+            paths = []
+    for path in paths:
+        reading.path(path)
+
+
+def _short(text: str) -> str:
+    shown = text if len(text) <= 60 else f"{text[:57]}…"
+    return f"`{shown}`"

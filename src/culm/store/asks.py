@@ -1,0 +1,250 @@
+"""Units and queries over what people are asked, and over what they allowed for good."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import cast
+
+from culm.ids import AskId, GrantId, SessionId
+from culm.store.base import Op, Tx
+from culm.store.sql import QUERIES
+from culm.wire.asks import (
+    Ask,
+    AskChanged,
+    AskState,
+    Grant,
+    PermissionNotification,
+    PermissionRequest,
+    QuestionChanged,
+    QuestionNotification,
+    QuestionRequest,
+    R,
+    SkipChanged,
+)
+from culm.wire.codec import decode, encode
+
+AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
+
+
+def kind_of(request: type[PermissionRequest] | type[QuestionRequest]) -> str:
+    return "permission" if request is PermissionRequest else "question"
+
+
+def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], None]:
+    """Ask somebody; an earlier ask for the same call, which no longer fits, is withdrawn."""
+
+    def unit(tx: Tx) -> None:
+        if instead_of is not None:
+            close_ask(instead_of, "withdrawn")(tx)
+        request = ask.request
+        row = tx.run(
+            "add_ask",
+            *(request.id, kind_of(type(request)), request.session_id, ask.run_id),
+            *(ask.message_id, request.tool_call_id, encode(request).decode(), ask.digest),
+            *(encode(ask.grains).decode(), ask.why, ask.deadline, tx.now),
+        ).fetchone()
+        _tell(tx, ask_of(row), "created")
+
+    return unit
+
+
+def close_ask(
+    ask_id: AskId, state: AskState, *, by: str = "", grant: Grant | None = None
+) -> Callable[[Tx], bool]:
+    """Answer it, with what is allowed from now on; False if it was not open any more.
+
+    Whole files may be in what was shown of it, which a closed one is not kept with: the message
+    and the history of files have what came of it.
+    """
+
+    def unit(tx: Tx) -> bool:
+        row = tx.run("close_ask", state, by, tx.now, ask_id).fetchone()
+        if row is None:
+            return False
+        _tell(tx, ask_of(row), "updated")
+        if grant is not None:
+            _add_grant(tx, grant)
+        return True
+
+    return unit
+
+
+def close_asks_of_run(tx: Tx, run_id: str) -> None:
+    """It has ended, so nobody waits for an answer."""
+    for row in tx.run("close_asks_of_run", tx.now, run_id).fetchall():
+        _tell(tx, ask_of(row), "updated")
+
+
+def open_asks_of_run(tx: Tx, run_id: str) -> list[AnyAsk]:
+    return [ask_of(row) for row in tx.run("open_asks_of_run", run_id).fetchall()]
+
+
+def has_decided_ask(tx: Tx, message_id: str) -> bool:
+    """Whether a call of this answer was refused, or was let through and had not begun.
+
+    The one ends the turn; for the other nobody is asked a second time.
+    """
+    return tx.run("decided_ask", message_id).fetchone() is not None
+
+
+def list_asks(
+    request: type[R], session_id: str, state: str, limit: int
+) -> Callable[[sqlite3.Connection], list[Ask[R]]]:
+    """The latest first."""
+
+    def query(connection: sqlite3.Connection) -> list[Ask[R]]:
+        values = (kind_of(request), session_id, state, limit)
+        asks = [ask_of(row) for row in connection.execute(QUERIES["asks"], values)]
+        return cast("list[Ask[R]]", asks)  # By their kind.
+
+    return query
+
+
+def ask_of(row: sqlite3.Row) -> AnyAsk:
+    if row["kind"] == "permission":
+        return _ask_of(row, PermissionRequest)
+    return _ask_of(row, QuestionRequest)
+
+
+def _ask_of(row: sqlite3.Row, kind: type[R]) -> Ask[R]:
+    return Ask(
+        decode(row["request"], kind),
+        run_id=row["run_id"],
+        message_id=row["message_id"],
+        digest=row["digest"],
+        grains=decode(row["grains"], list[str]),
+        why=row["why"],
+        deadline=row["deadline"],
+        state=row["state"],
+        by=row["answered_by"],
+        created_at=row["created_at"],
+        closed_at=row["closed_at"],
+    )
+
+
+def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
+    """What everybody is told of it; the request itself is not repeated with every change."""
+    request = ask.request
+    if isinstance(request, QuestionRequest):
+        return QuestionChanged(
+            batch_id=AskId(request.id),
+            session_id=SessionId(request.session_id),
+            run_id=ask.run_id,
+            tool_call_id=request.tool_call_id,
+            state=ask.state,
+            by=ask.by,
+        )
+    return AskChanged(
+        ask_id=AskId(request.id),
+        session_id=SessionId(request.session_id),
+        run_id=ask.run_id,
+        tool_call_id=request.tool_call_id,
+        tool_name=request.tool_name,
+        action=request.action,
+        description=request.description,
+        digest=ask.digest,
+        state=ask.state,
+        deadline=ask.deadline,
+        by=ask.by,
+    )
+
+
+def _tell(tx: Tx, ask: AnyAsk, op: Op) -> None:
+    changed = changed_ask(ask)
+    type_ = "ask_changed" if isinstance(changed, AskChanged) else "question_changed"
+    _tell_stored(tx, ask, type_, op, encode(changed))
+    if ask.state == "open":
+        return
+    # Every dialog closes, also that of a client which has fallen behind.
+    if isinstance(ask.request, QuestionRequest):
+        closes = encode(QuestionNotification(ask.request.id))
+        _tell_stored(tx, ask, "question_batch_notification", "created", closes)
+    else:
+        granted = ask.state == "allowed"
+        closes = encode(
+            PermissionNotification(ask.request.tool_call_id, granted=granted, denied=not granted)
+        )
+        _tell_stored(tx, ask, "permission_notification", "created", closes)
+
+
+def _tell_stored(tx: Tx, ask: AnyAsk, type_: str, op: Op, payload: bytes) -> None:
+    session_id, entity_id = ask.request.session_id, ask.request.id
+    tx.tell(type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True)
+
+
+# --- grants
+
+
+def _add_grant(tx: Tx, grant: Grant) -> None:
+    grant.created_at = tx.now
+    tx.run(
+        "add_grant",
+        *(grant.id, grant.scope, grant.session_id, grant.tool_name, grant.action),
+        *(encode(grant.grains).decode(), grant.ask_id, grant.by, tx.now),
+    )
+    _tell_grant(tx, grant, "created")
+
+
+def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
+    """Take it back; False if there is none."""
+
+    def unit(tx: Tx) -> bool:
+        row = tx.run("delete_grant", grant_id).fetchone()
+        if row is None:
+            return False
+        _tell_grant(tx, grant_of(row), "deleted")
+        return True
+
+    return unit
+
+
+def _tell_grant(tx: Tx, grant: Grant, op: Op) -> None:
+    tx.tell(
+        "grant_changed",
+        op,
+        session_id=grant.session_id,
+        entity_id=grant.id,
+        payload=encode(grant),
+        stored=True,
+    )
+
+
+def all_grants(connection: sqlite3.Connection) -> list[Grant]:
+    return [grant_of(row) for row in connection.execute(QUERIES["grants"])]
+
+
+def grant_of(row: sqlite3.Row) -> Grant:
+    return Grant(
+        id=row["id"],
+        scope=row["scope"],
+        session_id=row["session_id"],
+        tool_name=row["tool"],
+        action=row["action"],
+        grains=decode(row["grains"], list[str]),
+        ask_id=row["ask_id"],
+        by=row["granted_by"],
+        created_at=row["created_at"],
+    )
+
+
+def delete_asks_of_session(tx: Tx, session_id: str) -> None:
+    tx.run("delete_asks_of_session", session_id)
+    tx.run("delete_grants_of_session", session_id)
+
+
+# --- skip mode
+
+
+def tell_skip(changed: SkipChanged) -> Callable[[Tx], None]:
+    """Announce it; what is on ends with the server, so no table holds it."""
+
+    def unit(tx: Tx) -> None:
+        tx.tell(
+            "skip_changed",
+            "updated",
+            session_id=changed.session_id,
+            entity_id=changed.session_id,
+            payload=encode(changed),
+            stored=True,
+        )
+
+    return unit

@@ -1,0 +1,104 @@
+"""`edit`: one text in a file replaced by another."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from culm.tools.arguments import PathText, make_spec
+from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.diffs import Difference
+from culm.tools.kit import Kit
+from culm.tools.matching import replaced
+from culm.tools.opening import Refused
+from culm.wire.codec import Json, clean
+
+SHOWN_LINES_MAX = 30
+SHOWN_CONTEXT = 2
+SHOWN_CHARS_MAX = 300  # Of one line.
+DESCRIPTION = (
+    "Replace one text in a file by another. old_string must be in the file exactly once, blanks "
+    "and indentation included, without the line numbers of view; give enough lines around it, or "
+    "set replace_all. With an empty old_string a new file is made. The file must have been viewed "
+    "in this session and not changed since, except by these tools. A person may be asked first."
+)
+
+
+class EditArguments(Struct, frozen=True):
+    file_path: Annotated[
+        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
+    ]
+    old_string: Annotated[str, Meta(description="The text to replace, exactly as it stands.")]
+    new_string: Annotated[str, Meta(description="The text to put there.")]
+    replace_all: Annotated[
+        bool, Meta(description="Whether to replace every place. Default: false.")
+    ] = False
+
+
+def make_edit(kit: Kit) -> ChangeTool[EditArguments]:
+    return ChangeTool(
+        kit,
+        make_spec("edit", DESCRIPTION, EditArguments),
+        EditArguments,
+        lambda given: given.file_path,
+        _rewrite,
+        lambda change: (said(change), change_fields(change)),
+    )
+
+
+def _rewrite(given: EditArguments, found: Found) -> Rewrite:
+    check_sound(given.new_string)
+    if not given.old_string:
+        return Rewrite(first_text(found, given.new_string))
+    check_exists(found)
+    every = given.replace_all
+    text = replaced(found.text.text, given.old_string, given.new_string, everywhere=every)
+    return Rewrite(text)
+
+
+def first_text(found: Found, text: str) -> str:
+    """The text of a file that has none yet; raises `Refused`."""
+    if found.text.text:
+        raise Refused(
+            f"{found.shown} exists already. Say with old_string what to replace, or use write."
+        )
+    return text
+
+
+def check_exists(found: Found) -> None:
+    if not found.exists:
+        raise Refused(f"There is no {found.shown}. With an empty old_string it would be made.")
+
+
+def said(change: Change) -> str:
+    """What was done, and how the changed lines are now."""
+    verb = "Changed" if change.found.exists else "Made"
+    counts = f"+{change.difference.additions} -{change.difference.removals} lines"
+    shown = _changed_lines(change.difference)
+    return "\n".join([f"{verb} {change.found.shown} ({counts}).", *shown])
+
+
+def _changed_lines(found: Difference) -> list[str]:
+    lines: list[str] = []
+    shown = 0  # How many are passed already.
+    for block in found.blocks:
+        start = max(block.b0 - SHOWN_CONTEXT, shown)
+        if start > shown and lines:
+            lines.append("     …")
+        shown = min(block.b1 + SHOWN_CONTEXT, len(found.after))
+        for number in range(start, shown):
+            if len(lines) >= SHOWN_LINES_MAX:
+                return [*lines, "(more was changed)"]
+            line = clean(found.after[number].rstrip("\r\n"))[:SHOWN_CHARS_MAX]
+            lines.append(f"{found.skipped + number + 1:>6}|{line}")
+    return lines
+
+
+def change_fields(change: Change) -> Mapping[str, Json]:
+    before, after = change.excerpts
+    return {
+        "additions": change.difference.additions,
+        "removals": change.difference.removals,
+        "old_content": before,
+        "new_content": after,
+    }

@@ -1,0 +1,207 @@
+"""`fetch`: a page of the network as text, from the address that a person was asked about."""
+
+import codecs
+import re
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from culm.model.base import ToolSpec
+from culm.tools.addresses import Checked, parse_site, private_text
+from culm.tools.arguments import BadArguments, make_spec, parse_arguments
+from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.getting import (
+    LOOKUP_S,
+    TIMEOUT_S,
+    Network,
+    Page,
+    TimeoutSeconds,
+    UrlText,
+    bounded,
+    check,
+    open_page,
+)
+from culm.tools.kit import Kit
+from culm.tools.markdown import render
+from culm.tools.opening import Refused, shown
+from culm.wire.runs import CrashPolicy
+
+BODY_BYTES_MAX = 5 << 20
+TEXT_CHARS_MAX = 100_000  # Some 25,000 tokens; a page of prose has a tenth.
+ERROR_CHARS_MAX = 2000  # Of the body of an error.
+_META = re.compile(rb"<meta[^>]{1,200}?charset\s*=\s*[\"']?\s*([\w-]{1,40})", re.IGNORECASE)
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_HTML = ("text/html", "application/xhtml+xml")
+_TEXTS = re.compile(
+    r"text/.*|application/(.*\+)?(json|xml|yaml|x-yaml|toml|javascript|ecmascript|x-ndjson|sql"
+    r"|x-sh|x-javascript|graphql|x-www-form-urlencoded)|image/svg\+xml|"
+)
+DESCRIPTION = (
+    "Read a page or another text from the network by its URL (GET; http or https). HTML comes as "
+    "Markdown, as plain text or as it is. Redirects are followed, but not to private addresses: "
+    "ask for such an address itself. Binary data is refused; download keeps it in a file. No "
+    f"proxy and no cookies are used. At most {TEXT_CHARS_MAX} characters come back."
+)
+
+Format = Literal["text", "markdown", "html"]
+
+
+class FetchArguments(Struct, frozen=True):
+    url: UrlText
+    format: Annotated[Format, Meta(description="How HTML comes back. Default: markdown.")] = (
+        "markdown"
+    )
+    timeout: TimeoutSeconds = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    kit: Kit
+    network: Network
+    spec: ToolSpec = field(default_factory=lambda: make_spec("fetch", DESCRIPTION, FetchArguments))
+    parallel: bool = True
+    crash: CrashPolicy = "again"
+
+    async def prepare(self, call: Call) -> Plan | Result:
+        try:
+            given = parse_arguments(call.arguments or {}, FetchArguments)
+            checked = await look_up(self.kit, self.network, given.url)
+        except (BadArguments, Refused) as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        params = {"url": checked.site.url, "format": given.format, "timeout": given.timeout}
+        action = Action(
+            call.name,
+            "fetch",
+            description=f"Fetch {checked.site.url}{shown_private(checked)}",
+            path=str(self.kit.inside.root),
+            params=params,
+            resolved=resolved(checked),
+            grains=grains("fetch", checked),
+            why=why(checked),
+        )
+        return Plan(action, lambda _: self._run(given, checked))
+
+    async def _run(self, given: FetchArguments, checked: Checked) -> Result:
+        seconds = given.timeout or TIMEOUT_S
+        try:
+            async with bounded(self.kit.clock, seconds), open_page(checked, self.network) as page:
+                _check_kind(page)
+                body, is_cut = await _read(page)
+            return await self._result(given, checked, page, body, is_cut=is_cut)
+        except Refused as exc:
+            return Result(str(exc), is_error=True)
+        except TimeoutError:
+            return Result(f"{checked.site.url} took more than {seconds} seconds.", is_error=True)
+
+    async def _result(
+        self, given: FetchArguments, asked: Checked, page: Page, body: bytes, *, is_cut: bool
+    ) -> Result:
+        text = _decode(body, page)
+        is_bad = not 200 <= page.status < 300
+        chars_max = ERROR_CHARS_MAX if is_bad else TEXT_CHARS_MAX
+        if given.format != "html" and _is_html(page, text):
+            text, is_stopped = await self.kit.work.run(
+                lambda stop: (
+                    render(
+                        text,
+                        page.site.url,
+                        chars_max + 1,
+                        stop.is_set,
+                        plain=given.format == "text",
+                    ),
+                    stop.is_set(),
+                )
+            )
+            is_cut |= is_stopped
+        notes: list[str] = []
+        if page.site.url != asked.site.url:
+            notes.append(f"(redirected to {page.site.url})")
+        if is_cut or len(text) > chars_max:
+            notes.append("(this is not all of it)")
+        text = text[:chars_max].strip() or "(the page has no text)"
+        if is_bad:
+            said = f"{page.site.url} answered {page.status} {page.reason}".rstrip()
+            text = f"{said}.\n\n{text}"
+        return Result("\n\n".join((text, *notes)), is_error=is_bad)
+
+
+def make_fetch(kit: Kit, network: Network | None = None) -> Fetch:
+    return Fetch(kit, network or Network())
+
+
+async def look_up(kit: Kit, network: Network, url: str) -> Checked:
+    """What a URL names and where that is; raises `Refused`."""
+    site = parse_site(url)
+    try:
+        async with bounded(kit.clock, LOOKUP_S):
+            return await check(site, network)
+    except TimeoutError as exc:
+        raise Refused(f"The host {site.host} was not found within {LOOKUP_S:g} seconds.") from exc
+
+
+def shown_private(checked: Checked) -> str:
+    return f" at {private_text(checked)}" if checked.private else ""
+
+
+def why(checked: Checked) -> str:
+    if not checked.private:
+        return ""
+    return f"{checked.site.host} is not on the public network: {private_text(checked)}"
+
+
+def grains(action: str, checked: Checked) -> tuple[str, ...]:
+    """What a lasting grant covers: an origin, or exactly these addresses if one is private."""
+    if not checked.private:
+        return (f"{action}:{checked.site.origin}",)
+    return tuple(f"{action}:{checked.site.place}@{address}" for address in checked.private)
+
+
+def resolved(checked: Checked) -> dict[str, str | list[str]]:
+    """What the digest is over. The addresses of public hosts change all day, and are left out."""
+    if not checked.private:
+        return {"url": checked.site.url}
+    return {"url": checked.site.url, "private": list(checked.private)}
+
+
+def _check_kind(page: Page) -> None:
+    if _TEXTS.fullmatch(page.kind):
+        return
+    size = "" if page.bytes_said is None else f", {page.bytes_said} bytes"
+    raise Refused(f"{page.site.url} is no text ({shown(page.kind)[:80]}{size}). Use download.")
+
+
+async def _read(page: Page) -> tuple[bytes, bool]:
+    """The body and whether it was cut."""
+    body = bytearray()
+    async with aclosing(page.pieces()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                return bytes(body[:BODY_BYTES_MAX]), True
+    return bytes(body), False
+
+
+def _decode(body: bytes, page: Page) -> str:
+    for mark, charset in _MARKS:
+        if body.startswith(mark):
+            return body[len(mark) :].decode(charset, errors="replace")
+    if b"\0" in body[:8192] and "utf-16" not in (page.charset or "").lower():
+        raise Refused(f"{page.site.url} is binary data, though it says it is text. Use download.")
+    in_page = _META.search(body[:4096])
+    for charset in (page.charset, in_page and in_page[1].decode("ascii", errors="replace")):
+        with suppress(LookupError, ValueError):  # Also a codec that makes no text of bytes.
+            if charset:
+                return body.decode(charset, errors="replace")
+    return body.decode(errors="replace")
+
+
+def _is_html(page: Page, text: str) -> bool:
+    if page.kind:
+        return page.kind in _HTML
+    return text[:1000].lstrip().lower().startswith(("<!doctype html", "<html"))

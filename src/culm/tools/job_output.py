@@ -1,0 +1,78 @@
+"""`job_output`: what a background job has put out, and whether it is done."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from culm.clock import Clock
+from culm.model.base import ToolSpec
+from culm.tools.arguments import BadArguments, make_spec, metadata, parse_arguments
+from culm.tools.base import Call, Plan, Result, free_plan
+from culm.tools.exit_words import exit_words
+from culm.tools.jobs import Job, Jobs
+from culm.tools.opening import shown
+from culm.tools.waiting import within
+from culm.wire.runs import CrashPolicy
+
+WAIT_S = 120.0  # Then the answer says that it still runs, and the model decides anew.
+DESCRIPTION = (
+    "Read what a background job has put out since you last looked, and whether it is done. With "
+    f"wait, wait for it to end, at most {WAIT_S:g} seconds."
+)
+
+
+class JobOutputArguments(Struct, frozen=True):
+    shell_id: Annotated[str, Meta(max_length=100, description="The job, such as job-1.")]
+    wait: Annotated[bool, Meta(description="Whether to wait for its end. Default: false.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutput:
+    jobs: Jobs
+    clock: Clock
+    spec: ToolSpec
+    parallel: bool = True
+    crash: CrashPolicy = "again"
+
+    async def prepare(self, call: Call) -> Plan | Result:
+        try:
+            given = parse_arguments(call.arguments or {}, JobOutputArguments)
+        except BadArguments as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        return free_plan(call, lambda _: self._run(call.session_id, given))
+
+    async def _run(self, session_id: str, given: JobOutputArguments) -> Result:
+        job = self.jobs.find(given.shell_id)
+        if job is None:
+            return unknown_job(self.jobs, given.shell_id)
+        if given.wait and job.ended is None:
+            await within(self.clock, WAIT_S, job.is_over.wait())
+        return _result(job, session_id)
+
+
+def make_job_output(jobs: Jobs, clock: Clock) -> JobOutput:
+    return JobOutput(jobs, clock, make_spec("job_output", DESCRIPTION, JobOutputArguments))
+
+
+def unknown_job(jobs: Jobs, job_id: str) -> Result:
+    return Result(f"There is no job {shown(job_id)}. {jobs.described()}", is_error=True)
+
+
+def _result(job: Job, session_id: str) -> Result:
+    # Another session has not seen what the job's own was told.
+    is_own = session_id == job.session_id
+    mark = job.seen_bytes if is_own else 0
+    text = job.output.text_since(mark).rstrip("\n")
+    if is_own:
+        job.seen_bytes = job.output.count
+    ending = None if job.ended is None else exit_words(job.ended.exit) or "Exit code 0"
+    nothing = "(no output since you last looked)" if mark else "(no output)"
+    about = metadata(
+        shell_id=job.id,
+        command=job.command,
+        description=job.description,
+        done=job.ended is not None,
+        working_directory=shown(job.cwd),
+    )
+    return Result(f"{text or nothing}\n{ending or 'Still running'}", metadata=about)

@@ -1,0 +1,98 @@
+"""`multiedit`: several replacements in one file, one after the other, written at once."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct, to_builtins
+
+from culm.tools.arguments import PathText, make_spec
+from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.edit import change_fields, check_exists, first_text, said
+from culm.tools.kit import Kit
+from culm.tools.matching import Miss, replaced
+from culm.tools.opening import Refused
+from culm.wire.codec import Json, clean, encodable
+
+EDITS_MAX = 200
+EXPLAINED_MAX = 5  # Looking for what was meant takes its time; more misses have one reason.
+DESCRIPTION = (
+    "Make several edits in one file, in order: each finds the text as the ones before left it, "
+    "and each works as in edit. Those that cannot be made are left out and named with the reason, "
+    "the others are made; if none can, nothing is written. With an empty old_string the first one "
+    "makes a new file. A person may be asked first."
+)
+
+
+class OneEdit(Struct, frozen=True, omit_defaults=True):
+    old_string: str
+    new_string: str
+    replace_all: bool = False
+
+
+class MultieditArguments(Struct, frozen=True):
+    file_path: Annotated[
+        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
+    ]
+    edits: Annotated[
+        list[OneEdit],
+        Meta(
+            min_length=1,
+            max_length=EDITS_MAX,
+            description="A list of {old_string, new_string, replace_all?}.",
+        ),
+    ]
+
+
+def make_multiedit(kit: Kit) -> ChangeTool[MultieditArguments]:
+    return ChangeTool(
+        kit,
+        make_spec("multiedit", DESCRIPTION, MultieditArguments),
+        MultieditArguments,
+        lambda given: given.file_path,
+        _rewrite,
+        _answer,
+    )
+
+
+def _rewrite(given: MultieditArguments, found: Found) -> Rewrite:
+    if given.edits[0].old_string:
+        check_exists(found)
+    text = found.text.text
+    failed: list[tuple[int, str]] = []
+    for number, edit in enumerate(given.edits, 1):
+        try:
+            check_sound(edit.new_string)
+            if number == 1 and not edit.old_string:
+                text = first_text(found, edit.new_string)
+            else:
+                text = replaced(
+                    text,
+                    edit.old_string,
+                    edit.new_string,
+                    everywhere=edit.replace_all,
+                    explain=len(failed) < EXPLAINED_MAX,
+                )
+        except (Miss, Refused) as exc:
+            failed.append((number, str(exc)))
+    applied = len(given.edits) - len(failed)
+    if not applied:
+        raise Refused(_told(f"None of {len(given.edits)} edits could be made.", failed))
+    fields: dict[str, Json] = {"edits_applied": applied}
+    if failed:
+        fields["edits_failed"] = [
+            {"index": number, "error": error, "edit": to_builtins(given.edits[number - 1])}
+            for number, error in failed
+        ]
+    if not failed:
+        return Rewrite(text, fields, f"All {applied} edits were made.")
+    note = _told(f"{applied} of {len(given.edits)} edits were made; these were not:", failed)
+    return Rewrite(text, encodable(fields), note)
+
+
+def _told(head: str, failed: list[tuple[int, str]]) -> str:
+    return "\n".join([head, *(f"Edit {number}: {error}" for number, error in failed)])
+
+
+def _answer(change: Change) -> tuple[str, Mapping[str, Json]]:
+    text = f"{said(change)}\n{change.rewrite.note}"
+    return clean(text), {**change_fields(change), **change.rewrite.fields}

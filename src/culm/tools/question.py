@@ -1,0 +1,154 @@
+"""`question`: ask the person who is there, and wait for the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from culm.model.base import ToolSpec
+from culm.tools.arguments import BadArguments, make_spec, parse_arguments
+from culm.tools.base import Call, Inquiry, Result
+from culm.wire.asks import (
+    Choice,
+    Question,
+    QuestionRequest,
+    QuestionResponse,
+    QuestionType,
+)
+from culm.wire.runs import CrashPolicy
+
+DESCRIPTION = """\
+Ask the person one to five questions and wait for the answers. Use it when a decision is theirs and
+guessing would cost work; not for what you can find out yourself. Put what belongs together into one
+call. A question may be skipped; then decide yourself and say so."""
+
+# As the dialogs of clients have room for.
+QUESTIONS_MAX = 5
+QUESTION_CHARS_MAX = 240
+DESCRIPTION_CHARS_MAX = 600
+CHOICES_MIN, CHOICES_MAX = 2, 5
+CHOICE_CHARS_MAX = 200
+LABEL_CHARS_MAX = 80
+NOTE_OF_QUESTION = "_question"  # The key of a note that is about the question as a whole.
+CONFIRM = ("Ready to go?", "Review your answers above and confirm.")
+
+
+class ChoiceArgument(Struct):
+    label: Annotated[str, Meta(description="What can be chosen.", max_length=CHOICE_CHARS_MAX)]
+    description: Annotated[str, Meta(description="What it means.", max_length=CHOICE_CHARS_MAX)] = (
+        ""
+    )
+    id: Annotated[
+        str, Meta(description="A short name for it; made if left out.", max_length=CHOICE_CHARS_MAX)
+    ] = ""
+
+
+class QuestionArgument(Struct):
+    question: Annotated[
+        str,
+        Meta(description="The question, in one sentence.", max_length=QUESTION_CHARS_MAX),
+    ]
+    description: Annotated[
+        str,
+        Meta(
+            description="What one must know to answer it; Markdown.",
+            min_length=1,
+            max_length=DESCRIPTION_CHARS_MAX,
+        ),
+    ]
+    type: Annotated[QuestionType, Meta(description="How it is answered.")]
+    label: Annotated[
+        str, Meta(description="A word or two for its tab.", max_length=LABEL_CHARS_MAX)
+    ] = ""
+    choices: Annotated[
+        list[ChoiceArgument],
+        Meta(
+            description="Two to five, for single_choice and multi_choice.", max_length=CHOICES_MAX
+        ),
+    ] = field(default_factory=list[ChoiceArgument])
+
+
+class QuestionArguments(Struct):
+    questions: Annotated[
+        list[QuestionArgument],
+        Meta(description="One to five questions.", min_length=1, max_length=QUESTIONS_MAX),
+    ]
+    confirm_title: Annotated[
+        str, Meta(description="Heading of the last page, if there are several.", max_length=240)
+    ] = ""
+    confirm_description: Annotated[
+        str, Meta(description="Text of the last page.", max_length=DESCRIPTION_CHARS_MAX)
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionTool:
+    """It changes nothing, and what it asks is asked before it begins: see `Inquiry`."""
+
+    spec: ToolSpec
+    parallel: bool = False
+    crash: CrashPolicy = "again"
+
+    async def prepare(self, call: Call) -> Inquiry | Result:
+        try:
+            given = parse_arguments(call.arguments or {}, QuestionArguments)
+            questions = [_question(number, one) for number, one in enumerate(given.questions, 1)]
+        except BadArguments as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        several = len(questions) > 1
+        title, description = CONFIRM if several else ("", "")
+        return Inquiry(
+            questions,
+            _answer,
+            given.confirm_title or title,
+            given.confirm_description or description,
+        )
+
+
+def make_question() -> QuestionTool:
+    return QuestionTool(make_spec("question", DESCRIPTION, QuestionArguments))
+
+
+def _question(number: int, given: QuestionArgument) -> Question:
+    choices = [
+        Choice(choice.id or f"choice-{place}", choice.label, choice.description)
+        for place, choice in enumerate(given.choices, 1)
+    ]
+    has_choices = given.type in ("single_choice", "multi_choice")
+    if has_choices and len(choices) < CHOICES_MIN:
+        raise BadArguments(f"question {number} needs {CHOICES_MIN} to {CHOICES_MAX} choices")
+    if len({choice.id for choice in choices}) < len(choices):
+        raise BadArguments(f"question {number} has two choices with one id")
+    return Question(
+        "",
+        given.type,
+        given.question,
+        given.label,
+        given.description,
+        choices if has_choices else [],
+    )
+
+
+def _answer(request: QuestionRequest, responses: Sequence[QuestionResponse]) -> Result:
+    by_id = {response.request_id: response for response in responses}
+    said = [
+        f"{question.question}\n{_said(question, by_id.get(question.id))}"
+        for question in request.questions
+    ]
+    return Result("\n\n".join(said))
+
+
+def _said(question: Question, response: QuestionResponse | None) -> str:
+    if response is None:
+        return "(skipped)"
+    labels = {choice.id: choice.label for choice in question.choices}
+    lines = [f"- {labels[chosen]}" for chosen in response.selected_ids if chosen in labels]
+    if response.yes is not None:
+        lines.append("yes" if response.yes else "no")
+    if response.fill_in_text:
+        lines.append(response.fill_in_text)
+    for about, note in response.notes.items():
+        of = "" if about == NOTE_OF_QUESTION else f" on {labels.get(about, about)}"
+        lines.append(f"Note{of}: {note}")
+    return "\n".join(lines) or "(skipped)"

@@ -1,0 +1,55 @@
+"""`write`: all of a file, new or in place of what it holds."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from culm.tools.arguments import PathText, make_spec
+from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.diffs import unified
+from culm.tools.kinds import size_text
+from culm.tools.kit import Kit
+from culm.wire.codec import Json, clean
+
+DESCRIPTION = (
+    "Write a whole file. Makes it, with its directories, if it does not exist; else what it holds "
+    "is replaced, for which it must have been viewed in this session. Mode, encoding and kind of "
+    "line ends are kept. To change a part of a file use edit. A person may be asked first."
+)
+
+
+class WriteArguments(Struct, frozen=True):
+    file_path: Annotated[
+        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
+    ]
+    content: Annotated[str, Meta(description="All that the file shall hold.")]
+
+
+def make_write(kit: Kit) -> ChangeTool[WriteArguments]:
+    return ChangeTool(
+        kit,
+        make_spec("write", DESCRIPTION, WriteArguments),
+        WriteArguments,
+        lambda given: given.file_path,
+        _rewrite,
+        _answer,
+    )
+
+
+def _rewrite(given: WriteArguments, found: Found) -> Rewrite:
+    check_sound(given.content)
+    content = given.content.removeprefix("\ufeff") if found.text.mark else given.content
+    # Models write line feeds; a file that has pairs keeps having them.
+    if found.text.ends_lines_with == "\r\n" and "\r\n" not in content:
+        content = content.replace("\n", "\r\n")
+    return Rewrite(content)
+
+
+def _answer(change: Change) -> tuple[str, Mapping[str, Json]]:
+    text = change.rewrite.text
+    lines = text.count("\n") + (text != "" and not text.endswith("\n"))
+    size = f"{lines} line{'' if lines == 1 else 's'}, {size_text(len(change.data))}"
+    said = f"{'Wrote' if change.found.exists else 'Made'} {change.found.shown} ({size})."
+    counts = {"additions": change.difference.additions, "removals": change.difference.removals}
+    return said, {"diff": clean(unified(change.difference, change.found.shown)), **counts}

@@ -1,0 +1,80 @@
+import pytest
+
+from culm.cli.rules import approve_of, parse_rule, rule_for
+from culm.errors import InvalidRequest
+from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Approve, Rule
+
+RULES = {
+    "edit": Rule("allow", tool="edit"),
+    "mcp_*": Rule("allow", tool="mcp_*"),
+    "bash:git status *": Rule("allow", tool="bash", command="git status *"),
+    "bash: make a:b": Rule("allow", tool="bash", command="make a:b"),
+    "write:docs/**": Rule("allow", tool="write", path="docs/**"),
+    "*:src/**": Rule("allow", tool="*", path="src/**"),
+}
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_a_rule_is_a_tool_or_a_tool_with_its_command_or_its_files(text: str) -> None:
+    assert parse_rule(text, "allow") == RULES[text]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "is no rule") for text in ("", ":", ":x", "bash:", "edit: ")),
+        # It would never match, and who denies it would be none the wiser.
+        ("fetch:example.com", "fetch has no command and no path to match"),
+        ("x" * PATTERN_CHARS_MAX + "y", "at most"),
+    ],
+)
+def test_what_could_never_match_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_rule(text, "deny")
+    assert words in refused.value.message
+
+
+ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm *")
+
+
+@pytest.mark.parametrize(
+    ("mode", "allow", "deny", "approve"),
+    [
+        ("ask", [], [], None),
+        ("allow", [], [], "allow"),
+        ("deny", [], [], "deny"),
+        ("deny", [], ["bash:rm *"], "deny"),
+        ("ask", ["edit"], ["bash:rm *"], (ALLOW, DENY)),
+        ("allow", ["edit"], [], "allow"),
+        ("allow", [], ["bash:rm *"], (DENY, Rule("allow"))),
+    ],
+)
+def test_options_become_what_goes_with_the_prompt(
+    mode: str, allow: list[str], deny: list[str], approve: Approve | None
+) -> None:
+    assert approve_of(mode, allow, deny) == approve
+
+
+@pytest.mark.parametrize(("mode", "count"), [("deny", 1), ("ask", RULES_MAX)])
+def test_options_that_contradict_each_other_or_are_too_many_are_refused(
+    mode: str, count: int
+) -> None:
+    with pytest.raises(InvalidRequest):
+        approve_of(mode, ["edit"] * count, [])
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "rule"),
+    [
+        ("bash", '{"command":"make test"}', "'bash:make test'"),
+        ("bash", '{"command":"make"}', "bash:make"),
+        ("bash", '{"command":"make; rm x"}', "'bash:COMMAND' for each of its commands"),
+        ("edit", '{"file_path":"src/a.py"}', "edit:src/a.py"),
+        ("write", '{"file_path":"it\'s [new]"}', "write"),
+        ("fetch", '{"url":"http://a.b"}', "fetch"),
+        ("edit", "{", "edit"),
+        ("edit", "[1]", "edit"),
+    ],
+)
+def test_a_hint_names_the_rule_that_would_allow_a_call(tool: str, given: str, rule: str) -> None:
+    assert rule_for(tool, given) == rule

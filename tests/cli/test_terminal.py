@@ -1,0 +1,169 @@
+"""A person at a terminal who is asked for permission, and questions, by a run on a real server."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from culm.cli.desk import Desk, lines_of, parse_response
+from culm.cli.faces import Plain
+from culm.client.stream import Follower, open_mirror
+from culm.ids import MessageId, RunId
+from culm.wire.asks import (
+    Ask,
+    Choice,
+    PermissionRequest,
+    Question,
+    QuestionResponse,
+    QuestionType,
+)
+from tests.flow.asking import Questioning, answer_batch, asks, batch_in, open_asking, request_in
+from tests.flow.drive import until
+from tests.flow.probes import Probe, calling, script
+from tests.flow.reading import results_of
+from tests.flow.runs import Stage
+from tests.support import WAIT_S
+
+
+class Typed:
+    """What somebody will type, line by line; then they think about it for ever."""
+
+    def __init__(self, *lines: str) -> None:
+        self.prompts: list[str] = []
+        self._lines = deque(lines)
+
+    async def read(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        if not self._lines:
+            await asyncio.Event().wait()
+        return self._lines.popleft()
+
+
+@asynccontextmanager
+async def open_desk(stage: Stage, run_id: str, lines: Typed) -> AsyncGenerator[Follower]:
+    async with (
+        asyncio.timeout(WAIT_S),
+        open_mirror(stage.remote, interactive=True) as follower,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await follower.connected()
+        desk = Desk(stage.remote, follower, RunId(run_id), Plain(), lines)
+        task = tasks.create_task(desk.serve(), name="desk")
+        yield follower
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "prompts"),
+    [
+        (["y\n"], "allowed", 1),
+        (["\n", "what?\n", " YES \n"], "allowed", 3),
+        (["w\n"], "allowed", 1),
+        (["n\n"], "denied", 1),
+        ([""], "denied", 1),  # The terminal was closed.
+    ],
+)
+async def test_what_is_typed_is_the_answer_and_nothing_else_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], state: str, prompts: int
+) -> None:
+    tool, typed = Probe("look", asks=True), Typed(*lines)
+    async with open_asking(tmp_path, script(calling("look", path="a")), tool) as stage:
+        async with open_desk(stage, "ours", typed):
+            await stage.prompt("Hi.", run_id="ours", interactive=True)
+            await stage.heard.complete("ours")
+        assert list((await asks(stage, "all")).values()) == [state]
+        assert (len(typed.prompts), len(tool.calls)) == (prompts, int(state == "allowed"))
+    assert capsys.readouterr().err == (
+        '  | {"path":"a"}\n  in /\n  [s] and [w] cover: look grain\n'
+    )
+
+
+def test_whoever_agrees_to_a_command_has_seen_all_of_it() -> None:
+    command = "\n".join([*(f"echo {number}" for number in range(99)), "x" * 999, "rm \x1b[2J"])
+    request = PermissionRequest("a", tool_name="bash", params={"command": command})
+    lines = list(lines_of(Ask(request, RunId("r"), MessageId("m"), why="It may.")))
+    assert lines[:99] == [f"  | echo {number}" for number in range(99)]
+    assert lines[99:] == ["  | " + "x" * 999, r"  | rm \x1b[2J", "  because: It may."]
+
+
+async def test_only_the_own_run_is_asked_about_here(tmp_path: Path) -> None:
+    tool, typed = Probe("look", asks=True), Typed("y\n")
+    async with open_asking(tmp_path, script(calling("look")), tool) as stage:
+        async with open_desk(stage, "ours", typed) as follower:
+            await stage.prompt("Hi.", run_id="theirs", interactive=True)
+            await request_in(stage.heard)
+            await follower.until(lambda mirror: bool(mirror.asks))
+        assert (typed.prompts, list((await asks(stage)).values())) == ([], ["open"])
+
+
+QUESTIONS = [
+    {"question": "Sure?", "description": "Why.", "type": "yes_no"},
+    {"question": "Name?", "description": "Why.", "type": "free_text"},
+]
+
+
+async def test_questions_are_answered_one_by_one_and_sent_together(tmp_path: Path) -> None:
+    typed = Typed("maybe\n", "y\n", "Plum\n")
+    play = script(calling("question", questions=QUESTIONS))
+    async with open_asking(tmp_path, play, Questioning()) as stage:
+        async with open_desk(stage, "ours", typed):
+            await stage.prompt("Hi.", run_id="ours", interactive=True)
+            await stage.heard.complete("ours")
+        (result,) = results_of(await stage.messages())
+        assert (result.is_error, len(typed.prompts)) == (False, 3)
+        assert "Plum" in result.content
+
+
+async def test_a_form_that_another_client_fills_in_closes_here(tmp_path: Path) -> None:
+    typed = Typed("y\n")
+    play = script(calling("question", questions=QUESTIONS))
+    async with open_asking(tmp_path, play, Questioning()) as stage:
+        async with open_desk(stage, "ours", typed):
+            await stage.prompt("Hi.", run_id="ours", interactive=True)
+            batch = await batch_in(stage.heard)
+            await until(lambda: len(typed.prompts) == 2)
+            first = {"request_id": batch.questions[0].id, "yes": False}
+            assert await answer_batch(stage, batch.id, first)
+            await stage.heard.complete("ours")
+        (result,) = results_of(await stage.messages())
+        assert not result.is_error
+
+
+async def test_who_declines_to_answer_ends_the_turn(tmp_path: Path) -> None:
+    play = script(calling("question", questions=QUESTIONS))
+    async with open_asking(tmp_path, play, Questioning()) as stage:
+        async with open_desk(stage, "ours", Typed("")):
+            await stage.prompt("Hi.", run_id="ours", interactive=True)
+            await stage.heard.complete("ours")
+        (result,) = results_of(await stage.messages())
+        assert (result.content, result.is_error) == ("User cancelled this question", True)
+
+
+CHOICES = [Choice("a", "Apple"), Choice("b", "Plum")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "response"),
+    [
+        ("yes_no", "no", QuestionResponse("q", yes=False)),
+        ("yes_no", "perhaps", None),
+        ("yes_no", "s", None),
+        ("free_text", "any words", QuestionResponse("q", fill_in_text="any words")),
+        ("free_text", "", QuestionResponse("q")),
+        ("single_choice", "2", QuestionResponse("q", selected_ids=["b"])),
+        ("single_choice", "1 2", None),
+        ("single_choice", "3", QuestionResponse("q", fill_in_text="3")),
+        ("multi_choice", "2, 1,2", QuestionResponse("q", selected_ids=["b", "a"])),
+        ("multi_choice", "both", QuestionResponse("q", fill_in_text="both")),
+        ("multi_choice", "²", QuestionResponse("q", fill_in_text="²")),
+        ("multi_choice", "9" * 5000, QuestionResponse("q", fill_in_text="9" * 5000)),
+    ],
+)
+def test_what_is_typed_answers_a_question_in_its_way(
+    kind: QuestionType, said: str, response: QuestionResponse | None
+) -> None:
+    question = Question("q", kind, "Which?", choices=CHOICES)
+    assert parse_response(question, said) == response

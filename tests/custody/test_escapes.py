@@ -1,0 +1,158 @@
+"""What tries to get away, and what happens when one of those who watch is killed."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from culm.custody.base import Exit, StartFailed
+from culm.custody.linux import find_stat, is_subreaper, read_table
+from culm.custody.tree import descendants_of
+from tests.custody.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
+
+# Forks twice, leaves its session, closes all it has and forgets its environment.
+DAEMON = """
+import os, sys
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.chdir("/")
+        print(os.getpid(), flush=True)
+        os.closerange(0, 100)
+        os.execve("/bin/sleep", ["sleep", "100"], {})
+    os._exit(0)
+os.wait()
+"""
+ESCAPES = {
+    "setsid": "setsid sh -c 'echo $$; exec sleep 100' &",
+    "nohup": "trap '' HUP TERM; nohup sh -c 'echo $$; exec sleep 100' 2>&1 &",
+    "disowned": "setsid nohup env -i sh -c 'trap \"\" TERM; echo $$; exec sleep 99' 2>&1 & disown;",
+}
+FLOOD = 200
+
+
+def parent_of(pid: int) -> int:
+    stat = find_stat(pid)
+    assert stat is not None
+    return stat.parent
+
+
+def open_descriptors() -> list[str]:
+    return sorted(entry.name for entry in os.scandir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("case", ESCAPES)
+async def test_what_a_command_detaches_is_ended_with_it(tmp_path: Path, case: str) -> None:
+    async with open_yard(tmp_path) as yard:
+        script = f"{ESCAPES[case]} exec sleep 100"
+        killed = await yard.bash(script)
+        escaped = await killed.pid()
+        assert (await killed.kill(0.02)).left == ()
+        ended = await yard.bash(script)
+        other = await ended.pid()
+        os.kill(ended.held.pid, signal.SIGKILL)
+        assert await ended.wait() == Exit(None, signal.SIGKILL, swept=1)
+        assert (is_alive(escaped), is_alive(other)) == (False, False)
+
+
+async def test_a_daemon_without_environment_and_descriptors_is_ended_with_its_command(
+    tmp_path: Path,
+) -> None:
+    async with open_yard(tmp_path) as yard:
+        running = await yard.python(DAEMON)
+        daemon = await running.pid()
+        assert await running.wait() == Exit(0, swept=1)
+        assert not is_alive(daemon)
+
+
+async def test_a_flood_of_children_is_listed_and_ended(tmp_path: Path) -> None:
+    script = f"for i in $(seq {FLOOD}); do setsid sleep 100 & done; echo up; wait"
+    async with open_yard(tmp_path) as yard:
+        running = await yard.bash(script)
+        assert await running.line() == "up"
+        (shown,) = await yard.custody.processes(WORKSPACE)
+        assert len(shown.pids) >= FLOOD
+        assert shown.rss_bytes > FLOOD * 100_000
+        assert await running.kill(0) == Exit(None, signal.SIGKILL)
+        assert [pid for pid in shown.pids if is_alive(pid)] == []
+
+
+async def test_a_process_that_is_always_another_one_is_ended(tmp_path: Path) -> None:
+    hop = "import os\nwhile True:\n    if os.fork(): os._exit(0)\n    os.setsid()"
+    async with open_yard(tmp_path) as yard:
+        running = await yard.python(hop)
+        assert replace(await running.kill(0), swept=0) in (Exit(0), Exit(None, signal.SIGKILL))
+        assert await yard.custody.processes(WORKSPACE) == []
+
+
+async def test_a_command_that_kills_its_warden_gains_nothing(tmp_path: Path) -> None:
+    async with open_yard(tmp_path) as yard:
+        running = await yard.bash("setsid sleep 100 & echo $!; wait")
+        escaped = await running.pid()
+        os.kill(parent_of(running.held.pid), signal.SIGKILL)  # As the command itself could.
+        exit_ = await running.wait()
+        assert replace(exit_, swept=0) == Exit(None, lost=True)
+        assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
+        assert await yard.custody.processes(WORKSPACE) == []
+        assert await (await yard.bash("exit 2")).wait() == Exit(2)
+
+
+async def test_a_keeper_that_dies_alone_is_replaced_and_nothing_it_held_is_left(
+    tmp_path: Path,
+) -> None:
+    async with open_yard(tmp_path) as yard:
+        deaf = await yard.bash("trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done")
+        daemon = await yard.python(DAEMON + "import time; time.sleep(100)")
+        pids = [deaf.held.pid, daemon.held.pid, await deaf.pid(), await daemon.pid()]
+        keeper = parent_of(parent_of(deaf.held.pid))
+        os.kill(keeper, signal.SIGKILL)
+        # The next start waits until all is done.
+        assert await (await yard.bash("exit 2")).wait() == Exit(2)
+        assert [pid for pid in pids if is_alive(pid)] == []
+        lost = [replace(await running.wait(), swept=0) for running in (deaf, daemon)]
+        assert lost == [Exit(None, lost=True)] * 2
+        assert await yard.custody.processes(WORKSPACE) == []
+        # Of the first keeper not even a zombie is left; of the second, itself.
+        below = descendants_of(os.getpid(), read_table())
+        assert keeper not in [stat.pid for stat in below]
+        assert [stat.comm for stat in below if stat.comm != "culm-warden"] == ["culm-keeper"]
+
+
+async def test_what_loses_warden_and_keeper_at_once_falls_to_the_server(tmp_path: Path) -> None:
+    async with open_yard(tmp_path) as yard:
+        running = await yard.python(DAEMON + "import time; time.sleep(100)")
+        daemon = await running.pid()
+        warden = parent_of(running.held.pid)
+        both = parent_of(warden), warden
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in both:
+                os.kill(pid, number)
+        assert replace(await running.wait(), swept=0) == Exit(None, lost=True)
+        assert (is_alive(daemon), is_alive(running.held.pid)) == (False, False)
+        assert descendants_of(os.getpid(), read_table()) == []
+
+
+async def test_many_processes_leave_no_descriptor_no_child_and_no_folder(tmp_path: Path) -> None:
+    was_subreaper = is_subreaper()
+    before = open_descriptors()
+
+    async def fail(yard: Yard) -> None:
+        with pytest.raises(StartFailed):
+            await yard.custody.start(make_order("no-such-command"))
+
+    async def succeed(yard: Yard) -> None:
+        await (await yard.bash("sleep 0 &")).wait()
+
+    async def hang(yard: Yard) -> None:
+        await yard.custody.start(make_order("sleep", "100"))
+
+    async with open_yard(tmp_path) as yard, asyncio.TaskGroup() as group:
+        for work in (fail, succeed, hang) * 8:
+            group.create_task(work(yard))
+    assert open_descriptors() == before
+    assert descendants_of(os.getpid(), read_table()) == []
+    assert list((tmp_path / "custody").iterdir()) == []
+    assert is_subreaper() == was_subreaper

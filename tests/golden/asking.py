@@ -1,0 +1,150 @@
+"""The story's people: they are asked for permission and questions, and answer all in every way."""
+
+from contextlib import AsyncExitStack
+
+from culm.ids import SessionId
+from culm.testing.script import Reply, ScriptedCall
+from culm.wire.asks import Grant, PermissionRequest, QuestionRequest
+from culm.wire.codec import decode
+from tests.flow.drive import UNKNOWN
+from tests.golden.story import Story, W
+from tests.golden.turns import USAGE, prompt
+
+ASKS = (
+    "ask_changed,question_changed,skip_changed,permission_request,permission_notification,"
+    "question_batch_request"
+)
+
+
+def calling(call_id: str, name: str) -> Reply:
+    return Reply(calls=[ScriptedCall(name=name, id=call_id, input="")], usage=USAGE)
+
+
+async def ask_for_permission(story: Story, session_id: SessionId) -> None:
+    """Allowed for the session, let through by that, and denied once that is taken back."""
+    model, grants = story.model, f"{W}/permissions/grants"
+    for call_id in ("call_4", "call_5"):
+        model.add(calling(call_id, "stage"))
+    model.add(Reply(deltas=["Deployed twice."], usage=USAGE))
+    await prompt(story, session_id, "Deploy to staging, twice.")
+    await story.question()
+    request = await _shown(story, "call_4")
+    await story.tick()
+    await story.ask("GET", f"{W}/permissions/asks")
+    await story.ask("GET", f"{W}/runs", query={"state": "waiting"})
+    async with AsyncExitStack() as exits:
+        raw = await story.attach(exits, 2, "delta", types=ASKS)
+        await raw.until(b"permission_request")
+    await story.gone(2)
+    await _answer(story, UNKNOWN, "allow")
+    await _answer(story, request.id, "maybe")
+    for client in (1, 0):  # The second comes too late.
+        await _answer(story, request.id, "allow_session", story.clients[client])
+    for _ in range(2):
+        await story.question()
+    await story.idle(session_id)
+    await story.tick()
+    found = await story.ask("GET", grants)
+    (grant,) = decode(found.body, list[Grant])
+    for _ in range(2):
+        await story.ask("DELETE", f"{grants}/{{grant_id}}", grant_id=grant.id)
+    await story.ask("GET", grants)
+    await story.tick()
+    model.add(calling("call_6", "stage"))
+    await prompt(story, session_id, "And once more.", 10)
+    await story.question()
+    again = await _shown(story, "call_6")
+    await _answer(story, again.id, "deny")
+    await story.idle(session_id)
+    await story.tick()
+    await story.ask("GET", f"{W}/permissions/asks", query={"state": "all", "session": session_id})
+
+
+async def ask_questions(story: Story, session_id: SessionId) -> None:
+    """Answered in part, and declined."""
+    model = story.model
+    model.add(calling("call_7", "question"))
+    model.add(Reply(deltas=["PostgreSQL it is."], usage=USAGE))
+    await prompt(story, session_id, "Ask me what you must know.")
+    await story.question()
+    batch = await _batch(story, "call_7")
+    await story.tick()
+    await story.ask("GET", f"{W}/questions")
+    which, migrations, _ = (question.id for question in batch.questions)
+    responses = [
+        {"request_id": which, "selected_ids": ["pg"], "notes": {"pg": "v16 please"}},
+        {"request_id": migrations, "yes": True},
+    ]
+    for answers in ([{"request_id": UNKNOWN, "yes": True}], responses, responses):
+        body = {"batch_request_id": "", "responses": answers}
+        await story.ask("POST", f"{W}/questions/answer", body)
+    await story.question()
+    await story.idle(session_id)
+    await story.tick()
+    model.add(calling("call_8", "question"))
+    await prompt(story, session_id, "And now?")
+    await story.question()
+    await _batch(story, "call_8")
+    await story.tick()
+    for _ in range(2):
+        await story.ask("POST", f"{W}/questions/cancel")
+    await story.idle(session_id)
+    await story.tick()
+    await story.ask("GET", f"{W}/questions", query={"state": "all"})
+
+
+async def stop_asking(story: Story, session_id: SessionId) -> None:
+    """Two are asked at once, and each has its answer; after that nobody is asked any more."""
+    model, skip = story.model, f"{W}/permissions/skip"
+    calls = (("call_9", "stage"), ("call_10", "deploy"))
+    both = [ScriptedCall(name=name, id=call_id, input="") for call_id, name in calls]
+    model.add(Reply(calls=both, usage=USAGE))
+    await prompt(story, session_id, "Deploy to both.", 11, interactive=True)
+    await story.question()
+    first = await _shown(story, "call_9")
+    second = await _shown(story, "call_10", "deploy")
+    await story.tick()
+    await _answer(story, first.id, "allow_workspace")
+    await story.heard(b'"tool_call_id":"call_9","name":"stage","content"')
+    await story.settle()
+    await _answer(story, second.id, "deny")
+    await story.idle(session_id)
+    await story.tick()
+    await story.ask("GET", skip)
+    on = {"skip": True, "session_id": session_id}
+    await story.ask("POST", skip, on, {"client_id": story.clients[0]})
+    await story.ask("POST", skip, {**on, "session_id": UNKNOWN})
+    await story.ask("GET", skip, query={"session_id": session_id})
+    await story.tick()
+    model.add(calling("call_11", "deploy"))
+    model.add(Reply(deltas=["Nobody was asked."], usage=USAGE))
+    await prompt(story, session_id, "Deploy to production.")
+    for _ in range(2):
+        await story.question()
+    await story.idle(session_id)
+    await story.tick()
+    for on_now in ({**on, "skip": False}, {"skip": True}):
+        await story.ask("POST", skip, on_now)
+    await story.ask("GET", skip)
+    await story.tick()
+
+
+async def _answer(story: Story, ask_id: str, action: str, client_id: str = "") -> None:
+    """As a Crush client does, which sends the request back; it does not say who it is."""
+    body = {"permission": {"id": ask_id, "tool_name": "bash", "params": None}, "action": action}
+    query = {"client_id": client_id} if client_id else None
+    await story.ask("POST", f"{W}/permissions/grant", body, query)
+
+
+async def _shown(story: Story, call_id: str, name: str = "stage") -> PermissionRequest:
+    """Wait until our own client is shown what a call asks for."""
+    await story.heard(f'"tool_call_id":"{call_id}","tool_name":"{name}","description"'.encode())
+    told = [one for one in story.streams[0].raw.events() if one.type == "permission_request"]
+    asked = [one.read(PermissionRequest) for one in told]
+    return next(request for request in asked if request.tool_call_id == call_id)
+
+
+async def _batch(story: Story, call_id: str) -> QuestionRequest:
+    await story.heard(f'"tool_call_id":"{call_id}","questions"'.encode())
+    told = [one for one in story.streams[0].raw.events() if one.type == "question_batch_request"]
+    return told[-1].read(QuestionRequest)

@@ -1,0 +1,306 @@
+"""Hooks: what one says, what several say together, and that a bad one has no say."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.config.schema import Hook
+from culm.permission.hooks import (
+    OUTPUT_BYTES_MAX,
+    REASON_CHARS_MAX,
+    Hooks,
+    HookVerdict,
+    NotUnderstood,
+    Said,
+    matching,
+    merge,
+    read_answer,
+)
+from culm.tools.kit import Kit
+from culm.wire.codec import Json, encode
+from tests.support import WAIT_S, contract
+from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
+
+# --- what one says
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({}, Said()),
+        ({"decision": "allow"}, Said("allow")),
+        ({"decision": "deny", "reason": "no"}, Said("deny", reason="no")),
+        ({"decision": None, "context": "c"}, Said(context="c")),
+        ({"context": ["a", "b", 1]}, Said(context="a\nb")),
+        ({"halt": True, "reason": "stop"}, Said(halt=True, reason="stop")),
+        ({"halt": "yes"}, Said()),
+        ({"updated_input": {"a": 1}}, Said(patch={"a": 1})),
+        ({"decision": "approve"}, Said("allow")),
+        ({"decision": "block", "reason": "x"}, Said("deny", reason="x")),
+        ({"reason": "x" * 9000}, Said(reason="x" * REASON_CHARS_MAX)),
+        (
+            {
+                "hookSpecificOutput": {
+                    "hookEventName": "PreToolUse",
+                    "permissionDecision": "allow",
+                    "permissionDecisionReason": "fine",
+                    "updatedInput": {"b": 2},
+                    "additionalContext": "note",
+                }
+            },
+            Said("allow", reason="fine", context="note", patch={"b": 2}),
+        ),
+        ({"hookSpecificOutput": {"permissionDecision": "ask"}}, Said()),
+        ({"continue": False, "stopReason": "enough"}, Said(halt=True, reason="enough")),
+        ({"continue": True, "stopReason": "unused"}, Said()),
+    ],
+)
+def test_a_hook_answers_in_our_words_or_in_claude_codes(answer: Json, said: Said) -> None:
+    assert read_answer(0, encode(answer), b"ignored") == said
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "why"),
+    [
+        (0, b"all is well", "its output is no JSON"),
+        (0, b'{"decision": "allow"} and more', "its output is no JSON"),
+        (0, b"[" * 5000, "its output is no JSON"),
+        (0, b"\xff", "its output is no JSON"),
+        (0, b"[1]", "its output is no JSON object"),
+        (0, b'{"decision": "Allow"}', "its decision is 'Allow'"),
+        (0, b'{"decision": ["allow"]}', "its decision is"),
+        (0, b'{"updated_input": "x"}', "its updated input is no object"),
+        (1, b'{"decision": "allow"}', "it ended with status 1"),
+        (127, b"", "it ended with status 127"),
+        (None, b'{"decision": "allow"}', "it was killed"),
+    ],
+)
+def test_what_is_no_answer_is_no_opinion(status: int | None, output: bytes, why: str) -> None:
+    with pytest.raises(NotUnderstood, match=why):
+        read_answer(status, output, b"")
+
+
+def test_the_exit_status_alone_can_deny_and_halt() -> None:
+    assert read_answer(2, b'{"decision": "allow"}', b" not here \n") == Said(
+        "deny", reason="not here"
+    )
+    assert read_answer(49, b"", b"\xff") == Said("deny", halt=True, reason="\ufffd")
+    assert read_answer(0, b" \n", b"") == Said()
+
+
+# --- what several say
+
+
+ONE, TWO, THREE = (Hook(command=f"c{n}", name=name) for n, name in enumerate(("one", "", "three")))
+
+
+def test_several_are_merged_in_their_order_and_who_denies_has_the_last_word() -> None:
+    said = [
+        (ONE, Said("allow", reason="fine", context="first", patch={"a": 1, "b": 1})),
+        (TWO, Said("deny", halt=True, reason="never")),
+        (replace_matcher(THREE, "^b"), Said(context="last", patch={"b": 2})),
+    ]
+    assert merge(said, {"a": 0, "z": 26}) == HookVerdict(
+        "deny",
+        halt=True,
+        reason="fine\nnever",
+        context="first\nlast",
+        updated_input={"a": 1, "b": 2, "z": 26},
+        metadata={
+            "hook_count": 3,
+            "decision": "deny",
+            "halt": True,
+            "reason": "fine\nnever",
+            "input_rewrite": True,
+            "hooks": [
+                {"name": "one", "decision": "allow", "reason": "fine", "input_rewrite": True},
+                {"name": "c1", "decision": "deny", "halt": True, "reason": "never"},
+                {"name": "three", "matcher": "^b", "decision": "none", "input_rewrite": True},
+            ],
+        },
+    )
+
+
+def replace_matcher(hook: Hook, matcher: str) -> Hook:
+    return Hook(hook.command, hook.name, matcher)
+
+
+SAID = st.builds(
+    Said,
+    st.sampled_from(["allow", "deny", "none"]),
+    st.booleans(),
+    st.sampled_from(["", "r"]),
+    st.sampled_from(["", "c"]),
+    st.none() | st.dictionaries(st.sampled_from("ab"), st.integers(), max_size=2),
+)
+
+
+@contract("INV-76")
+@given(st.lists(SAID, min_size=1, max_size=5), SAID)
+def test_one_more_hook_never_takes_back_a_denial_or_a_halt(said: list[Said], more: Said) -> None:
+    before = merge([(ONE, one) for one in said], {})
+    for order in ([*said, more], [more, *said]):
+        after = merge([(ONE, one) for one in order], {})
+        assert before.decision != "deny" or after.decision == "deny"
+        assert not before.halt or after.halt
+        assert after.decision in {one.decision for one in order}
+
+
+def test_a_hook_is_asked_about_the_tools_its_matcher_finds_and_the_same_command_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hooks = [Hook("all"), Hook("some", matcher="^(edit|write)$"), Hook("bad", matcher="(")]
+    hooks += [Hook("all", matcher="bash"), Hook("in", matcher="it")]
+    assert [hook.command for hook in matching(hooks, "edit")] == ["all", "some", "in"]
+    assert [hook.command for hook in matching(hooks, "multiedit")] == ["all", "in"]
+    assert [hook.command for hook in matching(hooks, "bash")] == ["all"]
+    assert "the hook 'bad' is not run, as its matcher is wrong" in caplog.text
+
+
+# --- running them
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncGenerator[Kit]:
+    async with open_kit(tmp_path, {"CULM_TOKEN": "ours"}) as kit:
+        yield kit
+
+
+def of(kit: Kit, *hooks: Hook) -> Hooks:
+    return Hooks(kit, lambda: hooks)
+
+
+async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(kit: Kit) -> None:
+    root = str(kit.inside.root)
+    hook = Hook("cat > told; env | grep -E '^(CRUSH|CULM)_[^P]' > env; pwd > where")
+    arguments: dict[str, Json] = {
+        "command": "ls -l\nrm x",
+        "file-path": "/a",
+        "count": 2,
+        "deep": {"a": 1},
+        "long": "x" * 10_000,
+        "odd": "a\0b",
+        "text": "x" * 300_000,  # More than a pipe holds.
+    }
+    async with asyncio.timeout(WAIT_S):
+        verdict = await of(kit, hook).run(call_of("bash", arguments))
+    assert verdict is not None
+    assert (verdict.decision, verdict.updated_input) == ("none", None)
+    assert json.loads((kit.inside.root / "told").read_text()) == {
+        "event": "PreToolUse",
+        "hook_event_name": "PreToolUse",
+        "session_id": "session-1",
+        "cwd": root,
+        "tool_name": "bash",
+        "tool_input": arguments,
+    }
+    assert (kit.inside.root / "where").read_text() == f"{root}\n"
+    known = [
+        f"CWD={root}",
+        "EVENT=PreToolUse",
+        "SESSION_ID=session-1",
+        "TOOL_INPUT_COMMAND=ls -l",  # Its second line has no name to be found by.
+        "TOOL_INPUT_COUNT=2",
+        "TOOL_INPUT_FILE_PATH=/a",
+        "TOOL_NAME=bash",
+    ]
+    lines = (kit.inside.root / "env").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{ours}_{one}" for ours in ("CRUSH", "CULM") for one in known)
+
+
+@contract("INV-76")
+async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks = [
+        Hook("""echo '{"decision": "allow", "context": "seen"}'""", "fine"),
+        Hook("echo not JSON", "odd"),
+        Hook("exit 3", "failing"),
+        Hook("no-such-program-at-all", "missing"),
+        Hook("kill -9 $$", "killed"),
+        Hook("exec <&-; exec >&-; exec 2>&-; exit 0", "silent"),
+        Hook(f"head -c {OUTPUT_BYTES_MAX + 1} /dev/zero", "flood"),
+        Hook("exit 1", "elsewhere", matcher="view"),
+        Hook(f"head -c {OUTPUT_BYTES_MAX * 9} /dev/zero; echo 'keep out' >&2; exit 2", "guard"),
+    ]
+    async with asyncio.timeout(WAIT_S):
+        verdict = await of(kit, *hooks).run(call_of("edit", {"file_path": "a"}))
+    names = ("fine", "odd", "failing", "missing", "killed", "silent", "flood")
+    decisions = dict.fromkeys(names, "none") | {"fine": "allow"}
+    shown: list[Json] = [{"name": name, "decision": word} for name, word in decisions.items()]
+    assert verdict == HookVerdict(
+        "deny",
+        halt=False,
+        reason="keep out",
+        context="seen",
+        updated_input=None,
+        metadata={
+            "hook_count": 8,
+            "decision": "deny",
+            "reason": "keep out",
+            "hooks": [*shown, {"name": "guard", "decision": "deny", "reason": "keep out"}],
+        },
+    )
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    for name in ("odd", "failing", "missing", "killed", "flood"):
+        assert any(f"the hook {name!r} has no opinion on edit: " in line for line in told)
+
+
+@contract("INV-76")
+async def test_without_a_hook_that_matches_nothing_is_said(kit: Kit) -> None:
+    assert await of(kit, Hook("exit 2", matcher="^bash$")).run(call_of("view", {})) is None
+    assert await of(kit).run(call_of("view", {})) is None
+
+
+async def test_a_hook_has_its_say_in_a_workspace_whose_name_is_no_text(tmp_path: Path) -> None:
+    async with open_kit(tmp_path, name=os.fsdecode(b"w\xff")) as kit, asyncio.timeout(WAIT_S):
+        verdict = await of(kit, Hook("cat; exit 2")).run(call_of("bash", {"a": "b"}))
+    assert verdict is not None
+    assert verdict.decision == "deny"
+
+
+async def test_arguments_that_are_no_object_are_told_as_they_were_written(kit: Kit) -> None:
+    hook = Hook("""cat > told; echo '{"updated_input": {"a": 1}}'""")
+    call = replace(call_of("bash", {}), input="{broken", arguments=None)
+    async with asyncio.timeout(WAIT_S):
+        verdict = await of(kit, hook).run(call)
+    assert verdict is not None
+    assert verdict.updated_input == {"a": 1}
+    assert json.loads((kit.inside.root / "told").read_text())["tool_input"] == "{broken"
+
+
+async def test_a_hook_that_takes_too_long_is_ended_and_has_no_say(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = Hook("sleep 60 & sleep 60", "slow", timeout=1)
+    async with asyncio.timeout(WAIT_S):
+        verdict = await of(kit, slow).run(call_of("bash", {}))
+    assert verdict is not None
+    assert verdict.decision == "none"
+    assert "the hook 'slow' has no opinion on bash: it took longer than 1 s" in caplog.text
+    assert await kit.custody.processes(WORKSPACE) == []
+
+
+async def test_a_call_that_is_cancelled_ends_its_hooks_and_leaves_nothing_open(kit: Kit) -> None:
+    hooks = of(kit, *(Hook(f"echo {n} > begun; sleep 60") for n in range(2)))
+    begun = kit.inside.root / "begun"
+    os.mkfifo(begun)
+    before = open_descriptors()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        task = group.create_task(hooks.run(call_of("bash", {})))
+        said = ""
+        while len(said) < len("0\n1\n"):
+            said += await asyncio.to_thread(begun.read_text)
+        kinds = [process.owner.kind for process in await kit.custody.processes(WORKSPACE)]
+        assert kinds == ["hook", "hook"]
+        task.cancel()
+    assert await kit.custody.processes(WORKSPACE) == []
+    assert open_descriptors() <= before

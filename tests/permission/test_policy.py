@@ -1,0 +1,429 @@
+"""The policy: what is refused, allowed and asked, and that no rule is ever wider than it reads."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.errors import InvalidRequest
+from culm.permission.policy import (
+    Allowed,
+    Asked,
+    Refused,
+    Terms,
+    command_matches,
+    decide,
+    path_matches,
+)
+from culm.tools.base import Action
+from culm.wire.codec import Json
+from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
+from tests.support import contract
+
+TERMS = Terms("/work", "/home/me")
+EDIT = Action("edit", "write", paths=("/work/src/a.py",), grains=("write:/work",))
+LOOK = Action("view", "read", paths=("/work/src/a.py",), is_free=True)
+NOTHING = Asked()
+BY_RULE = Allowed("rule")
+
+
+def shell(*commands: str) -> Action:
+    grains = tuple(f"bash:{one}" for one in commands)
+    params: Json = {"command": "; ".join(commands)}
+    return Action("bash", "execute", params=params, commands=commands, grains=grains)
+
+
+def untold(text: str) -> Action:
+    """A command of which nobody can tell what will run."""
+    return Action("bash", "execute", params={"command": text}, commands=None)
+
+
+def by(*rules: Rule) -> Terms:
+    return replace(TERMS, rules=rules)
+
+
+def denied(rule: str) -> Refused:
+    return Refused("rule", f"a rule denies it: deny {rule}")
+
+
+def asked(rule: str) -> Asked:
+    return Asked(f"a rule wants it asked: ask {rule}")
+
+
+# --- the order
+
+
+DENY, ASK, ALLOW = (Rule(one, tool="edit") for one in ("deny", "ask", "allow"))
+GRANTED = frozenset(EDIT.grains)
+EVERYTHING = replace(
+    by(ALLOW), allowed_tools=("edit",), skip=True, hook="allow", granted=GRANTED, approve="allow"
+)
+
+
+@pytest.mark.parametrize(
+    ("terms", "verdict"),
+    [
+        (TERMS, NOTHING),
+        (by(ALLOW, ASK, DENY), denied("tool edit")),
+        (replace(EVERYTHING, rules=(DENY,)), denied("tool edit")),
+        (by(ALLOW, ASK), asked("tool edit")),
+        (by(ALLOW), BY_RULE),
+        (replace(TERMS, skip=True), Allowed("skip")),
+        (replace(by(ASK), skip=True), Allowed("skip")),
+        (replace(TERMS, allowed_tools=("edit",)), Allowed("allowed_tools")),
+        (replace(TERMS, allowed_tools=("edit:write",)), Allowed("allowed_tools")),
+        (replace(by(ASK), allowed_tools=("edit",)), asked("tool edit")),
+        (replace(by(ASK), hook="allow"), Allowed("hook")),
+        (replace(by(ASK), granted=GRANTED), Allowed("grant")),
+        (replace(TERMS, granted=GRANTED, hook="allow"), Allowed("hook")),
+        (replace(by(ALLOW), hook="allow", granted=GRANTED), BY_RULE),
+        (replace(TERMS, granted={"write:/other"}), NOTHING),
+        (replace(TERMS, approve="ask"), NOTHING),
+        (replace(by(ASK), approve="allow"), Allowed("approve")),
+        (replace(TERMS, approve=(ALLOW,)), Allowed("approve")),
+        (replace(TERMS, approve=(ALLOW, ASK)), NOTHING),
+        (replace(TERMS, approve=(Rule("allow", tool="write"),)), NOTHING),
+        (replace(TERMS, approve=()), NOTHING),
+        (
+            replace(TERMS, approve="deny"),
+            Refused("approve", "whoever started this run denies what would be asked"),
+        ),
+        (
+            replace(TERMS, approve=(ALLOW, DENY)),
+            Refused("approve", "whoever started this run denies it: deny tool edit"),
+        ),
+        (replace(TERMS, approve="deny", granted=GRANTED), Allowed("grant")),
+    ],
+)
+def test_of_all_that_is_said_of_a_call_the_first_in_order_decides(
+    terms: Terms, verdict: Allowed | Refused | Asked
+) -> None:
+    assert decide(EDIT, terms) == verdict
+
+
+def test_what_is_harmless_is_asked_about_only_if_a_rule_wants_that() -> None:
+    assert decide(LOOK, TERMS) == Allowed("free")
+    assert decide(LOOK, replace(TERMS, approve="deny")) == Allowed("free")
+    assert decide(LOOK, by(Rule("ask", path="src/**"))) == asked("path src/**")
+    assert decide(LOOK, by(Rule("deny", path="src/**"))) == denied("path src/**")
+
+
+def test_why_an_action_is_asked_about_is_handed_on_unless_a_rule_wants_it() -> None:
+    action = replace(EDIT, why="it is outside the workspace")
+    assert decide(action, TERMS) == Asked("it is outside the workspace")
+    assert decide(action, by(Rule("ask"))) == asked("everything")
+
+
+def test_a_grant_covers_an_action_only_if_it_covers_every_grain_of_it() -> None:
+    both = shell("git log", "git show")
+    assert decide(both, replace(TERMS, granted={"bash:git log", "bash:git show"})) == Allowed(
+        "grant"
+    )
+    assert decide(both, replace(TERMS, granted={"bash:git log"})) == NOTHING
+    assert decide(replace(both, grains=()), replace(TERMS, granted={""})) == NOTHING
+
+
+@contract("INV-74")
+@pytest.mark.parametrize(
+    "entry",
+    ["*", "ed*", "Edit", "EDIT", "edit:", ":write", "edit:*", "edit:read", "edit ", "edit,view"],
+)
+def test_an_entry_of_allowed_tools_that_is_not_exactly_the_tool_or_tool_and_action_allows_nothing(
+    entry: str,
+) -> None:
+    assert decide(EDIT, replace(TERMS, allowed_tools=(entry,))) == NOTHING
+
+
+# --- tools and actions
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (Rule("allow"), True),
+        (Rule("allow", tool="e?it"), True),
+        (Rule("allow", tool="*dit", action="wr*"), True),
+        (Rule("allow", tool="[de]dit"), True),
+        (Rule("allow", tool="Edit"), False),
+        (Rule("allow", tool="edit", action="read"), False),
+        (Rule("allow", tool=""), False),
+        (Rule("allow", tool="edit", command="*"), False),  # It runs no command.
+    ],
+)
+def test_a_rule_is_about_the_tools_and_actions_that_its_globs_name(
+    rule: Rule, *, matches: bool
+) -> None:
+    assert (decide(EDIT, by(rule)) == BY_RULE) is matches
+
+
+# --- paths
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "matches"),
+    [
+        ("src/a.py", "/work/src/a.py", True),
+        ("./src/*.py", "/work/src/a.py", True),
+        ("src/*", "/work/src/in/a.py", False),
+        ("src/**", "/work/src/in/a.py", True),
+        ("src/**", "/work/src/.hidden", True),
+        ("src/**", "/work/src", True),
+        ("src/**", "/work/srcs", False),
+        ("**", "/work/any/where", True),
+        ("**", "/work", True),
+        ("**", "/workshop/a", False),
+        ("**", "/elsewhere", False),
+        ("**/.env", "/work/.env", True),
+        ("**/.env", "/work/a/b/.env", True),
+        ("**/.env", "/work/.env/x", False),
+        ("**/.env", "/other/.env", False),
+        ("*.{pem,key}", "/work/a.key", True),
+        ("../lib/**", "/lib/a", True),
+        ("../../../etc/*", "/etc/passwd", True),
+        (".", "/work", True),
+        (".", "/work/a", False),
+        ("/etc/**", "/etc/passwd", True),
+        ("/**", "/", True),
+        ("/**/*.py", "/work/src/a.py", True),
+        ("/work", "/work/a", False),
+        ("~/.ssh/**", "/home/me/.ssh/id", True),
+        ("~/**", "/home/me", True),
+        ("~", "/home/me", True),
+        ("~other/**", "/home/me/a", False),
+        ("~other/**", "/work/~other/a", True),
+        ("a[1]", "/work/a1", True),
+        (r"a\*b", "/work/a*b", True),
+        (r"a\*b", "/work/axb", False),
+        ("a/../src/**", "/work/src/a", False),
+    ],
+)
+def test_a_glob_means_paths_from_the_workspace_the_root_or_the_home(
+    glob: str, path: str, *, matches: bool
+) -> None:
+    for bad in (True, False):
+        assert path_matches(glob, path, TERMS, bad=bad) is matches
+
+
+def test_of_several_paths_one_suffices_to_narrow_and_all_are_needed_to_allow() -> None:
+    two = replace(EDIT, paths=("/work/src/a.py", "/work/secrets/key"))
+    assert decide(two, by(Rule("deny", path="secrets/**"))) == denied("path secrets/**")
+    assert decide(two, by(Rule("ask", path="secrets/**"))) == asked("path secrets/**")
+    assert decide(two, by(Rule("allow", path="src/**"))) == NOTHING
+    assert decide(two, by(Rule("allow", path="{src,secrets}/**"))) == BY_RULE
+
+
+def test_a_rule_about_paths_neither_allows_nor_denies_what_names_none() -> None:
+    for rule in (Rule("allow", path="**"), Rule("deny", path="**")):
+        assert decide(replace(EDIT, paths=()), by(rule)) == NOTHING
+
+
+def test_a_glob_that_cannot_be_read_denies_everywhere_and_allows_nowhere() -> None:
+    bad = "{a,b}" * 10
+    assert isinstance(decide(EDIT, by(Rule("deny", path=bad))), Refused)
+    assert decide(EDIT, by(Rule("allow", path=bad))) == NOTHING
+
+
+# --- commands
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "matches"),
+    [
+        ("npm test", "npm test", True),
+        ("npm test", "npm test --watch", False),
+        ("npm test", "npm", False),
+        ("npm  test", "npm test", True),
+        ("git push *", "git push", True),
+        ("git push *", "git push --force origin", True),
+        ("git push *", "git pushy", False),
+        ("git * push *", "git -C x push", True),
+        ("git * --force", "git push origin --force", True),
+        ("git * --force", "git push origin --force now", False),
+        ("npm run test:*", "npm run test:unit", True),
+        ("npm run test:*", "npm run test:unit x", False),
+        ("*", "", True),
+        ("*", "anything at all", True),
+        ("rm", "RM", False),
+        ("rm *", "/bin/rm -r x", False),
+        ("./run *", "./run x", True),
+        ("* * b * *", "a b", True),
+        ("a?", "ab", True),
+    ],
+)
+def test_a_pattern_matches_a_command_word_by_word(
+    pattern: str, command: str, *, matches: bool
+) -> None:
+    assert command_matches(pattern, command) is matches
+
+
+def test_a_program_given_by_its_path_is_denied_by_its_name_and_not_allowed_by_it() -> None:
+    here = shell("./tools/rm -r x")
+    assert decide(here, by(Rule("deny", command="rm *"))) == denied("command 'rm *'")
+    assert decide(here, by(Rule("allow", command="rm *"))) == NOTHING
+    assert decide(here, by(Rule("allow", command="./tools/rm *"))) == BY_RULE
+
+
+def test_each_command_of_a_list_may_be_allowed_by_a_rule_of_its_own() -> None:
+    rules = Rule("allow", command="git log *"), Rule("allow", tool="bash", command="ls *")
+    assert decide(shell("git log -3", "ls"), by(*rules)) == BY_RULE
+    assert decide(shell("git log -3", "ls", "rm x"), by(*rules)) == NOTHING
+    assert decide(shell("git log", "rm x"), by(*rules, Rule("deny", command="rm *"))) == denied(
+        "command 'rm *'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_denied"),
+    [
+        ("rm *", 'eval "$X rm -r y"', True),
+        ("rm *", "$(echo /bin/rm) x", True),
+        ("/bin/rm *", "$(echo rm) x", True),
+        ("rm *", "eval format; $term", False),
+        ("*", "$X", True),
+        ("py*", "$X", True),  # Which program is meant is open.
+    ],
+)
+def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_program_is_enough(
+    pattern: str, text: str, *, is_denied: bool
+) -> None:
+    verdict = decide(untold(text), replace(by(Rule("deny", command=pattern)), skip=True))
+    assert verdict == (denied(f"command {pattern!r}") if is_denied else Allowed("skip"))
+
+
+def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_path_is_enough() -> None:
+    rule = Rule("deny", path="config/**/.env")
+    assert decide(untold("cat $X/config/.env"), by(rule)) == denied("path config/**/.env")
+    assert decide(untold("cat $X/other"), by(rule)) == NOTHING
+
+
+def test_where_nobody_can_tell_what_will_run_no_rule_about_commands_or_paths_allows_it() -> None:
+    rules = Rule("allow", command="*"), Rule("allow", path="/**"), Rule("allow", tool="edit")
+    action = replace(untold("ls $X"), paths=("/work",))
+    assert decide(action, by(*rules)) == NOTHING
+    assert decide(action, by(Rule("allow", tool="bash"))) == BY_RULE
+
+
+def test_where_a_command_works_does_not_allow_what_it_does() -> None:
+    there = replace(shell("curl evil"), paths=("/work/src",))
+    assert decide(there, by(Rule("allow", path="src/**"))) == NOTHING
+    assert decide(there, by(Rule("allow", path="src/**", command="curl *"))) == BY_RULE
+    assert decide(there, by(Rule("allow", path="doc/**", command="curl *"))) == NOTHING
+
+
+# --- as they are written
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("allow", "a list of rules is wanted"),
+        ([{"tool": "bash"}], "rule 1 is wrong: Object missing required field `decision`"),
+        ([{"decision": "allow"}, {"decision": "Allow"}], "rule 2 is wrong: "),
+        ([{"decision": "allow", "comand": "ls"}], "rule 1 is wrong: Object contains unknown field"),
+        ([{"decision": "deny", "path": 1}], "rule 1 is wrong: Expected `str`, got `int`"),
+        ([{"decision": "deny", "path": "a" * (PATTERN_CHARS_MAX + 1)}], "rule 1 is wrong: "),
+        (["deny"], "rule 1 is wrong: Expected `object`, got `str`"),
+        ([{"decision": "deny"}] * (RULES_MAX + 1), "too many rules"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_rule_that_is_wrong_is_refused_and_named(value: Json, problem: str) -> None:
+    for parse in (parse_rules, parse_approve):
+        if value != "allow" or parse is parse_rules:
+            with pytest.raises(InvalidRequest, match=problem):
+                parse(value)
+
+
+def test_what_a_caller_approves_is_a_word_or_rules() -> None:
+    rules: Json = [{"decision": "allow", "tool": "edit", "path": None}]
+    assert parse_approve(rules) == parse_rules(rules) == (Rule("allow", tool="edit"),)
+    words: list[Json] = ["ask", "allow", "deny", "", None, []]
+    assert [parse_approve(one) for one in words] == ["ask", "allow", "deny", None, None, ()]
+    others: list[Json] = ["yes", 1, {}, True]
+    for wrong in others:
+        with pytest.raises(InvalidRequest, match="approve must be"):
+            parse_approve(wrong)
+
+
+# --- whatever the rules are
+
+NAMES = st.sampled_from(["*", "bash", "edit", "view", "b*", "exec*", "write", ""])
+PATHS = ["", "**", "src/**", "/work/src/a.py", "/etc/**", "~/**", "*.py", "{a,b}" * 10]
+COMMANDS = ["", "*", "git *", "git push", "rm *", "* x", "npm test"]
+DECISIONS = st.sampled_from(["allow", "ask", "deny"])
+RULES = st.builds(Rule, DECISIONS, NAMES, NAMES, st.sampled_from(PATHS), st.sampled_from(COMMANDS))
+REAL_PATHS = st.lists(st.sampled_from(["/work/src/a.py", "/work/b.py", "/etc/passwd", "/work"]))
+LINES = ["git push", "git log", "rm x", "/bin/rm x", "npm test", "echo"]
+ACTIONS = st.builds(
+    Action,
+    tool=st.sampled_from(["bash", "edit", "view"]),
+    name=st.sampled_from(["execute", "write", "read"]),
+    params=st.sampled_from([None, {"command": "eval rm git"}]),
+    is_free=st.booleans(),
+    paths=REAL_PATHS.map(tuple[str, ...]),
+    commands=st.none() | st.lists(st.sampled_from(LINES), max_size=3).map(tuple[str, ...]),
+    grains=st.lists(st.sampled_from(["a", "b"])).map(tuple[str, ...]),
+)
+SEVERAL = st.lists(RULES, max_size=4).map(tuple[Rule, ...])
+ALL_TERMS = st.builds(
+    Terms,
+    st.just("/work"),
+    st.just("/home/me"),
+    rules=SEVERAL,
+    allowed_tools=st.lists(st.sampled_from(["bash", "edit:write", "view", "*"])),
+    skip=st.booleans(),
+    hook=st.sampled_from(["allow", "none"]),
+    granted=st.lists(st.sampled_from(["a", "b"])),
+    approve=st.none() | st.sampled_from(["ask", "allow", "deny"]) | SEVERAL,
+)
+
+
+def width(action: Action, terms: Terms) -> Literal[0, 1, 2]:
+    match decide(action, terms):
+        case Refused():
+            return 0
+        case Asked():
+            return 1
+        case Allowed():
+            return 2
+
+
+@given(ACTIONS, ALL_TERMS)
+def test_what_a_rule_denies_nothing_else_allows(action: Action, terms: Terms) -> None:
+    alone = Terms(terms.workspace, terms.home, terms.rules)
+    if isinstance(verdict := decide(action, alone), Refused):
+        assert decide(action, terms) == verdict
+    assert terms.skip is False or width(action, terms) in (0, 2)
+
+
+@given(ACTIONS, ALL_TERMS, RULES, st.integers(0, 4))
+def test_a_rule_that_denies_or_asks_never_widens_and_one_that_allows_never_narrows(
+    action: Action, terms: Terms, rule: Rule, at: int
+) -> None:
+    more = replace(terms, rules=(*terms.rules[:at], rule, *terms.rules[at:]))
+    if rule.decision == "allow":
+        assert width(action, more) >= width(action, terms)
+    else:
+        assert width(action, more) <= width(action, terms)
+
+
+@given(ACTIONS, ALL_TERMS)
+def test_in_which_order_rules_are_written_does_not_matter(action: Action, terms: Terms) -> None:
+    assert width(action, replace(terms, rules=terms.rules[::-1])) == width(action, terms)
+
+
+@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=4), SEVERAL)
+def test_a_list_of_commands_is_allowed_only_if_each_of_them_alone_is(
+    commands: list[str], rules: tuple[Rule, ...]
+) -> None:
+    allowed = decide(shell(*commands), by(*rules)) == BY_RULE
+    assert allowed == all(decide(shell(one), by(*rules)) == BY_RULE for one in commands)
+
+
+@contract("INV-74")
+@given(st.text(max_size=12) | st.sampled_from(["bash", "bash:execute"]))
+def test_only_the_exact_words_in_allowed_tools_allow(entry: str) -> None:
+    allowed = decide(shell("ls"), replace(TERMS, allowed_tools=(entry,)))
+    assert (allowed == Allowed("allowed_tools")) is (entry in ("bash", "bash:execute"))

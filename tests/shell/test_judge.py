@@ -1,0 +1,226 @@
+"""What a command would run, and whether it only reads, told from its text."""
+
+from pathlib import Path
+
+import pytest
+
+from culm.shell.judge import Judgement, judge
+from culm.shell.table import TABLE, table_markdown
+from tests.shell.cases import ASKED, FREE
+from tests.shell.conftest import Judge
+
+
+@pytest.mark.parametrize("command", FREE)
+def test_a_command_that_only_reads_inside_is_free(judged: Judge, command: str) -> None:
+    judgement = judged(command)
+    assert judgement.why == ""
+    assert judgement.is_free
+    assert judgement.commands == judgement.seen
+    assert judgement.grains == ()
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_a_command_that_may_do_more_is_never_free(judged: Judge, command: str) -> None:
+    judgement = judged(command)
+    assert not judgement.is_free
+    assert judgement.why.endswith(".")
+    # Without a grain, every grant would cover it.
+    assert bool(judgement.grains) == (judgement.commands is not None)
+
+
+# The command; every simple command in it; what a grant for it covers. `@` stands for the workspace.
+TOLD: list[tuple[str, list[str], list[str]]] = [
+    ("rm -rf x", ["rm -rf x"], ["rm"]),
+    ("ls; rm x", ["ls", "rm x"], ["rm"]),
+    ('rm "a b"  c', ["rm a b c"], ["rm"]),
+    ("git commit -m 'a b'", ["git commit -m a b"], ["git commit"]),
+    ("git push origin main && npm test", ["git push origin main", "npm test"],
+     ["git push", "npm test"]),
+    ("npm run build", ["npm run build"], ["npm run build"]),
+    ("git -c a=b log", ["git -c a=b log"], ["git -c a=b log"]),
+    ("docker run -it x sh", ["docker run -it x sh"], ["docker run -it x sh"]),
+    ("docker ps", ["docker ps"], ["docker ps"]),
+    ("kubectl -n a delete pod b", ["kubectl -n a delete pod b"], ["kubectl -n a delete pod"]),
+    ("make -j4 all", ["make -j4 all"], ["make -j4 all"]),
+    ("./sub/b.py x", ["./sub/b.py x"], ["@/sub/b.py"]),
+    ("cd sub && ./b.py", ["cd sub", "./b.py"], ["@/sub/b.py in @/sub"]),
+    ("cd sub && npm test", ["cd sub", "npm test"], ["npm test in @/sub"]),
+    ("(cd sub; npm test); npm test", ["cd sub", "npm test"],
+     ["npm test", "npm test in @/sub or @"]),
+    ("cd $x; npm test", ["cd $x", "npm test"],
+     ["cd $x", "npm test in a directory that cannot be told"]),
+    ("git fetch --upload=x y", ["git fetch --upload=x y"], ["git fetch --upload=x y"]),
+    ("git clone -c a=b y", ["git clone -c a=b y"], ["git clone -c a=b y"]),
+    ("go test -exec x ./...", ["go test -exec x ./..."], ["go test -exec x ./..."]),
+    ("uv run --frozen pytest", ["uv run --frozen pytest"], ["uv run --frozen pytest"]),
+    ("npx --yes eslint", ["npx --yes eslint"], ["npx --yes eslint"]),
+    ("npm exec -- eslint", ["npm exec -- eslint"], ["npm exec -- eslint"]),
+    ("npm run -s build", ["npm run -s build"], ["npm run -s build"]),
+    ("deno run -A x.ts", ["deno run -A x.ts"], ["deno run -A x.ts"]),
+    ("uv tool run ruff", ["uv tool run ruff"], ["uv tool run ruff"]),
+    ("conda run -n a x", ["conda run -n a x"], ["conda run -n a x"]),
+    ("ip netns exec a x", ["ip netns exec a x"], ["ip netns exec a x"]),
+    ("cargo run x", ["cargo run x"], ["cargo run x"]),
+    ("git push -u origin x", ["git push -u origin x"], ["git push"]),
+    ("python sub/b.py -v", ["python sub/b.py -v"], ["python @/sub/b.py"]),
+    ("bash +x sub/b.py", ["bash +x sub/b.py"], ["bash +x sub/b.py"]),
+    ("python -m pytest -q", ["python -m pytest -q"], ["python -m pytest"]),
+    ("python -c 'print(1)'", ["python -c print(1)"], ["python -c 'print(1)'"]),
+    ("curl 'a -o b'", ["curl a -o b"], ["curl 'a -o b'"]),
+    ("uv run pytest -q", ["uv run pytest -q", "pytest -q"], ["uv run pytest"]),
+    ("npx eslint .", ["npx eslint .", "eslint ."], ["npx eslint"]),
+    ("sudo -u x apt install y", ["sudo -u x apt install y", "apt install y"],
+     ["sudo apt install"]),
+    ("ls | xargs rm -f", ["ls", "xargs rm -f", "rm -f"], ["xargs rm"]),
+    ("find . -name x -exec rm {} +", ["rm {}", "find . -name x -exec rm {} +"],
+     ["find . -name x -exec rm {} +", "rm"]),
+    ("timeout -k 1 5 nice -n 3 env X=1 rm x", ["X=1", "rm x"], ["X=1", "rm"]),
+    ("env -u X rm x", ["env -u X rm x", "rm x"], ["env rm"]),
+    ("env -i git log", ["env -i git log", "git log"], ["env git log"]),
+    ("for PATH in bin sub; do ls; done", ["for PATH in bin sub", "ls"], ["for PATH in bin sub"]),
+    # What is not in the table with its options is granted as it stands, and no wider.
+    ("git log --output='a b'", ["git log --output=a b"], ["git log --output='a b'"]),
+    ("cat $x", ["cat $x"], ["cat $x"]),
+    ("nohup stdbuf -oL npm start", ["npm start"], ["npm start"]),
+    ("bash -c 'ls; bash -c \"rm x\"'", ["ls", "rm x"], ["rm"]),
+    ("LC_ALL=C rm x", ["rm x"], ["rm"]),
+    ("PATH=. ls", ["PATH=.", "ls"], ["PATH=."]),
+    ("env LD_PRELOAD=x ls", ["LD_PRELOAD=x", "ls"], ["LD_PRELOAD=x"]),
+    ("echo hi > new", ["echo hi", "> @/new"], ["> @/new"]),
+    ("cd sub && echo hi >> new", ["cd sub", "echo hi", "> @/sub/new"], ["> @/sub/new"]),
+    ("cat < /etc/hostname", ["cat", "< /etc/hostname"], ["< /etc/hostname"]),
+    ("cat /etc/hostname", ["cat /etc/hostname"], ["cat /etc/hostname"]),
+    ("cat out/hostname", ["cat out/hostname"], ["cat /etc/hostname"]),
+    ("cd /etc && ls", ["cd /etc", "ls"], ["cd /etc", "ls /etc"]),
+    ("echo $(rm x) `rm y` <(rm z)",
+     ["rm x", "rm y", "rm z", "echo $(rm x) `rm y` <(rm z)"], ["echo", "rm"]),
+    ("echo ${x:-$(rm x)}", ["rm x", "echo ${x:-$(rm x)}"], ["echo", "rm"]),
+    ("cat <<EOF\n$(rm x)\nEOF", ["cat", "rm x"], ["rm"]),
+    ("cat <<EOF | sort -o new && rm x\nhi\nEOF", ["cat", "sort -o new", "rm x"],
+     ["rm", "sort -o new"]),
+    ("cat <<'EOF' > new\n$(rm x)\nEOF", ["cat", "> @/new"], ["> @/new"]),
+    ("if a; then b; elif c; then d; else e; fi", ["a", "b", "c", "d", "e"],
+     ["a", "b", "c", "d", "e"]),
+    ("while a; do b; done; until c; do d; done", ["a", "b", "c", "d"], ["a", "b", "c", "d"]),
+    ("for f in $(a); do b $f; done", ["a", "b $f"], ["b", "a"]),
+    ("case $(a) in b) c;; *) d;; esac", ["a", "c", "d"], ["a", "c", "d"]),
+    ("(a; b) & { c; } | d |& e || ! f", ["a", "b", "c", "d", "e", "f"],
+     ["a", "b", "c", "d", "e", "f"]),
+    ("[[ -f $(a) ]] && b", ["a", "[[ -f $(a) ]]", "b"], ["[", "a", "b"]),
+    ("f() { rm x; }; f y", ["rm x", "f y"], ["f", "function f", "rm"]),
+    ("x=$(a) b", ["a", "x=$(a)", "b"], ["a", "b", "x=$(a)"]),
+    ("x=(a $(b))", ["b", "x=(a $(b))"], ["b", "x=(a $(b))"]),
+    ("export X=1", ["export X=1"], ["export"]),
+    ("rm $x", ["rm $x"], ["rm"]),
+    ("wc -l *.nosuch /etc/hostname", ["wc -l *.nosuch /etc/hostname"], ["wc /etc/hostname"]),
+    ("env", ["env"], ["env"]),
+    ("printenv HOME", ["printenv HOME"], ["printenv"]),
+    ("curl -s x", ["curl -s x"], ["curl -s x"]),
+    ("cat <<EOF\n$HOME\nEOF", ["cat"], ["cat <<EOF\n$HOME\nEOF"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "commands", "grains"), TOLD)
+def test_every_simple_command_is_told_with_its_grain(
+    judged: Judge, ground: Path, command: str, commands: list[str], grains: list[str]
+) -> None:
+    judgement = judged(command)
+    assert not judgement.is_free
+    assert judgement.commands == tuple(one.replace("@", str(ground)) for one in commands)
+    assert judgement.grains == tuple(sorted(one.replace("@", str(ground)) for one in grains))
+
+
+# What cannot be told; and what is seen in it all the same, for rules that deny.
+UNCLEAR: list[tuple[str, list[str]]] = [
+    ("eval rm x", ["eval rm x"]),
+    (". ./a.txt", [". ./a.txt"]),
+    ("$x y", ["$x y"]),
+    ('bash -c "$x"', ['bash -c "$x"']),
+    ("cat a.txt | sh", ["cat a.txt", "sh"]),
+    ("python3 - < a.txt", ["python3 -"]),
+    ("git $x", ["git $x"]),
+    ("ls() { rm x; }; ls", ["rm x", "ls"]),
+    ("alias ls=rm; ls", ["alias ls=rm", "ls"]),
+    ("trap 'rm x' EXIT", ["trap rm x EXIT"]),
+    ('echo "${x@P}"', ['echo "${x@P}"']),
+    ("echo $((a[$(rm x)]))", ["rm x", "echo $((a[$(rm x)]))"]),
+    ("test -v 'a[$(rm x)]'", ["test -v a[$(rm x)]"]),
+    ("ls > $x", ["ls", "> $x"]),
+    ("rm x; if", ["rm x"]),
+    ("timeout --odd 5 rm x", ["timeout --odd 5 rm x", "5 rm x"]),
+    ("xargs bash -c", ["xargs bash -c", "bash -c"]),
+    ("bash -c -l 'rm x'", ["bash -c -l rm x"]),
+    ("bash -c -- 'rm x'", ["bash -c -- rm x"]),
+    ("bash -c +x 'rm x'", ["bash -c +x rm x"]),
+]
+
+
+@pytest.mark.parametrize(("command", "seen"), UNCLEAR)
+def test_what_cannot_be_resolved_is_said_to_be_so(
+    judged: Judge, command: str, seen: list[str]
+) -> None:
+    judgement = judged(command)
+    assert judgement == Judgement(
+        is_free=False,
+        commands=None,
+        grains=(),
+        paths=judgement.paths,
+        why=judgement.why,
+        seen=tuple(seen),
+    )
+    assert judgement.why.startswith("What it runs cannot be told: ")
+
+
+@pytest.mark.parametrize(
+    "command", ["watch -n 1 rm x", "flock f rm x", "strace -f -o log rm x", "zsh -c 'rm x'"]
+)
+def test_a_rule_that_denies_sees_what_a_program_may_take_for_a_command(
+    judged: Judge, command: str
+) -> None:
+    judgement = judged(command)
+    assert "rm x" in judgement.seen
+    assert judgement.commands is not None
+    assert "rm x" not in judgement.commands
+
+
+def test_the_paths_a_command_names_are_told_where_they_really_lie(
+    judged: Judge, ground: Path
+) -> None:
+    judgement = judged("cp --target=sub out/hostname a.txt && cat sub/../a.txt > sub/new < a.txt")
+    names = ("a.txt", "sub", "sub/new")
+    paths = ["/etc/hostname", *(f"{ground}/{name}" for name in names)]
+    assert judgement.paths == tuple(sorted(paths))
+
+
+def test_a_working_directory_outside_makes_every_reader_asked(ground: Path) -> None:
+    assert not judge("ls", Path("/"), [ground]).is_free
+    assert not judge("git log", ground, [ground / "sub"]).is_free
+    assert judge("echo hi", ground / "sub", [Path("/nosuch"), ground]).is_free
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ls;" * 1_001,
+        "ls " + "a " * 40_000,
+        "(" * 1_500,
+        "$(" * 1_500,
+        "ls && " * 5_000 + "ls",
+        "x=(" * 1_900,
+        "echo " + "$(echo " * 200 + ")" * 200,
+        "nice " * 30 + "ls",
+        "bash -c 'ls';" * 20,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_more_than_anybody_would_read_is_not_judged(judged: Judge, command: str) -> None:
+    judgement = judged(command)
+    assert (judgement.is_free, judgement.commands, judgement.grains) == (False, None, ())
+
+
+def test_the_table_is_shown_with_every_command_and_option() -> None:
+    text = table_markdown()
+    for name, entry in TABLE.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        for option in entry.flags | entry.values | entry.paths | entry.optional:
+            assert f"`{option}" in row

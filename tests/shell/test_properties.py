@@ -1,0 +1,142 @@
+"""What holds of every command, however it is put together."""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from culm.shell.judge import judge
+from culm.shell.words import names
+from tests.shell.cases import ASKED, FREE
+from tests.shell.conftest import Judge
+
+FEW = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+# A here-document or a comment swallows what is put behind it.
+PLAIN = [text for text in FREE if "<<" not in text and "#" not in text and not text.endswith("&")]
+free = st.sampled_from([text.rstrip("; ") for text in PLAIN])
+
+# `@` stands for the command; `^` is the end of a line.
+CHANGING = """\
+@; rm x|@ && rm x|@ & rm x|@^rm x|rm x; @|rm x^@|! rm x && @
+@ > new|@ >> new|@ &> new|@ 2> new|@ < /etc/passwd
+@ $(rm x)|@ `rm x`|@ <(rm x)|@ "$(rm x)"|X=$(rm x) @|PATH=. @
+if rm x; then @; fi|for i in $(rm x); do @; done|while @; do rm x; done
+(@; rm x)|{ rm x; @; }|f() { rm x; }; @; f|sudo @|eval '@'
+@; bash -c 'rm x'|cat <<EOF^$(rm x)^EOF^@
+case $(rm x) in a) @;; esac|[[ -f $(rm x) ]] && @|echo $(( $(rm x) )); @
+"""
+PIPED = ["@ | sh", "@ || rm x", "@ |& tee x", "@ | xargs rm"]
+HARMLESS = """\
+@|@^true|true && @|@ | head -5|@ 2>/dev/null|( @ )|{ @; }
+if true; then @; fi|for i in 1 2; do ( @ ); done|@ || echo none|@ &|! @
+^@^|@ # why|# why^@|echo "$( @ )"
+"""
+
+
+def _forms(text: str) -> list[str]:
+    return [form.replace("^", "\n") for line in text.splitlines() for form in line.split("|")]
+
+
+changing = st.sampled_from([*_forms(CHANGING.replace("||", "")), *PIPED])
+harmless = st.sampled_from(
+    [form for form in _forms(HARMLESS) if "@" in form] + ["@ | head -5", "@ || echo none"]
+)
+
+
+@FEW
+@given(command=free, form=changing)
+def test_a_free_command_beside_one_that_is_not_is_never_free(
+    judged: Judge, command: str, form: str
+) -> None:
+    assert not judged(form.replace("@", command)).is_free
+
+
+@FEW
+@given(command=free, forms=st.lists(harmless, min_size=1, max_size=3))
+def test_a_free_command_stays_free_in_harmless_company(
+    judged: Judge, command: str, forms: list[str]
+) -> None:
+    whole = command
+    for form in forms:
+        # A shell of its own: what follows is not affected by a directory it turns to.
+        whole = "(\n" + form.replace("@", f"( {whole} )") + "\n)"
+    assert judged(whole).why == ""
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *names("ls rm x a.txt ; & && || | |& ( ) { } [ ] [[ ]] (( )) $( ` $(( ${ ' \" $x $' ~ * ?"),
+        *names("# ! < > << EOF >& <( <<< = += if then fi for in do done case esac ;; while time"),
+        *names("function -o .. / {a,b} cd eval echo cat git log"),
+        "\n",
+        "\\",
+    ]
+)
+
+
+@settings(FEW, max_examples=300)
+@given(text=st.one_of(st.text(), st.lists(FRAGMENTS, max_size=14).map(" ".join)))
+def test_no_text_makes_the_judge_fail(judged: Judge, text: str) -> None:
+    judgement = judged(text)
+    assert judgement.is_free == (judgement.why == "")
+    assert judgement.is_free or bool(judgement.grains) == (judgement.commands is not None)
+
+
+@FEW
+@given(text=st.sampled_from(ASKED), cut=st.integers(0, 40), form=harmless)
+def test_part_of_a_command_that_is_asked_about_does_not_make_the_judge_fail(
+    judged: Judge, text: str, cut: int, form: str
+) -> None:
+    judged(form.replace("@", text[:cut]) + text[cut:])
+
+
+def _state(root: Path) -> list[tuple[str, bytes]]:
+    def entries() -> Iterator[tuple[str, bytes]]:
+        for path in sorted(root.rglob("*")):
+            content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            yield str(path), content
+
+    return list(entries())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_changes_nothing_when_it_runs_what_is_free(tmp_path: Path) -> None:
+    """Random text of the shell's own pieces: what we call free, bash shall agree is harmless."""
+    root = tmp_path.resolve()
+    (root / "sub").mkdir()
+    (root / "a.txt").write_text("x\n")
+    (root / "x").write_text("keep\n")
+    (root / "sub" / "b.py").write_text("y\n")
+    before = _state(root)
+    tried: set[str] = set()
+
+    pieces = st.lists(FRAGMENTS | free, min_size=1, max_size=7)
+
+    @settings(max_examples=400, deadline=None, database=None)
+    @given(pieces=pieces, joint=st.sampled_from([" ", "", "\n", "; "]))
+    def collect(pieces: list[str], joint: str) -> None:
+        text = joint.join(pieces)
+        if "sleep" not in text and judge(text, root, [root]).is_free:
+            tried.add(text)
+
+    collect()
+    assert len(tried) > 20
+    script = [f"timeout 2 bash -c {shlex.quote(text)}" for text in sorted(tried)]
+    subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=root,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(root)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=50,
+        check=False,
+    )
+    assert _state(root) == before

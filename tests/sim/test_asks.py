@@ -1,0 +1,80 @@
+"""Asks under many seeds: answers, cancels, faults and crashes; none lost, none answered twice,
+none approved by nobody."""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+
+from culm.ids import Ids
+from tests.sim.asks_actors import (
+    AskClient,
+    AskObserver,
+    AskServer,
+    answer_what_is_left,
+    trouble_while_asked,
+)
+from tests.sim.asks_checks import check_asks
+from tests.sim.asks_outside import AskWorld
+from tests.sim.loop import SimLoop, simulate
+from tests.sim.runs_actors import SESSIONS, trouble
+from tests.sim.runs_checks import check_all, log_is_told_in_order
+from tests.sim.runs_disk import number_tasks
+from tests.sim.test_runs import begin, no_log, settle, start_once_more
+from tests.support import contract
+
+CLIENTS = 3
+OPERATIONS = 8  # Of each.
+SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "240")) // 2
+BATCH = 20
+REST = 4.0  # People need time to answer, between two crashes.
+
+__all__ = ["no_log"]  # A fixture of these tests, too.
+
+
+async def one_world(loop: SimLoop) -> None:
+    world = AskWorld(loop)
+    loop.set_exception_handler(world.on_problem)
+    number_tasks(loop)
+    server = AskServer(loop, world)
+    with contextlib.closing(server.file):
+        await live_through(server)
+
+
+async def live_through(server: AskServer) -> None:
+    loop, world = server.loop, server.world
+    observer = AskObserver(server, Ids(loop.random.randrange(1 << 30)))
+    observer.interactive = loop.random.random() < 0.8
+    server.observers = [observer]
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(server.run()), tasks.create_task(observer.run())]
+        for _ in range(SESSIONS):
+            await begin(server)
+        while not observer.loaded:
+            await asyncio.sleep(0.01)
+        worries = [
+            tasks.create_task(trouble(server, [observer], rest=REST)),
+            tasks.create_task(trouble_while_asked(server)),
+        ]
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(CLIENTS):
+                clients.create_task(AskClient(server, OPERATIONS).run())
+        for worry in worries:
+            worry.cancel()
+        background.append(tasks.create_task(answer_what_is_left(server)))
+        await settle(server, [observer])
+        assert not world.problems, world.problems
+        check_all(server, [observer])
+        check_asks(server, [observer])
+        log_is_told_in_order([observer])
+        await start_once_more(server)
+        for task in background:
+            task.cancel()
+
+
+@contract("INV-77", "EXC-5", "EXC-8", "EXC-9")
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_ask_is_answered_once_by_somebody_and_none_is_lost(first: int) -> None:
+    for seed in range(first, min(first + BATCH, SEEDS)):
+        simulate(seed, one_world)

@@ -1,0 +1,200 @@
+"""Each safeguard of asks, switched off: the simulation must miss it."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from culm.errors import GrantNotFound
+from culm.ids import AskId, GrantId
+from culm.permission.asks import Asks, Closed
+from culm.permission.clearance import Clearance
+from culm.permission.grants import Grants
+from culm.run import recovery
+from culm.run.runs import Runs
+from culm.store import asks as store_asks
+from culm.store import runs as store_runs
+from culm.store.asks import AnyAsk, delete_grant
+from culm.store.base import Op, Tx
+from culm.store.sql import QUERIES
+from culm.wire.asks import PermissionGrant
+from tests.sim.loop import simulate
+from tests.sim.test_asks import no_log, one_world
+from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
+
+SEEDS = range(150)
+
+__all__ = ["no_log"]  # A fixture of these tests, too.
+
+
+# --- what is switched off
+
+
+def an_end_leaves_its_asks_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store_runs, "close_asks_of_run", do_nothing)
+
+
+def two_answers_go_to_the_store_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Neither the one who is on the way holds back the next, nor does the store."""
+    patch.setitem(QUERIES, "close_ask", QUERIES["close_ask"].replace("AND state = 'open'", ""))
+
+    async def hasty(self: Asks[Any], ask_id: str, closed: Closed) -> bool:
+        waiting = self._open.get(AskId(ask_id))  # pyright: ignore[reportPrivateUsage]
+        if waiting is None:
+            return False
+        return await asyncio.shield(self._close(waiting, closed))  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Asks, "close", hasty)
+
+
+def an_answer_counts_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
+    close = Asks[Any]._close  # pyright: ignore[reportPrivateUsage]
+
+    def hasty(self: Asks[Any], waiting: Any, closed: Closed) -> asyncio.Future[bool]:  # noqa: ANN401
+        if not waiting.closed.done():
+            waiting.closed.set_result(closed)
+        return close(self, waiting, closed)
+
+    patch.setattr(Asks, "_close", hasty)
+
+
+def a_call_that_changed_keeps_its_ask(patch: pytest.MonkeyPatch) -> None:
+    put = Asks[Any].put
+
+    async def careless(self: Asks[Any], ask: Any) -> Any:  # noqa: ANN401
+        before = self._left.get((ask.message_id, ask.request.tool_call_id))  # pyright: ignore[reportPrivateUsage]
+        digest = ask.digest if before is None else before.ask.digest
+        return await put(self, msgspec.structs.replace(ask, digest=digest))
+
+    patch.setattr(Asks, "put", careless)
+
+
+def a_call_asks_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    put = Asks[Any].put
+
+    async def careless(self: Asks[Any], ask: Any) -> Any:  # noqa: ANN401
+        self._left.pop((ask.message_id, ask.request.tool_call_id), None)  # pyright: ignore[reportPrivateUsage]
+        return await put(self, ask)
+
+    patch.setattr(Asks, "put", careless)
+
+
+def a_restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Clearance, "restore", do_nothing)
+
+
+def a_restart_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "_find_waiting", do_nothing)
+
+
+def a_restart_does_not_look_at_what_was_decided(patch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> bool:
+        return False
+
+    patch.setattr(recovery, "has_decided_ask", never)
+
+
+def a_restart_does_not_look_at_what_was_started(patch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    find = recovery._find_waiting  # pyright: ignore[reportPrivateUsage]
+    calls_of_message = recovery.calls_of_message
+
+    def careless(tx: Tx, run: Any) -> Any:  # noqa: ANN401
+        patch.setattr(recovery, "calls_of_message", nothing)
+        try:
+            return find(tx, run)
+        finally:
+            patch.setattr(recovery, "calls_of_message", calls_of_message)
+
+    patch.setattr(recovery, "_find_waiting", careless)
+
+
+def a_stop_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
+    stop = Runs.stop
+
+    async def harsh(self: Runs, *, for_good: bool) -> None:
+        await stop(self, for_good=True)
+
+    patch.setattr(Runs, "stop", harsh)
+
+
+def an_answer_to_something_else_counts(patch: pytest.MonkeyPatch) -> None:
+    answer = Clearance.answer
+
+    async def careless(self: Clearance, body: PermissionGrant, by: str) -> bool:
+        return await answer(self, msgspec.structs.replace(body, digest=""), by)
+
+    patch.setattr(Clearance, "answer", careless)
+
+
+def what_is_revoked_still_holds(patch: pytest.MonkeyPatch) -> None:
+    async def careless(self: Grants, grant_id: str) -> None:
+        if GrantId(grant_id) not in self._grants:  # pyright: ignore[reportPrivateUsage]
+            raise GrantNotFound(grant_id)
+        await asyncio.shield(self.store.write(delete_grant(GrantId(grant_id))))
+
+    patch.setattr(Grants, "revoke", careless)
+
+
+def a_grant_covers_everything(patch: pytest.MonkeyPatch) -> None:
+    def careless(self: Grants, *_: object) -> frozenset[str]:
+        return frozenset(grain for grant in self.all() for grain in grant.grains)
+
+    patch.setattr(Grants, "covering", careless)
+
+
+def skip_mode_does_not_end(patch: pytest.MonkeyPatch) -> None:
+    set_skip = Clearance.set_skip
+
+    async def careless(self: Clearance, session_id: str, by: str, *, on: bool) -> None:
+        if on:
+            await set_skip(self, session_id, by, on=on)
+
+    patch.setattr(Clearance, "set_skip", careless)
+
+
+def nobody_is_told_that_an_ask_is_closed(patch: pytest.MonkeyPatch) -> None:
+    tell = store_asks._tell  # pyright: ignore[reportPrivateUsage]
+
+    def silent(tx: Tx, ask: AnyAsk, op: Op) -> None:
+        if op == "created":
+            tell(tx, ask, op)
+
+    patch.setattr(store_asks, "_tell", silent)
+
+
+def an_ended_run_goes_on_asking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Asks, "forget_run", do_nothing)
+
+
+# Each with a world that shows it; should that change, others are tried.
+DRAWN: tuple[tuple[Ablation, int], ...] = (
+    (an_end_leaves_its_asks_open, 0),
+    (two_answers_go_to_the_store_at_once, 1),
+    (an_answer_counts_before_it_is_stored, 36),
+    (a_call_that_changed_keeps_its_ask, 9),
+    (a_call_asks_again_after_a_restart, 15),
+    (a_restart_forgets_what_was_asked, 6),
+    (a_restart_ends_who_waits, 6),
+    (a_restart_does_not_look_at_what_was_decided, 0),
+    (a_restart_does_not_look_at_what_was_started, 9),
+    (a_stop_ends_who_waits, 15),
+    (an_answer_to_something_else_counts, 0),
+    (what_is_revoked_still_holds, 51),
+    (a_grant_covers_everything, 20),
+    (skip_mode_does_not_end, 104),
+    (nobody_is_told_that_an_ask_is_closed, 0),
+    (an_ended_run_goes_on_asking, 109),
+)
+
+
+@pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
+def test_if_a_safeguard_is_off_the_simulation_notices(
+    ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation(monkeypatch)
+    assert any(is_missed(partial(simulate, n, one_world)) for n in (seed, *SEEDS))

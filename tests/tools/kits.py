@@ -1,0 +1,66 @@
+"""A workspace's kit with real processes: every one of them is gone when its block ends."""
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from culm.clock import LoopClock
+from culm.custody.client import open_custody
+from culm.ids import Ids
+from culm.store.memory import MemoryFile
+from culm.store.store import open_memory_store
+from culm.tools.base import Call
+from culm.tools.inside import Inside
+from culm.tools.kit import Kit
+from culm.tools.work import open_file_work
+from culm.wire.codec import Json, encode
+
+WORKSPACE = "workspace-1"
+
+
+@asynccontextmanager
+async def open_kit(
+    folder: Path, env: Mapping[str, str] | None = None, name: str = "work"
+) -> AsyncGenerator[Kit]:
+    """The workspace is in `folder`."""
+    (folder / name).mkdir()
+    clock, ids, file = LoopClock(), Ids(), MemoryFile()
+    base = {"PATH": os.environ["PATH"], "HOME": str(folder), **(env or {})}
+    try:
+        async with (
+            open_custody(folder / "data", clock, ids) as custody,
+            open_file_work(clock) as work,
+            open_memory_store(file, clock, ids) as store,
+        ):
+            yield Kit(
+                workspace_id=WORKSPACE,
+                inside=Inside(folder / name),
+                work=work,
+                custody=custody,
+                store=store,
+                clock=clock,
+                ids=ids,
+                env=lambda: base,
+                outputs=folder / "outputs",
+            )
+    finally:
+        file.close()
+
+
+def call_of(tool: str, arguments: dict[str, Json]) -> Call:
+    text = encode(arguments).decode()
+    return Call("call-1", tool, text, arguments, "session-1", "run-1", "message-1")
+
+
+def open_descriptors() -> set[str]:
+    """The pipes that this process has open."""
+    found: set[str] = set()
+    for name in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(name.readlink())
+        except OSError:
+            continue
+        if target.startswith("pipe:"):
+            found.add(f"{name.name} {target}")
+    return found
