@@ -25,6 +25,7 @@ from msgspec import Struct
 from bench.appends import Appended, through_sqlite, through_store
 from bench.encoding import event_us
 from bench.serving import list_messages, start_once
+from bench.tables import aligned_table, shown_number
 from bench.talk import Child, Command, Ready, Received, Spent, open_child
 
 OUT = Path(__file__).parent / "out"
@@ -248,26 +249,15 @@ def table(rows: list[Row]) -> str:
         lines.append(
             (
                 row.name,
-                f"{_number(row.measured)} {row.unit}",
-                "" if row.yardstick is None else f"{_number(row.yardstick)} {row.unit}",
+                f"{shown_number(row.measured)} {row.unit}",
+                "" if row.yardstick is None else f"{shown_number(row.yardstick)} {row.unit}",
                 "" if row.ratio is None else f"{row.ratio:.2f}",
                 f"{sign} {row.target:g} {unit}",
                 "ok" if row.ok else "MISS",
                 row.note,
             )
         )
-    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
-    aligned = ("<", ">", ">", ">", ">", "<", "<")
-    return "\n".join(
-        "  ".join(
-            f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return aligned_table(lines, ("<", ">", ">", ">", ">", "<", "<"))
 
 
 def main() -> int:

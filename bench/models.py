@@ -29,6 +29,7 @@ from bench.models_history import Prepared, conversation, prepare
 from bench.models_sides import ADAPTERS, BARE, Read, why_not
 from bench.runs_host import Cores, ScriptedModel, open_model, share_cores
 from bench.runs_yardstick import work_us
+from bench.tables import aligned_table
 from bench.talk import Child, Command, end, open_child
 from culm.testing.script import Reply
 
@@ -209,14 +210,7 @@ def table(rows: list[Row]) -> str:
         target = "" if row.target is None else f"≤ {row.target:g} {row.unit}"
         best, middle = f"{row.best:.3g} {row.unit}", f"{row.median:.3g} {row.unit}"
         lines.append((row.name, best, middle, target, row.verdict, row.note))
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    aligned = ("<", ">", ">", ">", "<", "<")
-    return "\n".join(
-        "  ".join(
-            f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    return aligned_table(lines, ("<", ">", ">", ">", "<", "<"))
 
 
 def parse() -> argparse.Namespace:

@@ -33,6 +33,7 @@ from bench.runs_bed import FULL, QUICK, Lab, open_bed
 from bench.runs_cases import CASES, Case, Figure, Samples
 from bench.runs_host import CONFIG, OURS, Candidate, Cores, open_model, open_place, share_cores
 from bench.runs_yardstick import open_commits, work_us
+from bench.tables import aligned_table, shown_number
 from bench.traffic import raise_file_limit
 
 
@@ -105,22 +106,11 @@ def table(servers: list[str], rows: list[Row]) -> str:
     for row in rows:
         line = [row.name]
         for n, value in enumerate(row.measured):
-            shown = "" if math.isnan(value) else f"{_number(value)} {row.unit}"
+            shown = "" if math.isnan(value) else f"{shown_number(value)} {row.unit}"
             line += [shown, row.verdict(n)]
         line.append("" if row.target is None else f"≤ {row.target:g} {row.unit}")
         lines.append([*line, " | ".join(note for note in row.notes if note)])
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    aligned = ["<", *(">", "<") * len(servers), ">", "<"]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return aligned_table(lines, ["<", *(">", "<") * len(servers), ">", "<"])
 
 
 def parse() -> argparse.Namespace:

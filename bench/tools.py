@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from bench.fanout import OUT, describe_machine
 from bench.runs_yardstick import work_us
+from bench.tables import aligned_table, shown_number
 from bench.tools_bed import (
     FREQUENT,
     RARE,
@@ -244,26 +245,15 @@ def table(rows: list[Row]) -> str:
         lines.append(
             (
                 row.name,
-                f"{_number(row.measured)} {row.unit}",
-                "" if row.yardstick is None else f"{_number(row.yardstick)} {row.unit}",
+                f"{shown_number(row.measured)} {row.unit}",
+                "" if row.yardstick is None else f"{shown_number(row.yardstick)} {row.unit}",
                 f"{row.compared:{plus}.2f} {unit}" if row.sign else "",
                 "" if row.target is None else f"≤ {plus}{row.target:g} {unit}",
                 row.verdict,
                 row.note,
             )
         )
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    aligned = ("<", ">", ">", ">", ">", "<", "<")
-    return "\n".join(
-        "  ".join(
-            f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return aligned_table(lines, ("<", ">", ">", ">", ">", "<", "<"))
 
 
 def parse() -> argparse.Namespace:

@@ -1,14 +1,12 @@
 """TLS with a certificate made for the test."""
 
-import asyncio
-import shutil
 import ssl
-from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from tests.certificates import make_certificate
 from tests.live.harness import START_S, make_directory, open_process_server, run_process, run_serve
 from tests.support import contract
 
@@ -31,28 +29,11 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def make_certificate(folder: Path) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    process = await asyncio.create_subprocess_exec(
-        *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-        *("-nodes", "-days", "2", "-subj", "/CN=culm test", "-addext"),
-        *("subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
-        stdout=DEVNULL,
-        stderr=DEVNULL,
-    )
-    async with asyncio.timeout(START_S):
-        assert await process.wait() == 0
-    return cert, key
-
-
 @contract("EXC-21")
 async def test_with_a_certificate_clients_connect_by_https_and_plain_http_gets_nothing(
     folder: Path,
 ) -> None:
-    cert, key = await make_certificate(folder)
+    cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
     tls = ("--tls-cert", str(cert), "--tls-key", str(key))
     async with open_process_server(folder, "--host", "tcp://127.0.0.1:0", *tls) as server:
         address = server.url.partition("://")[2]
@@ -77,7 +58,7 @@ async def test_with_a_certificate_clients_connect_by_https_and_plain_http_gets_n
 
 
 async def test_a_certificate_without_its_key_is_refused(folder: Path) -> None:
-    cert, key = await make_certificate(folder)
+    cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
     for args in (("--tls-cert", str(cert)), ("--tls-key", str(key))):
         ended = await run_serve(folder, "--host", "tcp://127.0.0.1:0", *args)
         assert ended.status == 2
@@ -85,7 +66,7 @@ async def test_a_certificate_without_its_key_is_refused(folder: Path) -> None:
 
 
 async def test_a_certificate_that_cannot_be_read_is_refused_in_words(folder: Path) -> None:
-    cert, key = await make_certificate(folder)
+    cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
     cert.write_text("not a certificate")
     tls = ("--tls-cert", str(cert), "--tls-key", str(key))
     ended = await run_serve(folder, "--host", "tcp://127.0.0.1:0", *tls)

@@ -22,9 +22,9 @@ from culm.wire.codec import Json
 from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
 from tests.support import contract
 
-TERMS = Terms("/work", "/home/me")
-EDIT = Action("edit", "write", paths=("/work/src/a.py",), grains=("write:/work",))
-LOOK = Action("view", "read", paths=("/work/src/a.py",), is_free=True)
+TERMS = Terms("/project", "/home/me")
+EDIT = Action("edit", "write", paths=("/project/src/a.py",), grains=("write:/project",))
+LOOK = Action("view", "read", paths=("/project/src/a.py",), is_free=True)
 NOTHING = Asked()
 BY_RULE = Allowed("rule")
 
@@ -164,39 +164,39 @@ def test_a_rule_is_about_the_tools_and_actions_that_its_globs_name(
 @pytest.mark.parametrize(
     ("glob", "path", "matches"),
     [
-        ("src/a.py", "/work/src/a.py", True),
-        ("./src/*.py", "/work/src/a.py", True),
-        ("src/*", "/work/src/in/a.py", False),
-        ("src/**", "/work/src/in/a.py", True),
-        ("src/**", "/work/src/.hidden", True),
-        ("src/**", "/work/src", True),
-        ("src/**", "/work/srcs", False),
-        ("**", "/work/any/where", True),
-        ("**", "/work", True),
+        ("src/a.py", "/project/src/a.py", True),
+        ("./src/*.py", "/project/src/a.py", True),
+        ("src/*", "/project/src/in/a.py", False),
+        ("src/**", "/project/src/in/a.py", True),
+        ("src/**", "/project/src/.hidden", True),
+        ("src/**", "/project/src", True),
+        ("src/**", "/project/srcs", False),
+        ("**", "/project/any/where", True),
+        ("**", "/project", True),
         ("**", "/workshop/a", False),
         ("**", "/elsewhere", False),
-        ("**/.env", "/work/.env", True),
-        ("**/.env", "/work/a/b/.env", True),
-        ("**/.env", "/work/.env/x", False),
+        ("**/.env", "/project/.env", True),
+        ("**/.env", "/project/a/b/.env", True),
+        ("**/.env", "/project/.env/x", False),
         ("**/.env", "/other/.env", False),
-        ("*.{pem,key}", "/work/a.key", True),
+        ("*.{pem,key}", "/project/a.key", True),
         ("../lib/**", "/lib/a", True),
         ("../../../etc/*", "/etc/passwd", True),
-        (".", "/work", True),
-        (".", "/work/a", False),
+        (".", "/project", True),
+        (".", "/project/a", False),
         ("/etc/**", "/etc/passwd", True),
         ("/**", "/", True),
-        ("/**/*.py", "/work/src/a.py", True),
-        ("/work", "/work/a", False),
+        ("/**/*.py", "/project/src/a.py", True),
+        ("/project", "/project/a", False),
         ("~/.ssh/**", "/home/me/.ssh/id", True),
         ("~/**", "/home/me", True),
         ("~", "/home/me", True),
         ("~other/**", "/home/me/a", False),
-        ("~other/**", "/work/~other/a", True),
-        ("a[1]", "/work/a1", True),
-        (r"a\*b", "/work/a*b", True),
-        (r"a\*b", "/work/axb", False),
-        ("a/../src/**", "/work/src/a", False),
+        ("~other/**", "/project/~other/a", True),
+        ("a[1]", "/project/a1", True),
+        (r"a\*b", "/project/a*b", True),
+        (r"a\*b", "/project/axb", False),
+        ("a/../src/**", "/project/src/a", False),
     ],
 )
 def test_a_glob_means_paths_from_the_workspace_the_root_or_the_home(
@@ -207,7 +207,7 @@ def test_a_glob_means_paths_from_the_workspace_the_root_or_the_home(
 
 
 def test_of_several_paths_one_suffices_to_narrow_and_all_are_needed_to_allow() -> None:
-    two = replace(EDIT, paths=("/work/src/a.py", "/work/secrets/key"))
+    two = replace(EDIT, paths=("/project/src/a.py", "/project/secrets/key"))
     assert decide(two, by(Rule("deny", path="secrets/**"))) == denied("path secrets/**")
     assert decide(two, by(Rule("ask", path="secrets/**"))) == asked("path secrets/**")
     assert decide(two, by(Rule("allow", path="src/**"))) == NOTHING
@@ -300,13 +300,13 @@ def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_path_is_enough
 
 def test_where_nobody_can_tell_what_will_run_no_rule_about_commands_or_paths_allows_it() -> None:
     rules = Rule("allow", command="*"), Rule("allow", path="/**"), Rule("allow", tool="edit")
-    action = replace(untold("ls $X"), paths=("/work",))
+    action = replace(untold("ls $X"), paths=("/project",))
     assert decide(action, by(*rules)) == NOTHING
     assert decide(action, by(Rule("allow", tool="bash"))) == BY_RULE
 
 
 def test_where_a_command_works_does_not_allow_what_it_does() -> None:
-    there = replace(shell("curl evil"), paths=("/work/src",))
+    there = replace(shell("curl evil"), paths=("/project/src",))
     assert decide(there, by(Rule("allow", path="src/**"))) == NOTHING
     assert decide(there, by(Rule("allow", path="src/**", command="curl *"))) == BY_RULE
     assert decide(there, by(Rule("allow", path="doc/**", command="curl *"))) == NOTHING
@@ -350,11 +350,13 @@ def test_what_a_caller_approves_is_a_word_or_rules() -> None:
 # --- whatever the rules are
 
 NAMES = st.sampled_from(["*", "bash", "edit", "view", "b*", "exec*", "write", ""])
-PATHS = ["", "**", "src/**", "/work/src/a.py", "/etc/**", "~/**", "*.py", "{a,b}" * 10]
+PATHS = ["", "**", "src/**", "/project/src/a.py", "/etc/**", "~/**", "*.py", "{a,b}" * 10]
 COMMANDS = ["", "*", "git *", "git push", "rm *", "* x", "npm test"]
 DECISIONS = st.sampled_from(["allow", "ask", "deny"])
 RULES = st.builds(Rule, DECISIONS, NAMES, NAMES, st.sampled_from(PATHS), st.sampled_from(COMMANDS))
-REAL_PATHS = st.lists(st.sampled_from(["/work/src/a.py", "/work/b.py", "/etc/passwd", "/work"]))
+REAL_PATHS = st.lists(
+    st.sampled_from(["/project/src/a.py", "/project/b.py", "/etc/passwd", "/project"])
+)
 LINES = ["git push", "git log", "rm x", "/bin/rm x", "npm test", "echo"]
 ACTIONS = st.builds(
     Action,
@@ -369,7 +371,7 @@ ACTIONS = st.builds(
 SEVERAL = st.lists(RULES, max_size=4).map(tuple[Rule, ...])
 ALL_TERMS = st.builds(
     Terms,
-    st.just("/work"),
+    st.just("/project"),
     st.just("/home/me"),
     rules=SEVERAL,
     allowed_tools=st.lists(st.sampled_from(["bash", "edit:write", "view", "*"])),

@@ -2,9 +2,7 @@
 
 import asyncio
 import gzip
-import shutil
 import ssl
-from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from aiohttp import web
 from culm.tools.base import Action, Plan, Result
 from culm.tools.fetch import BODY_BYTES_MAX, TEXT_CHARS_MAX, make_fetch
 from culm.tools.getting import LOOKUP_S, Network
+from tests.certificates import make_certificate
 from tests.support import WAIT_S, FakeClock, carried_out
 from tests.tools.conftest import Desk, call_of, open_desk, refused, run
 from tests.tools.sites import Names, cut_short, endless, leads_to, open_site, says
@@ -224,25 +223,8 @@ async def test_a_name_that_is_nowhere_and_a_url_that_is_none_are_refused(desk: D
     assert "format" in (await fetch(desk, "http://x", format="pdf")).content
 
 
-async def make_certificate(folder: Path) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    process = await asyncio.create_subprocess_exec(
-        *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-        *("-nodes", "-days", "2", "-subj", "/CN=culm test", "-addext"),
-        *("subjectAltName=DNS:good.example", "-keyout", str(key), "-out", str(cert)),
-        stdout=DEVNULL,
-        stderr=DEVNULL,
-    )
-    async with asyncio.timeout(WAIT_S):
-        assert await process.wait() == 0
-    return cert, key
-
-
 async def test_a_wrong_certificate_is_refused_with_the_reason(desk: Desk, tmp_path: Path) -> None:
-    cert, key = await make_certificate(tmp_path)
+    cert, key = await make_certificate(tmp_path, "DNS:good.example", WAIT_S)
     ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ours.load_cert_chain(cert, key)
     trusting = ssl.create_default_context(cafile=cert)

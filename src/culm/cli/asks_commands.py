@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from culm.cli.options import directory_option
+
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
     from culm.cli.asks import Where
 
@@ -18,13 +20,6 @@ R = TypeVar("R")
 
 def _at_server(command: Callable[P, R]) -> Callable[P, R]:
     """The options that say which workspace of which server is meant."""
-    directory = click.option(
-        "--dir",
-        "directory",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        default=".",
-        help="The workspace. Default: the current directory.",
-    )
     host = click.option(
         "--host",
         envvar="CULM_HOST",
@@ -36,7 +31,7 @@ def _at_server(command: Callable[P, R]) -> Callable[P, R]:
         type=click.Path(path_type=Path, dir_okay=False),
         help="Bearer token for TCP, as for `culm run`.",
     )
-    return directory(host(token_file(command)))
+    return directory_option(host(token_file(command)))
 
 
 def _where(directory: Path, host: str | None, token_file: Path | None) -> "Where":

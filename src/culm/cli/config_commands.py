@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from culm.cli.options import directory_option
+
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
     from culm.cli.reading import Place, Reading
 
@@ -19,14 +21,7 @@ R = TypeVar("R")
 
 def _in_directory(command: Callable[P, R]) -> Callable[P, R]:
     """The options that say whose configuration is meant."""
-    directory = click.option(
-        "--dir",
-        "directory",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        default=".",
-        help="The workspace. Default: the current directory.",
-    )
-    return directory(_of_user(command))
+    return directory_option(_of_user(command))
 
 
 def _of_user(command: Callable[P, R]) -> Callable[P, R]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED
+from culm.cli.options import directory_option
 from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -44,13 +45,7 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
 )
 @click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --allow.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default=".",
-    help="The workspace. Default: the current directory.",
-)
+@directory_option
 @click.option(
     "--host",
     envvar="CULM_HOST",

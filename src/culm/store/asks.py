@@ -167,7 +167,10 @@ def _tell(tx: Tx, ask: AnyAsk, op: Op) -> None:
 
 
 def _tell_stored(tx: Tx, ask: AnyAsk, type_: str, op: Op, payload: bytes) -> None:
-    session_id, entity_id = ask.request.session_id, ask.request.id
+    _tell_of(tx, type_, op, ask.request.session_id, ask.request.id, payload)
+
+
+def _tell_of(tx: Tx, type_: str, op: Op, session_id: str, entity_id: str, payload: bytes) -> None:
     tx.tell(type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True)
 
 
@@ -198,14 +201,7 @@ def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
 
 
 def _tell_grant(tx: Tx, grant: Grant, op: Op) -> None:
-    tx.tell(
-        "grant_changed",
-        op,
-        session_id=grant.session_id,
-        entity_id=grant.id,
-        payload=encode(grant),
-        stored=True,
-    )
+    _tell_of(tx, "grant_changed", op, grant.session_id, grant.id, encode(grant))
 
 
 def all_grants(connection: sqlite3.Connection) -> list[Grant]:
@@ -238,13 +234,7 @@ def tell_skip(changed: SkipChanged) -> Callable[[Tx], None]:
     """Announce it; what is on ends with the server, so no table holds it."""
 
     def unit(tx: Tx) -> None:
-        tx.tell(
-            "skip_changed",
-            "updated",
-            session_id=changed.session_id,
-            entity_id=changed.session_id,
-            payload=encode(changed),
-            stored=True,
-        )
+        session_id = changed.session_id
+        _tell_of(tx, "skip_changed", "updated", session_id, session_id, encode(changed))
 
     return unit

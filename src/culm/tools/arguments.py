@@ -11,6 +11,10 @@ A = TypeVar("A", bound=msgspec.Struct)
 
 PATH_CHARS_MAX = 4096
 PathText = Annotated[str, msgspec.Meta(max_length=PATH_CHARS_MAX)]
+FilePath = Annotated[
+    PathText,
+    msgspec.Meta(min_length=1, description="The file; relative paths are in the workspace."),
+]
 
 
 class BadArguments(Exception):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from culm.tools.arguments import PathText, make_spec
+from culm.tools.arguments import FilePath, make_spec
 from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
 from culm.tools.diffs import Difference
 from culm.tools.kit import Kit
@@ -25,9 +25,7 @@ DESCRIPTION = (
 
 
 class EditArguments(Struct, frozen=True):
-    file_path: Annotated[
-        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
-    ]
+    file_path: FilePath
     old_string: Annotated[str, Meta(description="The text to replace, exactly as it stands.")]
     new_string: Annotated[str, Meta(description="The text to put there.")]
     replace_all: Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, to_builtins
 
-from culm.tools.arguments import PathText, make_spec
+from culm.tools.arguments import FilePath, make_spec
 from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
 from culm.tools.edit import change_fields, check_exists, first_text, said
 from culm.tools.kit import Kit
@@ -30,9 +30,7 @@ class OneEdit(Struct, frozen=True, omit_defaults=True):
 
 
 class MultieditArguments(Struct, frozen=True):
-    file_path: Annotated[
-        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
-    ]
+    file_path: FilePath
     edits: Annotated[
         list[OneEdit],
         Meta(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from culm.tools.arguments import PathText, make_spec, metadata
+from culm.tools.arguments import FilePath, make_spec, metadata
 from culm.tools.base import Result
 from culm.tools.file_tool import ReadTool
 from culm.tools.inside import Inside, Place, Target
@@ -35,9 +35,7 @@ DESCRIPTION = (
 
 
 class ViewArguments(Struct, frozen=True):
-    file_path: Annotated[
-        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
-    ]
+    file_path: FilePath
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip. Default: 0.")] = 0
     limit: Annotated[
         int, Meta(ge=0, description=f"How many lines to read. Default, and 0: {LINES}.")

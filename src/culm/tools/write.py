@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from culm.tools.arguments import PathText, make_spec
+from culm.tools.arguments import FilePath, make_spec
 from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
 from culm.tools.diffs import unified
 from culm.tools.kinds import size_text
@@ -20,9 +20,7 @@ DESCRIPTION = (
 
 
 class WriteArguments(Struct, frozen=True):
-    file_path: Annotated[
-        PathText, Meta(min_length=1, description="The file; relative paths are in the workspace.")
-    ]
+    file_path: FilePath
     content: Annotated[str, Meta(description="All that the file shall hold.")]
 
 

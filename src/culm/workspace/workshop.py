@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock
+from culm.config.tooling import Tooling
 from culm.custody.base import Custody
 from culm.errors import InvalidRequest, SessionNotFound
 from culm.events.hub import Live
@@ -104,17 +105,22 @@ class Workshop:
         self._store = store
         self._messages = messages
         self._built_in = equipment.make_tools(self.kit, self._jobs)
+        self._made_for: Tooling | None = None  # A turn asks more than once; it changes rarely.
+        self._tools: Mapping[str, Tool] = {}
         self._hooks = Hooks(self.kit, lambda: configuration.tooling.hooks)
 
     def tools(self) -> Mapping[str, Tool]:
         """Those that are configured now: ours, and the user's own where their names are free."""
         tooling = self._configuration.tooling
-        tools = dict(self._built_in)
-        tools |= own_tools(self.kit, tooling.own_tools, tools)
-        tools = {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
-        if "bash" in tools:
+        if tooling is not self._made_for:
+            self._made_for, self._tools = tooling, self._make(tooling)
+        if "bash" in self._tools:
             self.kit.custody.warm_nowait()  # While the model thinks.
-        return tools
+        return self._tools
+
+    def _make(self, tooling: Tooling) -> Mapping[str, Tool]:
+        tools = {**self._built_in, **own_tools(self.kit, tooling.own_tools, self._built_in)}
+        return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
 
     def _terms(self) -> Terms:
         tooling = self._configuration.tooling
