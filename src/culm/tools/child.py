@@ -15,6 +15,7 @@ from culm.clock import Clock
 from culm.custody.base import KILL_BOUND_S, Custody, Exit, Held, Order, Owner
 
 READ_BYTES = 64 << 10  # At a time; other work gets its turn in between.
+HEAR_OUT_BYTES_MAX = 1 << 20  # Of what waits in a pipe; none of ours holds more.
 ERRORS_BYTES_MAX = 64 << 10  # What is said beyond is read and forgotten.
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # Some programs cannot start without.
 
@@ -127,6 +128,7 @@ async def _listen(held: Held, listening: "_Listening", deadline: Deadline) -> An
     try:
         deadline.wake(listening.done)
         await listening.done
+        listening.hear_out()
         if listening.is_whole:
             with suppress(TimeoutError):  # It has nothing more to say, and yet does not end.
                 async with asyncio.timeout(KILL_BOUND_S):
@@ -145,12 +147,25 @@ class _Listening:
         self._loop = asyncio.get_running_loop()
         self._open: set[int] = set()
         self.done = self._loop.create_future()
+        self._output = -1
+        self._has_enough = False
         self.is_whole = False
         self.errors = bytearray()
 
     def open(self, theirs: ExitStack) -> Sequence[int]:
         """The ends for the process, which `theirs` closes."""
-        return self._pipe(self._take, theirs), self._pipe(self._take_error, theirs)
+        output = self._pipe(self._take, theirs)
+        (self._output,) = self._open
+        return output, self._pipe(self._take_error, theirs)
+
+    def hear_out(self) -> None:
+        """Time may be over while what was said in time is still on its way. Never waits."""
+        reads = HEAR_OUT_BYTES_MAX // READ_BYTES
+        with suppress(BlockingIOError):
+            while reads and self._output in self._open and not self._has_enough:
+                reads -= 1
+                data = os.read(self._output, READ_BYTES)
+                self._has_enough = not data or not self._hear(data)
 
     def _pipe(self, take: Callable[[bytes], bool], theirs: ExitStack) -> int:
         ours, other = os.pipe()
@@ -175,7 +190,9 @@ class _Listening:
             _finish(self.done)
 
     def _take(self, data: bytes) -> bool:
-        return self.done.done() or self._hear(data)
+        if not self.done.done():
+            self._has_enough = not self._hear(data)
+        return not self._has_enough
 
     def _take_error(self, data: bytes) -> bool:
         self.errors += data[: ERRORS_BYTES_MAX - len(self.errors)]
