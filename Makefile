@@ -29,6 +29,7 @@ bench: setup
 	@$(BIN)/python -m bench.runs $(ARGS)
 	@$(BIN)/python -m bench.models $(ARGS)
 	@$(BIN)/python -m bench.tools $(ARGS)
+	@$(BIN)/python -m bench.fleet $(ARGS)
 
 # More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
 soak: setup

@@ -22,7 +22,6 @@ import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from statistics import median
 
 import msgspec
 import uvloop
@@ -33,7 +32,7 @@ from bench.runs_bed import FULL, QUICK, Lab, open_bed
 from bench.runs_cases import CASES, Case, Figure, Samples
 from bench.runs_host import CONFIG, OURS, Candidate, Cores, open_model, open_place, share_cores
 from bench.runs_yardstick import open_commits, work_us
-from bench.tables import aligned_table, shown_number
+from bench.tables import aligned_table, print_footing, shown_number
 from bench.traffic import raise_file_limit
 
 
@@ -191,13 +190,7 @@ def main() -> int:
     result = uvloop.run(run(options))
     (OUT / "runs.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     print(table(result.servers, result.rows))
-    work = sorted(result.work_us)
-    print(
-        f"\nthe same plain work took {work[0]:.0f} to {work[-1]:.0f} µs, median {median(work):.0f}"
-    )
-    for what in sorted(set(result.wrong)):
-        print(f"wrong: {what} ({result.wrong.count(what)} times)")
-    print(f"wrong: {len(result.wrong)}; {result.seconds:.0f} s")
+    print_footing(result.work_us, result.wrong, result.seconds)
     return 1 if result.wrong else 0
 
 

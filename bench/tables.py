@@ -1,6 +1,7 @@
-"""A table of results, as a person reads it in a terminal."""
+"""Results as a person reads them in a terminal."""
 
 from collections.abc import Sequence
+from statistics import median
 
 
 def aligned_table(lines: Sequence[Sequence[str]], aligned: Sequence[str]) -> str:
@@ -16,3 +17,14 @@ def aligned_table(lines: Sequence[Sequence[str]], aligned: Sequence[str]) -> str
 
 def shown_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def print_footing(work_us: Sequence[float], wrong: Sequence[str], seconds: float) -> None:
+    """What a table stands on: how even the machine was, and what went wrong."""
+    work = sorted(work_us)
+    print(
+        f"\nthe same plain work took {work[0]:.0f} to {work[-1]:.0f} µs, median {median(work):.0f}"
+    )
+    for what in sorted(set(wrong)):
+        print(f"wrong: {what} ({wrong.count(what)} times)")
+    print(f"wrong: {len(wrong)}; {seconds:.0f} s")

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from bench.fanout import OUT, describe_machine
 from bench.runs_yardstick import work_us
-from bench.tables import aligned_table, shown_number
+from bench.tables import aligned_table, print_footing, shown_number
 from bench.tools_bed import (
     FREQUENT,
     RARE,
@@ -92,7 +92,7 @@ class Row(Struct):
 class Result(Struct):
     rows: list[Row]
     wrong: list[str]
-    work_us: list[float]  # The same plain work before every round: what the machine was like.
+    work_us: list[float]  # The same plain work before every part: what the machine was like.
     seconds: float
     machine: dict[str, str]
 
@@ -256,6 +256,14 @@ def table(rows: list[Row]) -> str:
     return aligned_table(lines, ("<", ">", ">", ">", ">", "<", "<"))
 
 
+def report(result: Result, name: str) -> int:
+    """Keep it in a file of that name, and print it. The status to exit with."""
+    (OUT / name).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    print(table(result.rows))
+    print_footing(result.work_us, result.wrong, result.seconds)
+    return 1 if result.wrong else 0
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure tools beside plain processes and rg.")
     parser.add_argument("--quick", action="store_true", help="a first look, a minute")
@@ -288,17 +296,7 @@ async def run(options: argparse.Namespace) -> Result:
 def main() -> int:
     options = parse()
     OUT.mkdir(exist_ok=True)
-    result = uvloop.run(run(options))
-    (OUT / "tools.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    print(table(result.rows))
-    work = sorted(result.work_us)
-    print(
-        f"\nthe same plain work took {work[0]:.0f} to {work[-1]:.0f} µs, median {median(work):.0f}"
-    )
-    for what in sorted(set(result.wrong)):
-        print(f"wrong: {what} ({result.wrong.count(what)} times)")
-    print(f"wrong: {len(result.wrong)}; {result.seconds:.0f} s")
-    return 1 if result.wrong else 0
+    return report(uvloop.run(run(options)), "tools.json")
 
 
 if __name__ == "__main__":

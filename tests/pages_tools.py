@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from culm.custody import base as custody_base
-from culm.custody import keeper_custody, warden
+from culm.custody import holding, warden
 from culm.permission import asks, clearance, hooks
 from culm.run import loop
 from culm.shell.table import table_markdown
@@ -170,13 +170,13 @@ def custody_bounds() -> str:
     return _table(
         "when",
         (
-            ("all", "processes at once", f"{keeper_custody.PROCESSES_MAX} orders"),
-            ("start", "until it runs", _seconds(keeper_custody.START_BOUND_S)),
+            ("all", "processes at once", f"{holding.PROCESSES_MAX} orders"),
+            ("start", "until it runs", _seconds(holding.START_BOUND_S)),
             ("end of a command", "what it left may end by itself", _seconds(warden.SETTLE_S)),
             ("end of a command", "then asked to end, for", _seconds(warden.SWEEP_GRACE_S)),
             ("kill", "between asking and ending", _seconds(custody_base.KILL_GRACE_S)),
             ("kill", "all of it, verified", _seconds(custody_base.KILL_BOUND_S)),
-            ("a hanging keeper", "is replaced after", _seconds(keeper_custody.LOSS_BOUND_S)),
+            ("a hanging keeper", "is replaced after", _seconds(holding.LOSS_BOUND_S)),
         ),
     )
 

@@ -21,9 +21,8 @@ from culm.custody.base import Custody
 from culm.custody.client import open_custody
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.ids import Ids
-from culm.model.base import Model, Setup
-from culm.model.choice import Chosen
-from culm.model.dialects import find_dialect
+from culm.model.base import Model
+from culm.model.choice import Chosen, make_model
 from culm.model.discovery import LocalServers, look_around
 from culm.run.surroundings import ContextPaths, look_at
 from culm.run.system import Surroundings
@@ -123,17 +122,12 @@ def _equipment(
     def tools_of(kit: Kit, jobs: Jobs) -> Mapping[str, Tool]:
         return make_tools(kit, jobs) if tools is None else tools
 
-    def make_model(chosen: Chosen) -> Model:
-        dialect = find_dialect(chosen.access.type)
-        assert dialect is not None, "it was found usable"
-        return dialect.make(
-            Setup(
-                http,
-                chosen.access,
-                chosen.info,
-                settings.model_first_byte_s,
-                settings.model_stall_s,
-            )
+    def make(chosen: Chosen) -> Model:
+        return make_model(
+            chosen,
+            http,
+            first_byte_s=settings.model_first_byte_s,
+            stall_s=settings.model_stall_s,
         )
 
     seen: dict[tuple[Path, ContextPaths], tuple[float, Surroundings]] = {}
@@ -152,7 +146,7 @@ def _equipment(
         seen[path, paths] = (now_s + SEEN_S, around)
         return around
 
-    return Equipment(make_model, tools_of, look, dict(os.environ), custody, work)
+    return Equipment(make, tools_of, look, dict(os.environ), custody, work)
 
 
 def _is_locking() -> bool:
@@ -168,7 +162,7 @@ async def _resume(registry: Registry, data_dir: Path) -> None:
                 if await asyncio.to_thread(has_unfinished_runs, folder / "culm.db"):
                     registry.resume(Path(known.path), Path(known.root))
         except (AppError, OSError) as exc:  # A time-out is an OSError.
-            log.error("cannot go on with the runs of %s: %s", known.path, exc or "time-out")
+            log.error("cannot go on with the runs of %s: %s", known.path, str(exc) or "time-out")
 
 
 def _opener(

@@ -38,8 +38,11 @@ def read_file(file: Path, bytes_max: int) -> bytes:
     return data
 
 
-def replace_file(file: Path, data: bytes) -> None:
-    """Write a private file whole or not at all; one writer at a time."""
+def replace_file(file: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a private file whole or not at all; one writer at a time.
+
+    One that means nothing after a crash of the machine need not be `durable`.
+    """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
     try:
@@ -47,7 +50,8 @@ def replace_file(file: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.write(data)
             out.flush()
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         temporary.replace(file)
     except OSError:
         temporary.unlink(missing_ok=True)  # The disk may be full; leave it what there is.

@@ -1,11 +1,12 @@
-"""What custody promises of a process, with a keeper and without one."""
+"""What custody promises of a process, with a keeper, with another's keeper, and without one."""
 
 import asyncio
 import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,45 @@ import pytest
 from culm.clock import LoopClock
 from culm.custody.base import Exit, Order, Process, StartFailed
 from culm.custody.direct import open_direct_custody
-from tests.custody.yard import ENV, OWNER, WORKSPACE, Yard, is_alive, make_order, open_yard
+from tests.custody.yard import (
+    ENV,
+    OWNER,
+    WORKSPACE,
+    Yard,
+    is_alive,
+    make_order,
+    open_remote_yard,
+    open_yard,
+)
 from tests.support import WAIT_S
 
 
-@pytest.fixture(params=["keeper", "direct"])
+@pytest.fixture(params=["keeper", "remote", "direct"])
 async def yard(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Yard]:
     if request.param == "keeper":
         async with open_yard(tmp_path) as yard:
             yield yard
+    elif request.param == "remote":
+        async with open_yard(tmp_path) as server, open_remote_yard(server.custody) as yard:
+            yield yard
     else:
-        async with asyncio.timeout(WAIT_S), open_direct_custody(LoopClock()) as custody:
-            yield Yard(custody)
+        with heard_signals():
+            async with asyncio.timeout(WAIT_S), open_direct_custody(LoopClock()) as custody:
+                yield Yard(custody)
+
+
+@contextmanager
+def heard_signals() -> Generator[None]:
+    """Whoever runs the tests in the background has some ignored, which a process inherits."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def test_how_a_process_ends_is_told_to_everyone_who_waits(yard: Yard) -> None:

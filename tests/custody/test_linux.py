@@ -1,7 +1,10 @@
 """What /proc says, as values; the words between the processes; the tree below one of them."""
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +13,12 @@ from culm.custody.linux import (
     Stat,
     find_mark,
     find_stat,
+    is_alive,
     parse_mark,
     parse_stat,
     parse_token,
     read_table,
+    start_ticks_of,
 )
 from culm.custody.packets import (
     Command,
@@ -23,11 +28,12 @@ from culm.custody.packets import (
     parse_command,
     parse_ended,
     receive,
+    receive_or_end,
     receive_with,
     send,
     send_with,
 )
-from culm.custody.tree import descendants_of, groups_of
+from culm.custody.tree import descendants_of, end_one, groups_of
 
 COUNTS = st.integers(0, 1 << 40)
 TEXTS = st.binary(max_size=20).filter(lambda text: b"\0" not in text)
@@ -135,3 +141,24 @@ def test_descriptors_arrive_in_order_and_no_exec_inherits_them() -> None:
         assert not any(os.get_inheritable(descriptor) for descriptor in passed)
         for descriptor in (*ends, *passed):
             os.close(descriptor)
+
+
+def test_a_socket_tells_silence_from_its_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert receive_or_end(ours) is None
+        send(theirs, b"word")
+        assert receive_or_end(ours) == (b"word", [])
+        send(ours, b"never read")
+        theirs.close()
+        # First the complaint that not all was read, then the end: it is over either way.
+        assert [receive_or_end(ours), receive_or_end(ours)] == [(b"", []), (b"", [])]
+
+
+def test_a_process_is_ended_only_if_it_is_the_one_that_was_meant() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pid, ticks = process.pid, start_ticks_of(process.pid)
+        assert [is_alive(pid, ticks), is_alive(pid, ticks + 1)] == [True, False]
+        assert [end_one(pid, ticks + 1), process.poll()] == [False, None]
+        assert [end_one(pid, ticks), process.wait()] == [True, -signal.SIGKILL]
+        assert [is_alive(pid, ticks), end_one(pid, ticks), start_ticks_of(pid)] == [False, False, 0]

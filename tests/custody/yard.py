@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.base import Custody, Exit, Held, Order, Owner
+from culm.custody.base import Custody, Exit, Held, Nursery, Order, Owner
 from culm.custody.client import open_custody
+from culm.custody.line import Line
 from culm.custody.linux import find_stat
+from culm.custody.remote import open_remote_custody
 from culm.ids import Ids
 from tests.support import WAIT_S
 
@@ -31,6 +33,12 @@ def is_alive(pid: int) -> bool:
     return stat is not None and stat.is_alive
 
 
+def name_of(pid: int) -> str:
+    stat = find_stat(pid)
+    assert stat is not None
+    return stat.comm
+
+
 class Yard:
     """Starts scripts and hears what they say. Made by `open_yard`."""
 
@@ -39,7 +47,6 @@ class Yard:
 
     async def start(self, *argv: str) -> "Running":
         ear, mouth = os.pipe()
-        os.set_blocking(ear, False)
         null = os.open(os.devnull, os.O_RDWR)
         try:
             held = await self.custody.start(make_order(*argv, descriptors=(null, mouth, null)))
@@ -58,12 +65,12 @@ class Yard:
         return await self.start(sys.executable, "-I", "-S", "-c", script)
 
 
-class Running:
-    """A script, and the pipe it writes to."""
+class Ear:
+    """The end of a pipe that somebody writes to."""
 
-    def __init__(self, held: Held, ear: int) -> None:
-        self.held = held
-        self._ear = ear
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._ear = descriptor
         self._heard = b""
 
     async def line(self) -> str:
@@ -85,27 +92,73 @@ class Running:
         return self._heard.decode()
 
     async def _more(self) -> bytes:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(self._ear, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_reader(self._ear)
+        await readable(self._ear)
         return os.read(self._ear, 1 << 16)
+
+    def close(self) -> None:
+        os.close(self._ear)
+
+
+class Running(Ear):
+    """A script, and the pipe it writes to."""
+
+    def __init__(self, held: Held, ear: int) -> None:
+        super().__init__(ear)
+        self.held = held
 
     async def wait(self) -> Exit:
         exit_ = await self.held.wait()
-        os.close(self._ear)
+        self.close()
         return exit_
 
     async def kill(self, grace_s: float = 1.0) -> Exit:
         exit_ = await self.held.kill(grace_s)
-        os.close(self._ear)
+        self.close()
         return exit_
+
+
+async def readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def gone(*pids: int) -> None:
+    """Wait until none of them lives."""
+    async with asyncio.timeout(WAIT_S):
+        for pid in pids:
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await readable(handle)
+            finally:
+                os.close(handle)
 
 
 @asynccontextmanager
 async def open_yard(folder: Path, bound_s: float = 2 * WAIT_S) -> AsyncGenerator[Yard]:
     async with asyncio.timeout(bound_s), open_custody(folder, LoopClock(), Ids()) as custody:
         yield Yard(custody)
+
+
+@asynccontextmanager
+async def open_remote_yard(custody: Custody) -> AsyncGenerator[Yard]:
+    """As a worker has it: over a way of its own to the keeper of another process."""
+
+    async def ask() -> Line:
+        passage = await nursery_of(custody).connect()
+        return Line(passage.socket, passage.mark, passage.base)
+
+    async with open_remote_custody(ask, LoopClock()) as remote:
+        yield Yard(remote)
+
+
+def nursery_of(custody: Custody) -> Nursery:
+    assert custody.nursery is not None
+    return custody.nursery

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +14,8 @@ import pytest
 
 from culm.custody.base import Exit
 from tests.custody.test_escapes import parent_of
-from tests.custody.yard import WORKSPACE, is_alive, open_yard
+from tests.custody.yard import WORKSPACE, gone, is_alive, open_yard
 from tests.live.harness import START_S
-from tests.support import WAIT_S
 
 Who = Mapping[str, list[int]]
 
@@ -36,24 +35,6 @@ async def open_server(folder: Path) -> AsyncGenerator[Who]:
         await process.wait()
 
 
-async def all_gone(pids: Iterable[int]) -> None:
-    """Wait until none of them lives."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(WAIT_S):
-        for pid in pids:
-            try:
-                handle = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            ended = asyncio.Event()
-            loop.add_reader(handle, ended.set)
-            try:
-                await ended.wait()
-            finally:
-                loop.remove_reader(handle)
-                os.close(handle)
-
-
 def kill(who: Who, *roles: str) -> None:
     """All at once: none of them sees another one die."""
     pids = [pid for role in roles for pid in who[role]]
@@ -70,7 +51,7 @@ async def test_whoever_is_left_ends_what_a_killed_server_held(
 ) -> None:
     async with open_server(folder) as who:
         kill(who, *killed)
-        await all_gone(pid for pids in who.values() for pid in pids)
+        await gone(*(pid for pids in who.values() for pid in pids))
     async with open_yard(folder):
         assert list((folder / "custody").iterdir()) == []
 
@@ -84,7 +65,7 @@ async def test_what_nobody_is_left_to_end_is_ended_by_the_next_server_and_not_be
             assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
             assert await (await beside.bash("exit 3")).wait() == Exit(3)
         kill(who, "server", "keeper", "wardens")
-        await all_gone(who["server"])
+        await gone(*who["server"])
         assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
         async with open_yard(folder):
             assert [pid for pids in who.values() for pid in pids if is_alive(pid)] == []

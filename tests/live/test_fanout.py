@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from culm.ids import Ids
 from tests.live.harness import (
@@ -23,6 +24,8 @@ from tests.live.harness import (
 )
 from tests.live.publisher import Order
 from tests.support import contract
+
+pytestmark = pytest.mark.alone
 
 STREAMS = 200
 VICTIMS = 120

@@ -28,6 +28,8 @@ from tests.live.harness import (
 )
 from tests.support import WAIT_S
 
+pytestmark = pytest.mark.alone
+
 STORM = 1000
 AT_ONCE = 100
 STORM_S = 15.0

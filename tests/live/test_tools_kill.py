@@ -26,10 +26,9 @@ from culm.wire.codec import Json
 from culm.wire.messages import ToolResult, ToolResultPart
 from culm.wire.processes import Process
 from tests.custody.test_escapes import DAEMON, parent_of
-from tests.custody.yard import is_alive
+from tests.custody.yard import gone, is_alive
 from tests.live.harness import RESUME_S, ProcessServer, make_directory
 from tests.live.run_drive import Watch, open_agent, open_watch, outcomes, questions, script
-from tests.live.test_custody_kill import all_gone
 from tests.support import contract
 
 # Each has a child of its own, which leaves its session and does not hear SIGTERM.
@@ -126,7 +125,7 @@ async def test_what_tools_had_started_ends_with_a_killed_server_and_the_record_s
             pids = all_pids(*found.values())
             assert len(pids) == 4 + 4 + 2 + 1
             await desk.server.kill()
-            await all_gone(pids)
+            await gone(*pids)
 
         async with open_desk(folder, model, desk.session_id) as again:
             assert await outcomes(again.remote, ["killed"]) == ["interrupted"]
@@ -159,7 +158,7 @@ async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path)
         pids = all_pids(*found.values())
         os.kill(parent_of(parent_of(found["call"].pid)), signal.SIGKILL)
         await desk.end("run")
-        await all_gone(pids)
+        await gone(*pids)
         assert await outcomes(desk.remote, ["run"]) == ["end_turn"]
         assert await desk.processes() == []
         results = await desk.results()
@@ -177,7 +176,7 @@ async def test_the_result_of_a_killed_command_names_the_signal(folder: Path) -> 
         (process,) = (await desk.running({"call": 2})).values()
         os.kill(process.pid, signal.SIGKILL)
         await desk.end("run")
-        await all_gone(process.pids)
+        await gone(*process.pids)
         (result,) = (await desk.results()).values()
     words = f"up\n{exit_words(Exit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
     assert "SIGKILL" in words
@@ -204,7 +203,7 @@ async def test_what_was_asked_before_the_server_ended_is_answered_after_by_anoth
             (running,) = await desk.processes()
             pids = all_pids(running)
             await desk.server.end(number)
-            await all_gone(pids)
+            await gone(*pids)
         assert not effects.exists()
 
         async with open_desk(folder, model, desk.session_id, start) as again:

@@ -10,7 +10,7 @@ import sys
 import termios
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Protocol
 
 import aiohttp
 
@@ -25,6 +25,8 @@ from culm.wire.codec import Json, encode, printable
 LINE_BYTES_MAX = 4096  # No terminal has longer lines while they can still be edited.
 AGAIN_S = 1.0  # A server that restarts answers in a moment.
 GRAINS_SHOWN_MAX = 5
+_WITH_COMMAND = ("bash", "job_kill")
+_WITH_CHANGE = ("edit", "multiedit", "write")
 
 ANSWERS = {
     **dict.fromkeys(("y", "yes"), "allow"),
@@ -188,26 +190,38 @@ class Desk:
 def lines_of(ask: Ask[PermissionRequest]) -> Iterator[str]:
     """What would be done, exactly; why it is asked; and what a wider consent means."""
     request = ask.request
-    params = cast("dict[str, Json]", request.params) if isinstance(request.params, dict) else {}
-    match params:
-        case {"old_content": str(before), "new_content": str(after)}:
-            yield from map(_whole, diff_lines(before, after))
-        case {"command": str(command)}:
-            yield from map(_whole, command.split("\n"))
-        case _:
-            yield _whole(encode(params).decode())
-    if request.path:
-        yield f"  in {request.path}"
-    if ask.why:
-        yield f"  because: {ask.why}"
+    yield from params_lines(request.tool_name, request.params)
+    yield from place_lines(request.path, ask.why)
     if ask.grains:
         more = len(ask.grains) - GRAINS_SHOWN_MAX
         shown = [*ask.grains[:GRAINS_SHOWN_MAX], *([f"{more} more"] if more > 0 else [])]
         yield f"  [s] and [w] cover: {', '.join(map(head_of, shown))}"
 
 
-def _whole(line: str) -> str:
+def params_lines(tool_name: str, params: Json) -> Iterator[str]:
+    """What a tool is given. Only of our own tools is it known which part says it all."""
+    match params:
+        case {"old_content": str(before), "new_content": str(after)} if tool_name in _WITH_CHANGE:
+            yield from map(_whole, diff_lines(before, after))
+        case {"command": str(command)} if tool_name in _WITH_COMMAND:
+            yield from whole_lines(command)
+        case _:
+            yield _whole(encode(params or {}).decode())
+
+
+def place_lines(path: str, why: str) -> Iterator[str]:
+    if path:
+        yield f"  in {printable(path)}"
+    if why:
+        yield f"  because: {printable(why)}"
+
+
+def whole_lines(text: str) -> Iterator[str]:
     """Nothing of it is left out: whoever agrees has seen all of it."""
+    return map(_whole, text.split("\n"))
+
+
+def _whole(line: str) -> str:
     return f"{MARGIN}{printable(line)}"
 
 

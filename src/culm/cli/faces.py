@@ -4,7 +4,7 @@ Data goes to stdout, all else to stderr.
 """
 
 import sys
-from typing import IO, AnyStr, Protocol
+from typing import Protocol
 
 from culm.cli.call_lines import (
     LINES_MAX,
@@ -15,7 +15,7 @@ from culm.cli.call_lines import (
     without_controls,
 )
 from culm.cli.rules import rule_for
-from culm.errors import Failed
+from culm.cli.streams import write
 from culm.ids import MessageId
 from culm.wire.asks import AskChanged
 from culm.wire.codec import Json, encode, printable
@@ -24,10 +24,6 @@ from culm.wire.runs import Run
 
 # How the server refuses what it would have asked somebody who is not there; a test holds it to it.
 _ALONE = "Not allowed: this needs a person's permission"
-
-
-class StdoutClosed(Exception):
-    """Whoever read the answer has left."""
 
 
 class Face(Protocol):
@@ -76,9 +72,9 @@ class Plain:
         # A model may repeat what stands in a file; a terminal would obey it.
         shown = without_controls(text) if self._is_screen else text
         try:
-            _write(sys.stdout, shown)
+            write(sys.stdout, shown)
         except UnicodeEncodeError:
-            _write(sys.stdout, shown.encode("ascii", "backslashreplace").decode())
+            write(sys.stdout, shown.encode("ascii", "backslashreplace").decode())
         self._in_line = not text.endswith("\n")
 
     def again(self, message_id: MessageId) -> None:
@@ -122,7 +118,7 @@ class Plain:
     def prompt(self, words: str) -> None:
         """Ask for a line; what is noted next comes below, with or without an answer."""
         self._end_line()
-        _write(sys.stderr, printable(words))
+        write(sys.stderr, printable(words))
         self._in_prompt = True
 
     def typed(self) -> None:
@@ -138,10 +134,10 @@ class Plain:
 
     def _end_line(self) -> None:
         if self._in_prompt:
-            _write(sys.stderr, "\n")
+            write(sys.stderr, "\n")
             self._in_prompt = False
         if self._in_line:
-            _write(sys.stdout, "\n")
+            write(sys.stdout, "\n")
             self._in_line = False
 
 
@@ -202,26 +198,16 @@ class JsonLines:
 
     def _put(self, kind: str, **fields: Json) -> None:
         # Bytes: JSON is UTF-8, whatever the terminal speaks.
-        _write(sys.stdout.buffer, encode({"type": kind, **fields}) + b"\n")
+        write(sys.stdout.buffer, encode({"type": kind, **fields}) + b"\n")
 
 
 def _note(words: str) -> None:
     """Tell a person. What files, models and providers say must not move the terminal."""
     lines = "\n".join(map(printable, words.split("\n")))
     try:
-        _write(sys.stderr, f"{lines}\n")
+        write(sys.stderr, f"{lines}\n")
     except UnicodeEncodeError:
-        _write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")
-
-
-def _write(stream: IO[AnyStr], data: AnyStr) -> None:
-    try:
-        stream.write(data)
-        stream.flush()
-    except BrokenPipeError as exc:
-        raise StdoutClosed from exc
-    except OSError as exc:
-        raise Failed(f"cannot write: {exc.strerror}", hint="the run goes on") from exc
+        write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")
 
 
 def fate_of(ask: AskChanged, *, by_us: bool) -> str:

@@ -1,15 +1,19 @@
 """`culm`: the command line. Each command imports what it needs when it runs."""
 
+import errno
 import sys
 
 import click
 
 from culm import __version__
+from culm.cli.agent_command import agent
 from culm.cli.asks_commands import answer, asks, ps
 from culm.cli.config_commands import config, models, trust
 from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
+from culm.cli.streams import CannotWrite, fill_streams, let_go
+from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest
 
 # 0 is a clean end; 4 a cancelled run; 128 + n a second signal n.
@@ -32,12 +36,13 @@ def culm() -> None:
     """
 
 
-for command in (run, asks, answer, ps, serve, models, config, trust):
+for command in (run, asks, answer, ps, serve, agent, worker, models, config, trust):
     culm.add_command(command)
 
 
 def main() -> None:
     """Run, and say what failed and what to do about it."""
+    fill_streams()
     try:
         culm()
     except AppError as exc:
@@ -45,3 +50,7 @@ def main() -> None:
         if exc.hint:
             click.echo(f"hint: {exc.hint}", err=True)
         sys.exit(EXIT_USAGE if isinstance(exc, InvalidRequest) else EXIT_FAILED)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+        sys.exit(let_go(CannotWrite(exc)))

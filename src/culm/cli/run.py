@@ -7,7 +7,6 @@ server's: it goes on if this process is killed.
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ import aiohttp
 import click
 
 from culm.cli.desk import Desk, Lines, Terminal
-from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED, EXIT_FAILED
-from culm.cli.faces import Face, JsonLines, Plain, StdoutClosed
+from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
+from culm.cli.faces import Face, JsonLines, Plain
 from culm.cli.shown import Shown
+from culm.cli.streams import CannotWrite, let_go
 from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
 from culm.client.stream import Follower, Mirror, open_mirror
@@ -77,11 +77,8 @@ def run_prompt(options: RunOptions, launch: Launch | None) -> int:
     except asyncio.CancelledError:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
-    except StdoutClosed:
-        # Else the interpreter tries once more to write what is left, and complains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        click.echo("culm: nobody reads the answer any more; the run goes on", err=True)
-        return EXIT_CLOSED
+    except CannotWrite as exc:
+        return let_go(exc, "the run goes on")
     except Refused as exc:
         needs_token = exc.status == 401
         hint = "give the server's token file as --token-file" if needs_token else exc.hint

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.exits import EXIT_CANCELED, EXIT_CLOSED
+from culm.cli.exits import EXIT_CANCELED
 from culm.cli.options import directory_option
+from culm.cli.streams import is_terminal, need_output
 from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -126,8 +127,7 @@ def run(
     from culm.client.launch import Wanted, begin_start
     from culm.settings import default_host
 
-    if sys.stdout is None or sys.stderr is None:
-        sys.exit(EXIT_CLOSED)  # Nobody could read the answer.
+    need_output()
     prompt = _read_prompt(words)
     if latest and session:
         raise click.UsageError("--session and --continue exclude each other")
@@ -148,7 +148,7 @@ def run(
         model=model,
         as_json=as_json,
         approve=approved,
-        interactive=not as_json and _is_terminal(),
+        interactive=not as_json and is_terminal(),
     )
     sys.exit(run_prompt(options, launch))
 
@@ -170,11 +170,6 @@ def _approved(mode: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> "Appr
     from culm.cli.rules import approve_of
 
     return approve_of(mode, allow, deny)
-
-
-def _is_terminal() -> bool:
-    """Whether a person can be asked here."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _tell_if_silent(descriptor: int) -> None:

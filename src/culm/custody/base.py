@@ -1,5 +1,7 @@
 """The seam towards processes: what is started for whom, and how it is ended for certain."""
 
+import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -83,8 +85,40 @@ class Process:
     stopping: bool = False  # It was killed, and is not gone yet.
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A way for another process to order from our keeper, as long as that lives."""
+
+    socket: socket.socket  # To be passed on; the caller closes its own copy.
+    mark: int
+    base: int
+    # Set when whoever had the socket is gone, and with it every process it had ordered.
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Nursery(Protocol):
+    """What a keeper does for processes of our own, which are in nobody's custody: workers."""
+
+    async def start_companion(self, order: Order) -> None:
+        """Have it started by the keeper, with which it dies; raises `StartFailed`.
+
+        What it forks outlives it, and falls to the keeper or to us. Nothing is told of it: who
+        starts one holds the other end of something that it was given.
+        """
+        ...
+
+    async def connect(self) -> Passage:
+        """Raises `StartFailed`."""
+        ...
+
+
 class Custody(Protocol):
     """Who starts and ends every process a tool needs."""
+
+    @property
+    def nursery(self) -> Nursery | None:
+        """None where there is no keeper."""
+        ...
 
     async def start(self, order: Order) -> Held:
         """Start it; raises `StartFailed`. If it is cancelled meanwhile, it is killed first."""

@@ -41,7 +41,7 @@ above = 3 + len(numbers)
 away = [fcntl.fcntl(n, fcntl.F_DUPFD, above) for n in numbers]
 for place, n in enumerate(away, 3):
     os.dup2(n, place)
-os.closerange(above, max(away) + 1)
+os.closerange(above, max(away + numbers) + 1)
 try:
     os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as exc:
@@ -139,6 +139,8 @@ def _sweep_group(group: int) -> tuple[int, bool]:
 
 class DirectCustody:
     """Implements `Custody`."""
+
+    nursery = None
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import culm
 from culm.custody.leftovers import ProcessSet
-from culm.custody.packets import send, send_with
+from culm.custody.line import Line
+from culm.custody.packets import send_with
 
 # The path comes last: nothing beside our package stands in for a module of Python.
 _PROGRAM = (
@@ -18,14 +19,14 @@ _PROGRAM = (
 
 
 class Keeping:
-    """A keeper. `control` is readable when it says something or is gone."""
+    """A keeper, and our line to it."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         """Raises OSError if there can be no further process."""
         self.set = process_set
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(process_set.folder / "keeper.log", flags, 0o600)
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = (theirs.fileno(), process_set.lock)
         arguments = [*passed, os.getpid(), process_set.mark, process_set.folder]
         root = Path(culm.__file__).parents[1]
@@ -40,31 +41,24 @@ class Keeping:
                 cwd="/",
             )
         except OSError:
-            self.control.close()
+            control.close()
             raise
         finally:
             theirs.close()
             os.close(log)
+        self.line = Line(control, process_set.mark)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, number: int, channel: int, body: bytes, descriptors: Sequence[int]) -> None:
-        """Raises OSError if the keeper is gone or deaf; then nothing was started."""
-        command = os.memfd_create("command", os.MFD_CLOEXEC)
-        try:
-            view = memoryview(body)
-            while view:
-                view = view[os.write(command, view) :]
-            passed = [channel, command, *descriptors]
-            packet = f"start {number} {len(passed)}".encode()
-            send_with(self.control, packet, passed)
-        finally:
-            os.close(command)
+    def hold(self, body: bytes, descriptors: Sequence[int]) -> None:
+        """Have a companion started. Raises OSError if the keeper is gone or deaf."""
+        self.line.pass_on("hold", [], body, descriptors)
 
-    def end(self, number: int) -> bool:
-        return send(self.control, f"end {number}".encode())
+    def connect(self, base: int, channel: int) -> None:
+        """Have one more client listened to. Raises OSError if the keeper is gone or deaf."""
+        send_with(self.line.control, f"connect {base}".encode(), [channel])
 
     def kill(self) -> None:
         self._process.kill()

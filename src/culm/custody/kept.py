@@ -1,10 +1,11 @@
-"""One process in the keeper's custody, as the server sees it: a channel to its warden."""
+"""One process in the keeper's custody, as who ordered it sees it: a channel to its warden."""
 
 import asyncio
 import socket
 from collections.abc import Callable
 
 from culm.custody.base import KILL_BOUND_S, KILL_GRACE_S, Exit, Order
+from culm.custody.line import Line
 from culm.custody.packets import parse_ended, receive, send
 from culm.custody.warden import VERIFY_S
 
@@ -16,11 +17,11 @@ TAKE_OVER_S = KILL_BOUND_S - MARGIN_S
 class Kept:
     """Implements `Held`. It is `gone` when its warden is: nothing is left then."""
 
-    def __init__(self, number: int, order: Order, channel: socket.socket, mark: int) -> None:
+    def __init__(self, number: int, order: Order, channel: socket.socket, line: Line) -> None:
         self.number = number
         self.order = order
         self.started_s = 0.0
-        self.mark = mark  # Of the set of its keeper.
+        self.line = line  # By which it was ordered.
         self.pid = 0
         self.warden = 0
         self.failure: tuple[str, int] | None = None  # The step and errno of a failed start.

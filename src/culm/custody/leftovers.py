@@ -11,7 +11,6 @@ import logging
 import os
 import resource
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,14 @@ from pathlib import Path
 from culm.custody.linux import (
     Stat,
     find_mark,
-    find_stat,
-    find_token,
+    is_alive,
+    is_of,
     now_s,
     read_boot_id,
     read_table,
+    start_ticks_of,
 )
+from culm.custody.tree import end_one
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +47,6 @@ class ProcessSet:
     folder: Path
     lock: int  # A descriptor; the lock lasts until the last copy of it is closed.
 
-    def token(self, number: int) -> str:
-        return f"{self.mark:x}.{number}"
-
     def close(self, *, keep: bool) -> None:
         """Let go of it; with `keep`, the next server looks for what it held."""
         if not keep:
@@ -65,7 +63,7 @@ def make_set(data_dir: Path, chance: float) -> ProcessSet:
     new.mkdir(mode=0o700)
     lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(lock, f"{read_boot_id()} {os.getpid()} {_start_ticks(os.getpid())}".encode())
+        os.write(lock, f"{read_boot_id()} {os.getpid()} {start_ticks_of(os.getpid())}".encode())
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Under its own name only now: a folder that is seen is a folder that is locked.
         folder = new.rename(parent / f"{mark:x}")
@@ -81,27 +79,9 @@ def _make_mark(data_dir: Path, chance: float) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     ceiling = _MARK_MAX if hard == resource.RLIM_INFINITY else min(hard, _MARK_MAX)
     pid = os.getpid()
-    name = f"{data_dir} {read_boot_id()} {pid} {_start_ticks(pid)} {chance}".encode()
+    name = f"{data_dir} {read_boot_id()} {pid} {start_ticks_of(pid)} {chance}".encode()
     digest = hashlib.sha256(name, usedforsecurity=False).digest()
     return ceiling - 1 - (int.from_bytes(digest[:8]) >> (64 - _MARK_BITS))
-
-
-def _start_ticks(pid: int) -> int:
-    stat = find_stat(pid)
-    return 0 if stat is None else stat.start_ticks
-
-
-def _is_alive(pid: int, start_ticks: int) -> bool:
-    stat = find_stat(pid)
-    return stat is not None and stat.start_ticks == start_ticks and stat.is_alive
-
-
-def is_of(mark: int, pid: int) -> bool:
-    """Whether a command of that set is this process or an ancestor: forks and execs keep both."""
-    if find_mark(pid) == mark:
-        return True
-    token = find_token(pid)
-    return token is not None and token.startswith(f"{mark:x}.")
 
 
 def end_leftovers(data_dir: Path) -> None:
@@ -126,7 +106,7 @@ def _end_leftover(folder: Path) -> None:
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     try:
         boot_id, server, ticks = os.read(lock, 200).decode().split()
-        is_server_gone = boot_id != read_boot_id() or not _is_alive(int(server), int(ticks))
+        is_server_gone = boot_id != read_boot_id() or not is_alive(int(server), int(ticks))
         if not _take(lock, LOCK_WAIT_S if is_server_gone else 0.0):
             if is_server_gone:
                 _log.warning("a keeper outlives its server: %s", folder.name)
@@ -183,7 +163,7 @@ def end_marked(mark: int, recorded: dict[int, int], bound_s: float) -> tuple[int
         alive = [stat for stat in _of_mark(mark, recorded) if stat.is_alive]
         for stat in alive:
             ended.add(stat.pid)
-            _end_one(stat)
+            end_one(stat.pid, stat.start_ticks)  # What it cannot end is left, and said.
         if not alive or now_s() > until_s:
             return len(ended), [stat.pid for stat in alive]
         time.sleep(_PAUSE_S)
@@ -211,19 +191,3 @@ def _of_mark(mark: int, recorded: dict[int, int]) -> list[Stat]:
         for stat in read_table().values()
         if recorded.get(stat.pid) == stat.start_ticks or is_of(mark, stat.pid)
     ]
-
-
-def _end_one(stat: Stat) -> None:
-    """By a handle of the process, checked after it was opened: the pid may be another's by now."""
-    try:
-        handle = os.pidfd_open(stat.pid)
-    except OSError:
-        return
-    try:
-        found = find_stat(stat.pid)
-        if found is not None and found.start_ticks == stat.start_ticks:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except OSError:
-        return  # It ended, or is another user's: then it is left, and said.
-    finally:
-        os.close(handle)

@@ -13,6 +13,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
+_library = ctypes.CDLL(None, use_errno=True)  # Once: each fork would spend half a millisecond.
+
 TOKEN_NAME = "CULM_PROCESS_TOKEN"  # In the environment of every command.
 _MARK_ROW = b"Max realtime timeout"
 _ENVIRON_BYTES_MAX = 1 << 20
@@ -103,12 +105,37 @@ def find_stat(pid: int) -> Stat | None:
     return parse_stat(_read(f"/proc/{pid}/stat"), os.sysconf("SC_PAGE_SIZE"))
 
 
+def start_ticks_of(pid: int) -> int:
+    """0 if there is no such process."""
+    stat = find_stat(pid)
+    return 0 if stat is None else stat.start_ticks
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether that very process still is, and not a later one with its pid."""
+    stat = find_stat(pid)
+    return stat is not None and stat.is_alive and stat.start_ticks == start_ticks
+
+
 def find_mark(pid: int) -> int | None:
     return parse_mark(_read(f"/proc/{pid}/limits"))
 
 
 def find_token(pid: int) -> str | None:
     return parse_token(_read(f"/proc/{pid}/environ", _ENVIRON_BYTES_MAX))
+
+
+def token_of(mark: int, number: int) -> str:
+    """What a command of the set with that mark has in its environment."""
+    return f"{mark:x}.{number}"
+
+
+def is_of(mark: int, pid: int) -> bool:
+    """Whether a command of that set is this process or an ancestor: forks and execs keep both."""
+    if find_mark(pid) == mark:
+        return True
+    token = find_token(pid)
+    return token is not None and token.startswith(f"{mark:x}.")
 
 
 def read_table() -> dict[int, Stat]:
@@ -125,6 +152,15 @@ def read_table() -> dict[int, Stat]:
 
 def read_boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
+
+
+def read_world_id() -> str:
+    """The same for processes whose pids mean the same: of one boot, in one namespace of pids."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - `pathlib` is slow to import
+    except OSError:
+        return ""
+    return f"{read_boot_id()} {namespace}"
 
 
 def become_subreaper(*, on: bool = True) -> None:
@@ -151,8 +187,7 @@ def set_name(name: bytes) -> None:
 
 
 def _prctl(option: int, argument: int) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
     zero = ctypes.c_ulong(0)
-    if library.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero) != 0:
+    if _library.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

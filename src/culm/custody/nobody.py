@@ -4,6 +4,8 @@ from culm.custody.base import Held, Order, Process, StartFailed
 
 
 class NoCustody:
+    nursery = None
+
     def warm_nowait(self) -> None:
         pass
 

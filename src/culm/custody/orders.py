@@ -11,8 +11,8 @@ from culm.custody.packets import PASSED_MAX, Command
 DESCRIPTORS_MAX = PASSED_MAX - 2  # Beside the channel and the command.
 
 
-def parse_order(order: Order, token: str) -> Command:
-    """Raises `StartFailed` for what no kernel takes."""
+def parse_order(order: Order, token: str | None) -> Command:
+    """Raises `StartFailed` for what no kernel takes. Without a token it is no set's command."""
     if not order.argv or not order.argv[0]:
         raise StartFailed("there is no command to start")
     if len(order.descriptors) > DESCRIPTORS_MAX:
@@ -20,7 +20,7 @@ def parse_order(order: Order, token: str) -> Command:
     for name in order.env:
         if not name or "=" in name:
             raise StartFailed(f"{name!r} is no name of an environment variable")
-    env = {**order.env, TOKEN_NAME: token}
+    env = order.env if token is None else {**order.env, TOKEN_NAME: token}
     return Command(
         [_encode(word, "an argument") for word in order.argv],
         _encode(order.cwd, "the working directory"),

@@ -1,13 +1,21 @@
 """The words between server, keeper and warden. Imported by the bare keeper, hence no JSON.
 
-server → keeper   start <number> <descriptors>    with the channel, the command and its descriptors
+client → keeper   start <number> <descriptors>    with the channel, the command and its descriptors
                   end <number>                    kill that warden and all it holds
-keeper → server   lost <number> <swept> <left>    that warden died; what it held was ended
-server → warden   kill <grace in ms>
-warden → server   begun                           before it does anything
+keeper → client   lost <number> <swept> <left>    that warden died; what it held was ended
+server → keeper   connect <base>                  with a socket: one more client, a worker
+                  hold <descriptors>              start a companion: the command and its descriptors
+keeper → server   connected <base>
+                  over <base>                     that client is gone, and all that ran for it
+                  held <pid>                      a companion was started
+                  unheld <pid>                    it ended
+client → warden   kill <grace in ms>
+warden → client   begun                           before it does anything
                   started <pid> <start ticks> <warden's pid>
                   failed <step> <errno>
                   ended <code> <signal> <swept> <lost> <left>
+
+A client is the server, or one of its workers: its own wardens speak with it, whoever it is.
 """
 
 import os
@@ -16,6 +24,7 @@ import struct
 
 PACKET_BYTES_MAX = 4096
 PASSED_MAX = 250  # Descriptors in one packet; the kernel takes 253.
+NUMBERS = 1 << 32  # Of the orders of one client, from its base on.
 LEFT_MAX = 100  # Pids named as left; more say nothing more.
 
 
@@ -131,6 +140,16 @@ def receive_with(channel: socket.socket) -> tuple[bytes, list[int]]:
             count = len(passed) // size
             descriptors += struct.unpack(f"{count}i", passed[: count * size])
     return packet, descriptors
+
+
+def receive_or_end(channel: socket.socket) -> tuple[bytes, list[int]] | None:
+    """As `receive_with`: None while nothing waits, and an empty packet if the other end is gone."""
+    try:
+        return receive_with(channel)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b"", []
 
 
 def read_all(descriptor: int) -> bytes:

@@ -22,9 +22,9 @@ class Child:
         self.report = report
 
 
-def fork_command(command: Command, descriptors: list[int], mark: int) -> Child:
-    """Raises OSError if there can be no further process."""
-    warden = os.getpid()
+def fork_command(command: Command, descriptors: list[int], mark: int | None) -> Child:
+    """Raises OSError if there can be no further process. It dies with us, the parent."""
+    parent = os.getpid()
     report, said = os.pipe()
     os.set_blocking(report, False)
     try:
@@ -41,9 +41,9 @@ def fork_command(command: Command, descriptors: list[int], mark: int) -> Child:
         signal.set_wakeup_fd(-1)
         _reset_signals()  # First: a request to end may come at once.
         os.setsid()
-        # If its warden is killed the command does not outlive it; an exec keeps this.
+        # If its parent is killed the command does not outlive it; an exec keeps this.
         set_death_signal(signal.SIGKILL)
-        if os.getppid() != warden:
+        if os.getppid() != parent:
             os._exit(127)
         said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
         _limit(mark)
@@ -64,13 +64,15 @@ def parse_report(report: bytes) -> tuple[str, int] | None:
     return (step, int(number)) if step else None
 
 
-def _limit(mark: int) -> None:
+def _limit(mark: int | None) -> None:
     """No core files; and the mark by which the command's descendants are known, whatever they do.
 
     A limit on real-time scheduling that nobody reaches: it passes through fork, exec and an
     emptied environment, and /proc shows it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if mark is None:
+        return
     try:
         resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
     except (OSError, ValueError):

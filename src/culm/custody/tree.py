@@ -7,7 +7,7 @@ so the tree below one is all there is. Imported by the bare keeper.
 import os
 import signal
 
-from culm.custody.linux import Stat, read_table
+from culm.custody.linux import Stat, is_alive, read_table
 
 
 def descendants_of(root: int, table: dict[int, Stat]) -> list[Stat]:
@@ -56,6 +56,26 @@ def end(members: list[Stat]) -> None:
             continue  # Gone, or of another user: its members are tried one by one.
     for stat in members:
         _signal(stat.pid, signal.SIGKILL)
+
+
+def end_one(pid: int, start_ticks: int) -> bool:
+    """SIGKILL to that very process, whoever's child it is. Whether it was there.
+
+    By a handle, checked after it was opened: the pid may be another's by now.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_alive(pid, start_ticks):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False  # It ended just now, or is another user's.
+    finally:
+        os.close(handle)
+    return True
 
 
 def groups_of(members: list[Stat], own: int) -> list[int]:

@@ -13,7 +13,14 @@ import signal
 import socket
 import sys
 
-from culm.custody.linux import become_subreaper, find_stat, now_s, set_death_signal, set_name
+from culm.custody.linux import (
+    become_subreaper,
+    find_stat,
+    now_s,
+    set_death_signal,
+    set_name,
+    start_ticks_of,
+)
 from culm.custody.packets import (
     Command,
     Ended,
@@ -82,8 +89,7 @@ class Warden:
             return True
         for descriptor in descriptors:
             os.close(descriptor)
-        stat = find_stat(self._child.pid)
-        self._start_ticks = 0 if stat is None else stat.start_ticks
+        self._start_ticks = start_ticks_of(self._child.pid)
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         poller.register(self._channel, select.POLLIN)

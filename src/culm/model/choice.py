@@ -1,14 +1,13 @@
 """Which models a configuration names, and how each is reached. Keys stay in here.
 
-The decisions are functions of one document, which `laying.py` makes of its layers; who makes a
-`Model` of a choice is `assemble.py`.
+The decisions are functions of one document, which `laying.py` makes of its layers.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -17,13 +16,16 @@ from culm.config.checking import Document
 from culm.config.references import Run, Unresolved, Variables, failed, resolve, why_unresolved
 from culm.config.schema import ProviderFile
 from culm.errors import InvalidRequest, ModelFailed
-from culm.model.base import Access, Model
+from culm.model.base import Access, Model, Setup
 from culm.model.catalog import find_model, find_provider, vendor_of
 from culm.model.dialects import Dialect, dialect_types, find_dialect
 from culm.model.discovery import LOCAL_SERVERS
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel
+
+if TYPE_CHECKING:
+    import aiohttp  # See `base.py`.
 
 log = logging.getLogger(__name__)
 
@@ -160,15 +162,7 @@ class Models:
             if (selected.provider, selected.model) == (provider_id, model_id):
                 settings = selected
                 break
-        access = _access(provider_id, provider)
-        return Chosen(
-            provider_id,
-            settings,
-            _info(provider, access.vendor, model_id),
-            access,
-            provider.flat_rate,
-            provider.system_prompt_prefix,
-        )
+        return chosen_of(provider_id, provider, settings)
 
     async def open(self, chosen: Chosen) -> Model:
         """A model to ask; every reference is read now. Raises `ModelFailed`."""
@@ -238,8 +232,8 @@ def _why_unknown(provider_id: str) -> str:
 _CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 
 
-def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables) -> str:
-    """Why nothing can be asked of a provider; empty if something can."""
+def why_unreachable(provider_id: str, provider: ProviderFile) -> str:
+    """Why a provider cannot be asked, wherever its references lead; empty if it can."""
     if provider.disable:
         return f"provider {provider_id!r} is disabled"
     type_ = _type_of(provider_id, provider)
@@ -255,7 +249,15 @@ def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables)
         known = find_provider(provider_id)
         how = f": set {known.key_env}, or" if known is not None else ":"
         return f"provider {provider_id!r} has no key{how} write providers.{provider_id}.api_key"
-    texts = {"api_key": provider.api_key, "base_url": url}
+    return ""
+
+
+def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables) -> str:
+    """Why nothing can be asked of a provider; empty if something can."""
+    if reason := why_unreachable(provider_id, provider):
+        return reason
+    access = _access(provider_id, provider)
+    texts = {"api_key": provider.api_key, "base_url": access.base_url}
     texts |= {f"extra_headers.{name}": text for name, text in provider.extra_headers.items()}
     for name, text in texts.items():
         if reason := why_unresolved(text, variables):
@@ -276,6 +278,23 @@ def _access(provider_id: str, provider: ProviderFile) -> Access:
         headers=provider.extra_headers,
         body={**provider.provider_options, **provider.extra_body},
     )
+
+
+def chosen_of(provider_id: str, provider: ProviderFile, settings: SelectedModel) -> Chosen:
+    """A model of a provider that can be reached."""
+    access = _access(provider_id, provider)
+    info = _info(provider, access.vendor, settings.model)
+    prefix = provider.system_prompt_prefix
+    return Chosen(provider_id, settings, info, access, provider.flat_rate, prefix)
+
+
+def make_model(
+    chosen: Chosen, http: "aiohttp.ClientSession", *, first_byte_s: float, stall_s: float
+) -> Model:
+    """A model to ask; what refers to something was read before."""
+    dialect = find_dialect(chosen.access.type)
+    assert dialect is not None, "it was found usable"
+    return dialect.make(Setup(http, chosen.access, chosen.info, first_byte_s, stall_s))
 
 
 _UNKNOWN = ModelInfo()

@@ -43,6 +43,7 @@ HEADLESS_WAIT_S = 300  # A run that nobody started by hand waits so long for som
 DENIED = "User denied permission"
 DECLINED = "User cancelled this question"
 EXPIRED = "Nobody answered the permission request in time"
+NOBODY_ANSWERS = "Nobody is there to answer. Decide yourself, and say so."
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Clearance:
             if verdict.updated_input is not None:
                 text = encode(verdict.updated_input).decode()
                 call = replace(call, input=text, arguments=verdict.updated_input)
-        plan = await _prepare(tool, call)
+        plan = await prepare(tool, call)
         if isinstance(plan, Inquiry):
             plan = await self._inquire(plan, call, consent)
         elif isinstance(plan, Plan):
@@ -184,7 +185,7 @@ class Clearance:
 
     async def _inquire(self, inquiry: Inquiry, call: Call, consent: Consent) -> Result:
         if self._is_alone(consent) and not self.questions.had_asked(call.message_id, call.id):
-            return Result("Nobody is there to answer. Decide yourself, and say so.", is_error=True)
+            return Result(NOBODY_ANSWERS, is_error=True)
         questions = [
             msgspec.structs.replace(question, id=self._ids.question())
             for question in inquiry.questions
@@ -321,7 +322,8 @@ class Clearance:
         self.questions.stop()
 
 
-async def _prepare(tool: Tool, call: Call) -> Plan | Inquiry | Result:
+async def prepare(tool: Tool, call: Call) -> Plan | Inquiry | Result:
+    """What a call would do. What a tool raises is its result."""
     try:
         return await tool.prepare(call)
     except Exception as exc:  # boundary: what a tool raises is for the model to read

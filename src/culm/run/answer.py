@@ -1,17 +1,25 @@
 """A model's answer as it grows: which part of the message each piece belongs to."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from culm.clock import Clock
 from culm.errors import ModelFailed
 from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
 from culm.run.draft import Draft
 from culm.run.loop import Growth, parse_arguments
-from culm.run.messages import Messages
 from culm.store.base import Unit
 from culm.tools.base import Call
-from culm.wire.messages import Message, Part, Reasoning, ReasoningPart, ToolCall, ToolCallPart
+from culm.wire.messages import (
+    Growing,
+    Message,
+    Part,
+    Reasoning,
+    ReasoningPart,
+    ToolCall,
+    ToolCallPart,
+)
 
 SIGNATURE_CHARS_MAX = 8 << 20  # What a provider wants to see again; thoughts of four, twice.
 CALLS_MAX = 64  # A model that makes more in one answer is looping.
@@ -35,10 +43,26 @@ def calls_in(message: Message) -> list[Call]:
     ]
 
 
+class Writing(Protocol):
+    """Where an open message is written: `Messages`, or a worker that keeps nothing."""
+
+    def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None: ...
+
+    def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]: ...
+
+    def put_all(
+        self, draft: Draft, parts: Mapping[int, Part], *, after: Unit | None = None
+    ) -> asyncio.Future[None]: ...
+
+    def clear(
+        self, draft: Draft, *, model: str = "", provider: str = ""
+    ) -> asyncio.Future[None]: ...
+
+
 class Answer:
     """One open message. It has at most one part of text and one of reasoning, as clients expect."""
 
-    def __init__(self, draft: Draft, messages: Messages, clock: Clock, track: Track) -> None:
+    def __init__(self, draft: Draft, messages: Writing, clock: Clock, track: Track) -> None:
         self.draft = draft
         self._messages = messages
         self._clock = clock
@@ -136,7 +160,7 @@ class Answer:
             )
         return calls
 
-    async def complete(self, calls: list[Call], after: Unit) -> None:
+    async def complete(self, calls: list[Call], after: Unit | None = None) -> None:
         """Store every call with its whole input; `after` happens together with that."""
         parts: dict[int, Part] = {
             place: ToolCallPart(ToolCall(call.id, call.name, call.input, finished=True))

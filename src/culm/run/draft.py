@@ -1,14 +1,18 @@
 """An open message: its text as it grows, what the store has of it, and what clients were told."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from culm.errors import LimitExceeded
 from culm.store.base import Unit
 from culm.store.messages import Chunk
-from culm.wire.codec import encode
+from culm.wire.codec import encodable, encode
 from culm.wire.events import MessageDelta
-from culm.wire.messages import Message, growing_of, set_text, text_of
+from culm.wire.messages import Message, Part, growing_of, set_text, text_of
+
+MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping ...
+PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +99,23 @@ class Draft:
         self.kept = list(self.lengths)
         self.size = sum(self.lengths)
         self.loose = 0
+
+
+def check_size(chars: int) -> None:
+    """Raises `LimitExceeded` if no message may have so much text."""
+    if chars > MESSAGE_CHARS_MAX:
+        raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
+
+
+def check_part(part: int) -> None:
+    """Raises `LimitExceeded` if no message may have a part of that number."""
+    if part >= PARTS_MAX:
+        raise LimitExceeded("parts in one message", PARTS_MAX)
+
+
+def put_parts(message: Message, parts: Mapping[int, Part]) -> None:
+    """Set each, or add it if it is the next one."""
+    for part, value in sorted(parts.items()):
+        assert part <= len(message.parts), "a part follows the one before it"
+        # A file name may hold bytes that are no text.
+        message.parts[part : part + 1] = [encodable(value)]

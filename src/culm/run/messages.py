@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from culm.clock import Clock, Timer
-from culm.errors import LimitExceeded, MessageNotFound, StoreBusy
+from culm.errors import MessageNotFound, StoreBusy
 from culm.events.hub import Hub, Live
 from culm.ids import Ids, MessageId, SessionId
-from culm.run.draft import Draft, End
+from culm.run.draft import Draft, End, check_part, check_size, put_parts
 from culm.store.base import Connection, Tx, Unit, together
 from culm.store.messages import (
     Captured,
@@ -41,8 +41,6 @@ from culm.wire.messages import (
 
 CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
 CHUNK_CHARS = 4096  # ... or this much of one message.
-MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping ...
-PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 RETRY_S = 1.0  # How often a store that cannot write is tried again.
 
 
@@ -119,12 +117,10 @@ class Messages:
         if draft.ended or self._stopped or not text:
             return
         text = clean(text)
-        if draft.size + len(text) > MESSAGE_CHARS_MAX:
-            raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
+        check_size(draft.size + len(text))
         parts = draft.message.parts
         if part == len(parts):
-            if part >= PARTS_MAX:
-                raise LimitExceeded("parts in one message", PARTS_MAX)
+            check_part(part)
             parts.append(new_part(kind))
             draft.lengths.append(0)
             draft.kept.append(0)
@@ -155,16 +151,8 @@ class Messages:
         self, draft: Draft, parts: Mapping[int, Part], *, after: Unit | None = None
     ) -> asyncio.Future[None]:
         """Set several parts at once: all calls are complete. `after` happens together with it."""
-        if max(parts) >= PARTS_MAX:
-            raise LimitExceeded("parts in one message", PARTS_MAX)
-
-        def change(message: Message) -> None:
-            for part, value in sorted(parts.items()):
-                assert part <= len(message.parts), "a part follows the one before it"
-                # A file name may hold bytes that are no text.
-                message.parts[part : part + 1] = [encodable(value)]
-
-        return self._change(draft, change, after=after)
+        check_part(max(parts))
+        return self._change(draft, lambda message: put_parts(message, parts), after=after)
 
     def clear(self, draft: Draft, *, model: str = "", provider: str = "") -> asyncio.Future[None]:
         """Take back all parts, for a retry, or for another model if one is named."""

@@ -6,6 +6,7 @@ Nothing here waits, reads a clock or writes. Who acts on a decision is `runs.py`
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+from culm.errors import AppError, ModelFailed, StoreBusy
 from culm.wire.endings import CANCELED, INTERRUPTED, Ending
 from culm.wire.runs import CrashPolicy, Kind, Settled, State
 from culm.wire.runs import settled_by as outcome_word
@@ -91,6 +92,17 @@ def ending_of_stop(stop: Stop) -> Ending:
             return Ending(
                 "error", "Nothing can be stored", "The store stopped writing, so the run stopped."
             )
+
+
+def ending_of_error(error: AppError) -> Ending:
+    """How a run ends that cannot go on."""
+    match error:
+        case ModelFailed(title=title, message=message, hint=hint):
+            return Ending("error", title, f"{message}\nhint: {hint}" if hint else message)
+        case StoreBusy():
+            return ending_of_stop("store")
+        case _:
+            return Ending("error", "The run failed", error.message)
 
 
 def settled_by(ending: Ending, *, stopped: bool) -> Settled:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from culm.clock import Clock, pause
-from culm.errors import AppError, ModelFailed, StoreBusy
+from culm.errors import AppError, ModelFailed
 from culm.events.hub import Live
 from culm.ids import Ids, SessionId
 from culm.model.choice import Chosen, Models
@@ -18,7 +18,7 @@ from culm.run.limits import effective, jittered
 from culm.run.live import LiveRun
 from culm.run.loop import Turn, take_turn
 from culm.run.messages import Messages
-from culm.run.rules import ending_of_stop
+from culm.run.rules import ending_of_error
 from culm.run.setting import Setting
 from culm.run.speakers import open_lineup
 from culm.run.system import Surroundings
@@ -59,13 +59,8 @@ async def hold_turn(
     """Hold a run's turn to its end; only a cancel gets out of here as an exception."""
     try:
         return await _hold(world, run, journal, begin_title)
-    except ModelFailed as exc:
-        hint = f"\nhint: {exc.hint}" if exc.hint else ""
-        return Ending("error", exc.title, f"{exc.message}{hint}")
-    except StoreBusy:
-        return ending_of_stop("store")
     except AppError as exc:
-        return Ending("error", "The run failed", exc.message)
+        return ending_of_error(exc)
     except Exception:  # boundary: a bug in one run is that run's error
         log.exception("run %s failed", run.id)
         return Ending("error", "Internal error", "See the server's log.")

@@ -55,6 +55,15 @@ def add_write(
     return unit
 
 
+def forget_versions(session_id: str) -> Callable[[Tx], None]:
+    """Let go of what a session wrote: for a store in memory, in which nobody looks at it."""
+
+    def unit(tx: Tx) -> None:
+        tx.run("delete_files_of_session", session_id)
+
+    return unit
+
+
 def mark_read(session_id: str, path: str, stamp: str = "") -> Callable[[Tx], None]:
     """Note that a session has read a file now; `stamp` says how it looked, if that is known."""
 

@@ -1,0 +1,203 @@
+"""`culm agent call`: one assignment to an agent, what it says on stdout, all else on stderr.
+
+Owns what a person or a script sees of it and what a signal does to it. The run is the caller's: it
+ends when the caller leaves.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+import msgspec
+from msgspec import Raw
+
+from culm.cli.agent_shown import JsonEvents, PlainEvents, Shower, ask_lines
+from culm.cli.agents import fabric_of, get_agent
+from culm.cli.desk import Lines, Terminal
+from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
+from culm.cli.faces import Plain
+from culm.cli.streams import CannotWrite, let_go
+from culm.clock import LoopClock
+from culm.errors import Failed, InvalidRequest
+from culm.files import Unreadable, read_file
+from culm.fleet.executor import CallFailed
+from culm.fleet.parent.controls import Controls
+from culm.fleet.parent.driving import drive
+from culm.fleet.parent.overseer import WorkerAsk
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.transport.base import ConnectFailed
+from culm.fleet.transport.websocket import connect_websocket
+from culm.wire.codec import Json, printable
+
+ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us and one to our group.
+TOKEN_BYTES_MAX = 4096
+EXITS: Mapping[str, int] = {"completed": 0, "cancelled": EXIT_CANCELED}
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """What `culm agent call` was asked for."""
+
+    name: str  # An id, a role, or an address.
+    assignment: str
+    data_dir: Path
+    token_file: Path | None = None
+    ca: Path | None = None
+    as_json: bool = False
+    approve: bool | None = None  # None: whoever sits at this terminal says it ...
+    interactive: bool = False  # ... if somebody does.
+
+
+def call_agent(calling: Calling) -> int:
+    """Run to the end and return the exit status; raises `AppError`."""
+    plain = Plain()
+    shower = JsonEvents(plain) if calling.as_json else PlainEvents(plain)
+    lines = Terminal(plain) if calling.interactive else None
+    controls = Controls()
+    try:
+        with asyncio.Runner() as runner, _Signals(runner.get_loop(), controls, shower):
+            return runner.run(call(calling, shower, lines, controls))
+    except CannotWrite as exc:
+        return let_go(exc, "the run was cancelled")
+
+
+class _Signals:
+    """The first cancels the run and waits for its end, a second one leaves at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, controls: Controls, shower: Shower) -> None:
+        self._loop = loop
+        self._controls = controls
+        self._shower = shower
+        self._first_s: float | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, cast("signal.Handlers", handler))  # As it was given to us.
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        # Not a handler of the loop: it must be heard while a write to stdout blocks.
+        if self._first_s is None:
+            self._first_s = self._loop.time()
+            self._loop.call_soon_threadsafe(self._cancel)
+        elif self._loop.time() - self._first_s > ECHO_S:
+            os._exit(128 + number)
+
+    def _cancel(self) -> None:
+        self._shower.note("(cancelling; once more to leave at once)")
+        self._controls.cancel()
+
+
+async def call(calling: Calling, shower: Shower, lines: Lines | None, controls: Controls) -> int:
+    """Raises `AppError` if nobody can be called."""
+    endpoint, token = await asyncio.to_thread(_find, calling)
+    try:
+        link = await connect_websocket(endpoint, token, calling.ca)
+    except ConnectFailed as exc:
+        reason = str(exc).removeprefix(f"{calling.name}: ")
+        message = printable(f"cannot reach {calling.name}: {reason}")
+        raise Failed(message, hint=_hint(reason)) from exc
+    try:
+        caller = Caller(shower, lines, calling.approve)
+        spec = RunSpec(calling.assignment)
+        driven = await drive(link, spec, caller, controls, LoopClock())
+    finally:
+        await link.close()
+    shower.end(driven.outcome)
+    return EXITS.get(driven.outcome.status, EXIT_FAILED)
+
+
+def _hint(reason: str) -> str:
+    if "certificate" in reason:
+        return "--ca FILE names the certificates to trust"
+    if "token" in reason:
+        return "--token-file FILE gives its token"
+    return "`culm agent list` shows who is there"
+
+
+def _find(calling: Calling) -> tuple[str, str | None]:
+    """Where it is, and the token it wants; raises `NotFound`, `InvalidRequest`."""
+    if "://" in calling.name:
+        return calling.name, _token(calling.token_file)
+    fabric = fabric_of(calling.data_dir)
+    record = get_agent(fabric, calling.name)
+    file = calling.token_file or fabric.token_file(record.agent_id)
+    return record.endpoint, _token(file, is_needed=calling.token_file is not None)
+
+
+def _token(file: Path | None, *, is_needed: bool = True) -> str | None:
+    if file is None:
+        return None
+    try:
+        return read_file(file, TOKEN_BYTES_MAX).decode("ascii").strip() or None
+    except FileNotFoundError:
+        if not is_needed:
+            return None
+        raise InvalidRequest(f"there is no token file {file}") from None
+    except (OSError, Unreadable, UnicodeError) as exc:
+        raise InvalidRequest(f"cannot read the token file {file}: {exc}") from exc
+
+
+class Caller:
+    """Implements `Overseer`: shows what happens, and asks whoever sits at the terminal."""
+
+    def __init__(self, shower: Shower, lines: Lines | None, approve: bool | None) -> None:  # noqa: FBT001
+        self._shower = shower
+        self._lines = lines
+        self._approve = approve
+        self._one = asyncio.Lock()  # Nobody answers two questions at once.
+
+    async def on_event(self, event: Raw) -> None:
+        try:
+            found = msgspec.json.decode(event, type=dict[str, Json])
+        except (msgspec.DecodeError, RecursionError):
+            return
+        self._shower.event(found)
+
+    async def on_gap(self) -> None:
+        self._shower.note("(some of what it said was lost on the way)")
+
+    async def on_ask(self, ask: WorkerAsk) -> bool:
+        async with self._one:
+            approved = await self._decide(ask)
+        self._shower.asked(ask, approved=approved)
+        return approved
+
+    async def _decide(self, ask: WorkerAsk) -> bool:
+        if self._approve is not None:
+            return self._approve
+        if self._lines is None:
+            self._shower.note("hint: nobody can be asked here; --approve yes allows it")
+            return False
+        for line in ask_lines(ask):
+            self._shower.note(line)
+        try:
+            return await self._ask(self._lines)
+        except asyncio.CancelledError:
+            self._shower.note("(not asked any more: time is over, or the run is)")
+            raise
+
+    async def _ask(self, lines: Lines) -> bool:
+        while True:
+            said = await lines.read("allow it? [y]es, [n]o: ")
+            match said.strip().lower():
+                case "y" | "yes":
+                    return True
+                case "n" | "no":
+                    return False
+                case _ if not said:  # Who closes the terminal has not agreed.
+                    return False
+                case _:
+                    continue
+
+    async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
+        raise CallFailed("whoever called this agent does nothing for it")

@@ -1,0 +1,57 @@
+"""The agents that can be found in the fabric: which there are, and which one is meant."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from culm.cli.lines import columns
+from culm.clock import LoopClock
+from culm.errors import NotFound
+from culm.fleet.fabric.base import AgentRecord, Fabric
+from culm.fleet.fabric.files import FileFabric
+from culm.fleet.names import is_safe_name
+from culm.wire.codec import printable
+
+SHOWN_MAX = 5  # Of those that a hint names.
+
+
+def fabric_of(data_dir: Path) -> FileFabric:
+    return FileFabric(fabric_dir_of(data_dir), LoopClock())
+
+
+def fabric_dir_of(data_dir: Path) -> Path:
+    return data_dir / "fabric"
+
+
+def show_agents(fabric: Fabric, role: str, label: str, *, as_json: bool) -> None:
+    found = fabric.discover(role=role, label=label)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    elif found:
+        head = ("agent", "role", "labels", "endpoint", "pid")
+        click.echo("\n".join(columns([head, *map(_row, found)])))
+    else:
+        click.echo("no such agent is there" if role or label else "no agent is there", err=True)
+
+
+def _row(record: AgentRecord) -> Sequence[str]:
+    labels = ", ".join(record.labels) or "-"
+    return record.agent_id, record.role or "-", labels, record.endpoint, str(record.pid)
+
+
+def get_agent(fabric: Fabric, name: str) -> AgentRecord:
+    """By its id, else the first of that role; raises `NotFound`, which names those there are."""
+    found = fabric.resolve(name) if is_safe_name(name) else None
+    if found is not None:
+        return found
+    known = fabric.discover()
+    of_role = [record for record in known if name and record.role == name]
+    if of_role:
+        return of_role[0]
+    shown = [f"{one.agent_id} ({one.role or 'no role'})" for one in known[:SHOWN_MAX]]
+    if len(known) > SHOWN_MAX:
+        shown.append(f"{len(known) - SHOWN_MAX} more")
+    hint = f"there is {', '.join(shown)}" if shown else f"culm agent serve --role {name}"
+    raise NotFound(f"no agent has the id or the role {printable(name)}", hint=printable(hint))

@@ -1,0 +1,119 @@
+"""Sub-agents: workers that take assignments over a link, and parents that give them.
+
+`serve` makes a worker of an executor, `connect` is a parent's way to one. What they need is
+imported when it is asked for: whoever needs only the frames does not pay for the rest.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from culm.fleet.executor import (
+        CANCELLED,
+        Cancelling,
+        Events,
+        Executor,
+        Host,
+        Outcome,
+        Steering,
+        completed,
+        failed,
+    )
+    from culm.fleet.parent.controls import Controls
+    from culm.fleet.parent.overseer import Nobody, WorkerAsk
+    from culm.fleet.parent.peer import Peer
+    from culm.fleet.protocol.frames import RunSpec
+    from culm.fleet.serving.base import Mode, One, Reusable, Service
+
+__all__ = [
+    "CANCELLED",
+    "Cancelling",
+    "Controls",
+    "Events",
+    "Executor",
+    "Host",
+    "Nobody",
+    "One",
+    "Outcome",
+    "Peer",
+    "Reusable",
+    "RunSpec",
+    "Service",
+    "Steering",
+    "WorkerAsk",
+    "completed",
+    "connect",
+    "failed",
+    "serve",
+]
+
+_HOMES: Final = {
+    "executor": (
+        *("CANCELLED", "Cancelling", "Events", "Executor", "Host", "Outcome", "Steering"),
+        *("completed", "failed"),
+    ),
+    "parent.controls": ("Controls",),
+    "parent.overseer": ("Nobody", "WorkerAsk"),
+    "parent.peer": ("Peer",),
+    "protocol.frames": ("RunSpec",),
+    "serving.base": ("One", "Reusable", "Service"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"culm.fleet.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+async def serve(
+    executor: "Executor",
+    *,
+    mode: "Mode | None" = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls: tuple[Path, Path] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Take assignments until `mode` (`One()` if none is given) says that it is over.
+
+    `tls` is a certificate and its key, as PEM files. `on_ready` is told the endpoint once parents
+    can connect. What is not loopback needs a token and TLS. Raises `ListenFailed`, `NobodyCame`,
+    and `InvalidRequest` for a door that stands open or a TLS file that cannot be used.
+    """
+    from culm.clock import LoopClock
+    from culm.fleet.serving.base import One, Terms
+    from culm.fleet.serving.modes import serve_on
+    from culm.fleet.transport.tls import ServerTls
+    from culm.fleet.transport.websocket import listen_websocket
+    from culm.ids import Ids
+
+    files = None if tls is None else ServerTls(*tls)
+    async with listen_websocket(host, port, token, files) as listener:
+        if on_ready is not None:
+            on_ready(listener.endpoint)
+        await serve_on(listener, executor, mode or One(), Terms(LoopClock(), Ids()))
+
+
+@asynccontextmanager
+async def connect(
+    endpoint: str, *, token: str | None = None, ca: Path | None = None
+) -> AsyncGenerator["Peer"]:
+    """A worker that takes runs until the block ends; raises `ConnectFailed`.
+
+    `ca` is a PEM file that is trusted instead of the usual roots.
+    """
+    from culm.clock import LoopClock
+    from culm.fleet.parent.peer import Peer
+    from culm.fleet.transport.websocket import connect_websocket
+
+    link = await connect_websocket(endpoint, token, ca)
+    try:
+        yield Peer(link, LoopClock())
+    finally:
+        await link.close()

@@ -1,0 +1,160 @@
+"""Events with numbers: gathered into batches on one side, checked and taken apart on the other.
+
+Pure. Numbers count the events of one run, from 1. What only grows a text or repeats a state may be
+dropped towards a slow reader; then its numbers are missing, and that is all the reader is told.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from culm.fleet.protocol.frames import BATCH_EVENTS_MAX, BadFrame, Batch, Qos, RunSpec
+from culm.wire.codec import Json
+
+LINGER_S: Final = 0.02  # So long an event waits for others of its class.
+REMEMBERED: Final = 64  # Events whose repetition is known to be one.
+
+_EPHEMERAL = frozenset(("token", "reasoning_token", "tool_token", "sub_agent_heartbeat"))
+_SNAPSHOT = frozenset(("runner_progress", "token_budget_updated", "context_pressure_notification"))
+
+
+class _Told(Struct):
+    """As much of an event as its class depends on."""
+
+    type: str = ""
+    event: "_Told | None" = None
+
+
+_told = msgspec.json.Decoder(_Told)
+
+
+def qos_of(event: Mapping[str, Json]) -> Qos:
+    """Whether an event may be lost; what we do not know may not."""
+    kind = event.get("type")
+    if kind == "sub_agent_event":
+        inner = event.get("event")
+        return qos_of(cast("dict[str, Json]", inner)) if isinstance(inner, dict) else "durable"
+    return _qos_of_type(kind if isinstance(kind, str) else "")
+
+
+def _qos_of_type(kind: str) -> Qos:
+    if kind in _EPHEMERAL:
+        return "ephemeral"
+    return "snapshot" if kind in _SNAPSHOT else "durable"
+
+
+def _qos_of_raw(event: Raw) -> Qos:
+    try:
+        told: _Told | None = _told.decode(event)
+    except (msgspec.DecodeError, RecursionError):
+        return "durable"
+    while told is not None and told.type == "sub_agent_event":
+        told = told.event
+    return "durable" if told is None else _qos_of_type(told.type)
+
+
+class Batcher:
+    """The events of one run on their way out."""
+
+    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+        self._spec = spec
+        self._strict = strict  # No event may be lost, of whatever class.
+        self._pending: list[Raw] = []
+        self._qos: Qos = "durable"
+        self._seq = 0  # The latest number given.
+        self.due_s: float | None = None  # When what is pending has waited long enough.
+
+    def add(self, event: Raw, qos: Qos, now_s: float) -> list[Batch]:
+        """What is to be sent now, in order."""
+        ready = self.flush() if self._pending and qos != self._qos else []
+        self._seq += 1
+        self._pending.append(event)
+        self._qos = qos
+        if qos == "durable" or len(self._pending) == BATCH_EVENTS_MAX:
+            return ready + self.flush()
+        if self.due_s is None:
+            self.due_s = now_s + LINGER_S
+        return ready
+
+    def flush(self) -> list[Batch]:
+        """What is pending, if anything is."""
+        if not self._pending:
+            return []
+        events, self._pending, self.due_s = self._pending, [], None
+        batch = Batch(
+            first_seq=self._seq - len(events) + 1,
+            last_seq=self._seq,
+            qos="durable" if self._strict else self._qos,
+            events=events,
+            logical_session=self._spec.logical_session,
+            activation_id=self._spec.activation_run_id,
+            execution_epoch=self._spec.execution_epoch,
+        )
+        return [batch]
+
+    def alone(self, event: Raw) -> Batch:
+        """A batch that may not be lost, whatever its event is. Nothing may be pending."""
+        assert not self._pending, "events are told in order"
+        self._qos = "durable"
+        self._seq += 1
+        self._pending = [event]
+        return self.flush()[0]
+
+
+def check_batch(batch: Batch) -> None:
+    """Raises `BadFrame` if its numbers, its size or its label cannot be right."""
+    if not 1 <= len(batch.events) <= BATCH_EVENTS_MAX:
+        raise BadFrame(f"a batch has 1 to {BATCH_EVENTS_MAX} events, not {len(batch.events)}")
+    if batch.first_seq < 1 or batch.last_seq != batch.first_seq + len(batch.events) - 1:
+        raise BadFrame("the numbers of a batch do not fit its events")
+    if batch.qos != "durable" and any(_qos_of_raw(event) != batch.qos for event in batch.events):
+        raise BadFrame(f"a batch labelled {batch.qos} holds an event of another class")
+
+
+class Taken(Struct, frozen=True):
+    """What is new in a batch."""
+
+    events: list[Raw]
+    missing: int = 0  # How many events were dropped before them.
+
+
+class BatchReader:
+    """The events of one run on their way in."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._seq = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
+        self.missing = 0  # In all.
+
+    def take(self, batch: Batch) -> Taken:
+        """Raises `BadFrame` for what cannot belong to this run."""
+        check_batch(batch)
+        self._check_scope(batch)
+        missing = max(0, batch.first_seq - self._seq - 1)
+        fresh: list[Raw] = []
+        for seq, event in enumerate(batch.events, batch.first_seq):
+            digest = hash(bytes(event))  # Keyed anew in every process: nobody can aim at it.
+            if seq > self._seq:
+                self._recent.append((seq, digest))
+                fresh.append(event)
+            elif (seq, digest) not in self._recent and any(
+                seq == known for known, _ in self._recent
+            ):
+                raise BadFrame(f"event {seq} came again with another content")
+        self._seq = max(self._seq, batch.last_seq)
+        self.missing += missing
+        return Taken(fresh, missing)
+
+    def _check_scope(self, batch: Batch) -> None:
+        spec = self._spec
+        if batch.execution_epoch != spec.execution_epoch:
+            raise BadFrame("a batch belongs to another attempt")
+        if batch.activation_id is not None and batch.activation_id != spec.activation_run_id:
+            raise BadFrame("a batch belongs to another activation")
+        said, known = batch.logical_session, spec.logical_session
+        if said is not None and known is not None and said.session_id != known.session_id:
+            raise BadFrame("a batch belongs to another session")

@@ -1,0 +1,245 @@
+"""One run as its parent sees it: what a worker's frames mean, and what may be said to it.
+
+Sans I/O, and for one run only: a worker of another version may end two runs of one connection in
+any order, so a second one is never sent before the first has ended.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from culm.fleet.executor import Outcome, Steer, failed
+from culm.fleet.protocol.batching import BatchReader
+from culm.fleet.protocol.frames import (
+    ApprovalReply,
+    ApprovalRequest,
+    BadFrame,
+    Cancel,
+    ChildFrame,
+    Event,
+    EventBatch,
+    Message,
+    OwnedTreeReply,
+    OwnedTreeRequest,
+    ParentFrame,
+    RunSpec,
+    SessionMessageAdmitted,
+    SubAgentReply,
+    SubAgentRequest,
+    Terminal,
+)
+from culm.wire.codec import Json
+
+_log = logging.getLogger(__name__)
+
+OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
+OPEN_BYTES_MAX: Final = 8 << 20  # Of all that wait; read, they are ten times as much.
+ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
+STEERS_MAX: Final = 256  # That wait to be admitted.
+
+
+class Told(Struct, frozen=True):
+    event: Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events that may be lost were lost."""
+
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    id: str
+    body: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    id: str
+    tool_call_id: str
+    args: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To be sent to the worker at once."""
+
+    frame: ParentFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over; nothing that comes later belongs to it."""
+
+    outcome: Outcome
+
+
+Happening = Told | Gap | Asked | Called | Say | Ended
+
+
+class _Receipt(Struct):
+    """What we must know of our own worker's events ourselves."""
+
+    type: str = ""
+    id: str = ""
+    dropped_events: int = 0
+
+
+_receipt = msgspec.json.Decoder(_Receipt)
+
+
+class ParentMachine:
+    def __init__(self, spec: RunSpec, *, host_calls: bool = False) -> None:
+        self._spec = spec
+        self._host_calls = host_calls
+        self._reader = BatchReader(spec)
+        self._asks: dict[str, int] = {}  # Open, each with its size; as the next.
+        self._calls: dict[str, int] = {}
+        self._answered: deque[str] = deque(maxlen=ANSWERED_MAX)
+        self._dropped: int | None = None  # As the worker counted.
+        self._steers: dict[str, Steer] = {}
+        self.began = False  # A frame came: the worker is at work, and may have done something.
+        self.outcome: Outcome | None = None
+
+    @property
+    def unadmitted(self) -> tuple[Steer, ...]:
+        """What was said to the run and never reached it, as far as it said so."""
+        return tuple(self._steers.values())
+
+    def start(self) -> list[ParentFrame]:
+        return [self._spec]
+
+    def cancel(self) -> list[ParentFrame]:
+        return [] if self.outcome is not None else [Cancel()]
+
+    def steer(self, steer: Steer) -> list[ParentFrame]:
+        """Empty if the run is over, or waits for too many already."""
+        if not self._host_calls:
+            return [] if self.outcome is not None else [Message(steer.text)]
+        if steer.id:
+            self._steers[steer.id] = steer
+        if self.outcome is not None or len(self._steers) > STEERS_MAX:
+            return []
+        return [Message(steer.text, steer.id)]
+
+    def answer(self, ask_id: str, *, approved: bool) -> list[ParentFrame]:
+        """The answer to an open ask; empty if it has one, or the run is over."""
+        if ask_id not in self._asks:
+            return []
+        self._close(self._asks, ask_id)
+        return [ApprovalReply(ask_id, approved)]
+
+    def reply(self, call_id: str, result: Json) -> list[ParentFrame]:
+        if call_id not in self._calls:
+            return []
+        self._close(self._calls, call_id)
+        return [SubAgentReply(call_id, result)]
+
+    def on_frame(self, frame: ChildFrame) -> list[Happening]:
+        """What it means. After the end, nothing."""
+        if self.outcome is not None:
+            return []
+        self.began = True
+        match frame:
+            case Event(event=event):
+                self._look_at(event)
+                return [Told(event)]
+            case EventBatch():
+                return self._on_batch(frame)
+            case ApprovalRequest(id=ask_id, body=body):
+                if not self._is_new(self._asks, ask_id):
+                    return []
+                if not self._may_open(self._asks, body):
+                    return [Say(ApprovalReply(ask_id, approved=False))]
+                self._asks[ask_id] = len(bytes(body))
+                return [Asked(ask_id, _object_in(body))]
+            case SubAgentRequest():
+                return self._on_call(frame)
+            case Terminal():
+                return self._end(self._outcome_of(frame))
+            case OwnedTreeRequest(id=request_id):
+                return [Say(OwnedTreeReply(request_id))]  # Without a page, which is a no.
+            case SessionMessageAdmitted():
+                return []  # We send no typed input that could have been admitted.
+
+    def on_broken(self, reason: str) -> list[Happening]:
+        """What came cannot be read, or nothing comes any more."""
+        return [] if self.outcome is not None else self._end(failed(reason))
+
+    def _on_batch(self, frame: EventBatch) -> list[Happening]:
+        try:
+            taken = self._reader.take(frame.batch)
+        except BadFrame as exc:
+            return self.on_broken(f"the worker's events cannot be trusted: {exc}")
+        happenings: list[Happening] = [Gap(taken.missing)] if taken.missing else []
+        for event in taken.events:
+            self._look_at(event)
+            happenings.append(Told(event))
+        return happenings
+
+    def _on_call(self, frame: SubAgentRequest) -> list[Happening]:
+        if not self._is_new(self._calls, frame.id):
+            return []
+        if not self._host_calls or not self._may_open(self._calls, frame.args):
+            why = "too many host calls are open" if self._host_calls else "host calls are not taken"
+            return [Say(SubAgentReply(frame.id, {"error": why}))]
+        self._calls[frame.id] = len(bytes(frame.args))
+        return [Called(frame.id, frame.tool_call_id, _object_in(frame.args))]
+
+    def _may_open(self, waiting: dict[str, int], said: Raw) -> bool:
+        """Whether there is room for one more that waits."""
+        open_bytes = sum(self._asks.values()) + sum(self._calls.values())
+        return len(waiting) < OPEN_MAX and open_bytes + len(bytes(said)) <= OPEN_BYTES_MAX
+
+    def _look_at(self, event: Raw) -> None:
+        """Receipts of steering, and how much the worker says it dropped."""
+        data = bytes(event)
+        if not (self._steers and b"message_admitted" in data) and b"dropped_events" not in data:
+            return
+        try:
+            receipt = _receipt.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        if receipt.type == "message_admitted":
+            self._steers.pop(receipt.id, None)
+        elif receipt.type == "runner_progress":
+            self._dropped = receipt.dropped_events
+
+    def _outcome_of(self, frame: Terminal) -> Outcome:
+        """Its own words; unless events are missing that a worker never drops."""
+        if self._dropped is not None and self._reader.missing > self._dropped:
+            lost = self._reader.missing - self._dropped
+            return failed(f"the run's history has a gap: {lost} events never arrived")
+        if frame.status == "suspended":
+            return failed("the worker suspended the run, and nothing can wake it")
+        return Outcome(frame.status, frame.result, frame.error)
+
+    def _end(self, outcome: Outcome) -> list[Happening]:
+        self.outcome = outcome
+        self._asks.clear()
+        self._calls.clear()
+        return [Ended(outcome)]
+
+    def _is_new(self, waiting: dict[str, int], open_id: str) -> bool:
+        if open_id in waiting or open_id in self._answered:
+            _log.warning("a request came twice; it is answered once: %s", open_id[:64])
+            return False
+        return True
+
+    def _close(self, waiting: dict[str, int], open_id: str) -> None:
+        del waiting[open_id]
+        self._answered.append(open_id)
+
+
+def _object_in(said: Raw) -> dict[str, Json]:
+    try:
+        value = msgspec.json.decode(said)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}

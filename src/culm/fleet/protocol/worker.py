@@ -1,0 +1,287 @@
+"""One connection as a worker sees it: which run is active, what is open, what is said when.
+
+Sans I/O: frames, the endings of executors and elapsed times go in, effects come out, to be carried
+out in order. Two runs of a connection never overlap. Every run that was asked for gets exactly one
+terminal while the link is there. How events are queued and sent is `serving/`'s.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from msgspec import Raw
+
+from culm.fleet.executor import CANCELLED, Outcome, Steer, failed
+from culm.fleet.protocol.frames import (
+    ApprovalReply,
+    ApprovalRequest,
+    Cancel,
+    ChildFrame,
+    InitialInputRelease,
+    Message,
+    OwnedTreeReply,
+    ParentFrame,
+    RunSpec,
+    SessionMessage,
+    SubAgentReply,
+    SubAgentRequest,
+    Terminal,
+)
+from culm.wire.codec import Json
+
+_log = logging.getLogger(__name__)
+
+GRACE_S: Final = 3.0  # Between telling a run to end and ending it, and then until it is given up.
+STEERS_MAX: Final = 64  # Kept for a run that waits for the one before it.
+HEARD_MAX: Final = 1024  # Ids of messages by which a repetition is known.
+IGNORED_LOGGED_MAX: Final = 10  # Of a connection; a flood of them says nothing more.
+OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
+STUCK = failed("the run before this one does not end")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin a run, with what was said to it before it could begin."""
+
+    run: int
+    spec: RunSpec
+    steers: tuple[Steer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Set its cancel token; after `GRACE_S` say `on_grace`."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """It did not end by itself: cancel its task; after `GRACE_S` say `on_grace`."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """It is over: what it still waits for fails, what it still says is refused."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    run: int
+    steer: Steer
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An ask has its answer."""
+
+    id: str
+    approved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """A host call has its answer."""
+
+    id: str
+    result: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A terminal goes behind all events of its run; other frames may overtake events."""
+
+    frame: ChildFrame
+
+
+Effect = Start | Stop | Abort | Revoke | Steered | Answered | Replied | Send
+_Phase = Literal["running", "stopping", "aborting", "stuck"]
+
+
+@dataclass(slots=True)
+class _Active:
+    run: int
+    phase: _Phase = "running"
+    asks: set[str] = field(default_factory=set[str])
+    calls: set[str] = field(default_factory=set[str])
+    heard: set[str] = field(default_factory=set[str])  # Ids of what was said to it.
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The newest run, while the one before it ends."""
+
+    spec: RunSpec
+    steers: list[Steer] = field(default_factory=list[Steer])
+
+    def has(self, steer: Steer) -> bool:
+        return steer.id != "" and any(known.id == steer.id for known in self.steers)
+
+
+class WorkerMachine:
+    def __init__(self, *, host_calls: bool = False) -> None:
+        self._host_calls = host_calls
+        self._runs = 0
+        self._active: _Active | None = None
+        self._waiting: _Waiting | None = None
+        self._skipped = 0  # Runs that were superseded before they began.
+        self._lost = False
+        self._ignored = 0
+
+    def on_frame(self, frame: ParentFrame) -> list[Effect]:
+        match frame:
+            case RunSpec():
+                return self._on_run(frame)
+            case Cancel():
+                return self._on_cancel()
+            case Message(text=text, id=steer_id):
+                return self._on_message(Steer(text, steer_id))
+            case ApprovalReply(id=ask_id, approved=approved):
+                if self._active is None or ask_id not in self._active.asks:
+                    return self._ignore("an answer to no open ask", ask_id)
+                self._active.asks.discard(ask_id)
+                return [Answered(ask_id, approved)]
+            case SubAgentReply(id=call_id, result=result):
+                if self._active is None or call_id not in self._active.calls:
+                    return self._ignore("an answer to no open host call", call_id)
+                self._active.calls.discard(call_id)
+                return [Replied(call_id, result)]
+            case SessionMessage() | InitialInputRelease() | OwnedTreeReply():
+                return self._ignore("a frame of a newer protocol", type(frame).__name__)
+
+    def _ignore(self, what: str, which: str) -> list[Effect]:
+        self._ignored += 1
+        if self._ignored <= IGNORED_LOGGED_MAX:
+            _log.warning("%s was ignored: %s", what, which[:64])
+        return []
+
+    def _on_run(self, spec: RunSpec) -> list[Effect]:
+        if self._active is None:
+            return self._start(spec, ())
+        if self._active.phase == "stuck":
+            return [_terminal(STUCK)]
+        if self._waiting is not None:
+            self._skipped += 1
+        self._waiting = _Waiting(spec)
+        return self._stop()
+
+    def _on_cancel(self) -> list[Effect]:
+        """Meant for the newest run, which may not have begun."""
+        if self._waiting is not None:
+            self._waiting = None
+            self._skipped += 1
+        return self._stop()
+
+    def _on_message(self, steer: Steer) -> list[Effect]:
+        if self._waiting is not None:
+            if len(self._waiting.steers) < STEERS_MAX and not self._waiting.has(steer):
+                self._waiting.steers.append(steer)
+            return []
+        active = self._active
+        if active is None or active.phase != "running" or steer.id in active.heard:
+            return []
+        if steer.id and len(active.heard) < HEARD_MAX:
+            active.heard.add(steer.id)
+        return [Steered(active.run, steer)]
+
+    def on_ask(self, run: int, ask_id: str, body: Raw) -> list[Effect]:
+        """Empty if it is too late to ask, or too much is open: then it is refused."""
+        active = self._find_open(run)
+        if active is None or len(active.asks) >= OPEN_MAX:
+            return []
+        active.asks.add(ask_id)
+        return [Send(ApprovalRequest(ask_id, body))]
+
+    def on_call(self, run: int, call_id: str, tool_call_id: str, args: Raw) -> list[Effect]:
+        """Empty if the host takes no calls, if it is too late, or too much is open."""
+        active = self._find_open(run)
+        if not self._host_calls or active is None or len(active.calls) >= OPEN_MAX:
+            return []
+        active.calls.add(call_id)
+        return [Send(SubAgentRequest(call_id, tool_call_id, args))]
+
+    def on_withdrawn(self, run: int, open_id: str) -> None:
+        """Whoever waited for that answer waits no more: when it comes it is late."""
+        if self._active is not None and self._active.run == run:
+            self._active.asks.discard(open_id)
+            self._active.calls.discard(open_id)
+
+    def on_ended(self, run: int, outcome: Outcome) -> list[Effect]:
+        """Its executor returned, and all its events are on their way."""
+        if self._active is None or self._active.run != run:
+            return []
+        was, self._active = self._active.phase, None
+        if was == "stuck":  # Its terminal is long out.
+            return []
+        return [
+            Revoke(run),
+            *self._said(CANCELLED if was == "aborting" else outcome),
+            *self._go_on(),
+        ]
+
+    def on_grace(self, run: int) -> list[Effect]:
+        """A run that was told to end has not."""
+        if self._active is None or self._active.run != run:
+            return []
+        if self._active.phase == "stopping":
+            self._active.phase = "aborting"
+            return [Abort(run)]
+        if self._active.phase != "aborting":
+            return []
+        # Nothing in this process can end it. Whoever gave it is not kept waiting; nothing else
+        # begins here.
+        self._active.phase = "stuck"
+        effects: list[Effect] = [Revoke(run), *self._said(CANCELLED), *self._skip()]
+        if self._waiting is not None:
+            self._waiting = None
+            effects += self._said(STUCK)
+        return effects
+
+    def on_lost(self) -> list[Effect]:
+        """The link is gone: nobody is there who could be told anything."""
+        self._lost = True
+        self._waiting = None
+        self._skipped = 0
+        return self._stop()
+
+    def _start(self, spec: RunSpec, steers: tuple[Steer, ...]) -> list[Effect]:
+        if self._lost:
+            return []
+        self._runs += 1
+        self._active = _Active(self._runs, heard={steer.id for steer in steers if steer.id})
+        return [Start(self._runs, spec, steers)]
+
+    def _stop(self) -> list[Effect]:
+        if self._active is None or self._active.phase != "running":
+            return []
+        self._active.phase = "stopping"
+        return [Stop(self._active.run)]
+
+    def _go_on(self) -> list[Effect]:
+        effects = self._skip()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            effects += self._start(waiting.spec, tuple(waiting.steers))
+        return effects
+
+    def _skip(self) -> list[Effect]:
+        skipped, self._skipped = self._skipped, 0
+        return [effect for _ in range(skipped) for effect in self._said(CANCELLED)]
+
+    def _said(self, outcome: Outcome) -> list[Effect]:
+        return [] if self._lost else [_terminal(outcome)]
+
+    def _find_open(self, run: int) -> _Active | None:
+        """The run, if it may still ask for something."""
+        active = self._active
+        if self._lost or active is None or active.run != run or active.phase == "stuck":
+            return None
+        return active
+
+
+def _terminal(outcome: Outcome) -> Send:
+    return Send(Terminal(outcome.status, result=outcome.result, error=outcome.error))

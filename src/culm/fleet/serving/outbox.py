@@ -1,0 +1,80 @@
+"""What waits to be written on one connection: requests to the host first, then all the rest.
+
+Events and endings keep their order among themselves; a request may overtake them, since a run
+waits for its answer. Both lanes are bounded. Who fills the lane of events is `sink.py`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+REQUESTS_MAX: Final = 32
+FRAMES_MAX: Final = 64  # Of events; an ending always has room.
+BYTES_MAX: Final = 4 << 20  # Of events that wait, unless one alone is larger.
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._requests: deque[bytes] = deque()
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0  # Of the frames.
+        self._awaited: asyncio.Future[None] | None = None  # By the writer, while there is nothing.
+        self._room = asyncio.Event()  # For a request.
+        self._room.set()
+        self.on_room: Callable[[], None] | None = None  # Called when there is room for an event.
+        self.frames_put = 0
+        self.frames_taken = 0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._frames) < FRAMES_MAX and self._bytes < BYTES_MAX
+
+    def put_nowait(self, frame: bytes) -> None:
+        """An event, if there is room; or an ending."""
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        self.frames_put += 1
+        self._wake()
+
+    async def request_room(self) -> None:
+        """Wait until a request has room."""
+        while len(self._requests) >= REQUESTS_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def put_request_nowait(self, frame: bytes) -> None:
+        """Only with room, and with nothing awaited since there was."""
+        self._requests.append(frame)
+        self._wake()
+
+    def drop_requests(self) -> None:
+        """Of a run that is over: nobody waits for their answers."""
+        self._requests.clear()
+        self._room.set()
+
+    def take_nowait(self) -> bytes | None:
+        """The next frame to write, if there is one."""
+        if self._requests:
+            self._room.set()
+            return self._requests.popleft()
+        if not self._frames:
+            return None
+        frame = self._frames.popleft()
+        self._bytes -= len(frame)
+        self.frames_taken += 1
+        if self.on_room is not None:
+            self.on_room()
+        return frame
+
+    async def filled(self) -> None:
+        """Wait until there is something to write. Only the writer calls it."""
+        while not self._requests and not self._frames:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+
+    def _wake(self) -> None:
+        if self._awaited is not None:
+            if not self._awaited.done():
+                self._awaited.set_result(None)
+            self._awaited = None

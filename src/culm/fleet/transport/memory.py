@@ -1,0 +1,133 @@
+"""Links within one process: the twin of `websocket.py`, for simulations and for embedding.
+
+A frame that is sent waits in a bounded queue, as it would in the buffers of a socket. What may
+happen to it on the way is the business of a `Carry`, which a simulation gives.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX
+from culm.fleet.transport.base import ConnectFailed, Link, LinkLost
+
+FRAMES_MAX = 64  # On the way in one direction; some such number fits into a socket's buffers.
+WAITING_MAX = 64  # Links that nobody has accepted yet.
+
+# What arrives of a frame: it may wait, give it twice or not at all, or raise `LinkLost` to cut.
+Carry = Callable[[bytes], Awaitable[Sequence[bytes]]]
+
+
+class _Lane:
+    """One direction."""
+
+    def __init__(self, frames_max: int) -> None:
+        self._frames: deque[bytes] = deque()
+        self._frames_max = frames_max
+        self._changed = asyncio.Event()
+        self.is_ended = False  # By a goodbye: what was sent before it still arrives.
+        self.lost: str | None = None  # Why nothing arrives any more.
+
+    async def put(self, frame: bytes) -> None:
+        while len(self._frames) >= self._frames_max and not self.is_over:
+            await self._change()
+        if self.is_over:
+            raise LinkLost(self.lost or "the link is closed")
+        self._frames.append(frame)
+        self._changed.set()
+
+    async def take(self) -> bytes | None:
+        while self.lost is None and not self._frames and not self.is_ended:
+            await self._change()
+        if self.lost is not None:
+            raise LinkLost(self.lost)
+        if not self._frames:
+            return None
+        frame = self._frames.popleft()
+        self._changed.set()
+        return frame
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_ended or self.lost is not None
+
+    def end(self, lost: str | None = None) -> None:
+        if lost is not None and self.lost is None:
+            self.lost = lost
+            self._frames.clear()
+        self.is_ended = True
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+class MemoryLink:
+    """One end of a link; `memory_pair` makes both."""
+
+    def __init__(self, inward: _Lane, outward: _Lane, carry: Carry | None) -> None:
+        self._inward = inward
+        self._outward = outward
+        self._carry = carry
+
+    async def receive(self) -> bytes | None:
+        return await self._inward.take()
+
+    async def send(self, frame: bytes) -> None:
+        if len(frame) > MESSAGE_BYTES_MAX:
+            self.cut("a frame is larger than a link carries")
+        if self._outward.is_over:
+            raise LinkLost(self._outward.lost or "the link is closed")
+        try:
+            arriving = (frame,) if self._carry is None else await self._carry(frame)
+            for one in arriving:
+                await self._outward.put(one)
+        except LinkLost as exc:
+            self.cut(str(exc))
+            raise
+        except asyncio.CancelledError:
+            self.cut("a frame was given up on its way")
+            raise
+
+    async def close(self) -> None:
+        self._outward.end()
+        self._inward.end()
+
+    def cut(self, reason: str = "the link was cut") -> None:
+        """Lose it, with all that is on the way in either direction."""
+        self._outward.end(reason)
+        self._inward.end(reason)
+
+
+def memory_pair(
+    carry: Carry | None = None, *, frames_max: int = FRAMES_MAX
+) -> tuple[MemoryLink, MemoryLink]:
+    """The two ends of a link. `carry` is asked about every frame, of either direction."""
+    there, back = _Lane(frames_max), _Lane(frames_max)
+    return MemoryLink(back, there, carry), MemoryLink(there, back, carry)
+
+
+class MemoryListener:
+    """Somebody to connect to, in the same process."""
+
+    def __init__(self, name: str = "here", carry: Carry | None = None) -> None:
+        self.endpoint = f"memory://{name}"
+        self._carry = carry
+        self._waiting: asyncio.Queue[Link] = asyncio.Queue(WAITING_MAX)
+        self._is_closed = False
+
+    async def accept(self) -> Link:
+        return await self._waiting.get()
+
+    def connect(self) -> MemoryLink:
+        """Raises `ConnectFailed` if it is closed, or too many wait already."""
+        ours, theirs = memory_pair(self._carry)
+        if self._is_closed or self._waiting.full():
+            raise ConnectFailed(f"nobody listens at {self.endpoint}")
+        self._waiting.put_nowait(theirs)
+        return ours
+
+    def close(self) -> None:
+        """Nobody can connect any more; links that are there go on."""
+        self._is_closed = True

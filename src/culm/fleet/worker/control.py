@@ -1,0 +1,126 @@
+"""A worker's end of its control socket: it tells who launched it that it is ready, asks for a way
+to the keeper, and notices by its end that the owner is gone.
+
+worker → owner   forked <pid>                 with a handle of the process; said by the zygote
+                 ready <endpoint>
+                 keeper                       a process is to be started
+owner → worker   keeper <mark> <base>         with a socket to the keeper
+                 refused <words>              there is none, and why
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+from culm.clock import Clock
+from culm.custody.base import Custody, StartFailed
+from culm.custody.client import find_lack
+from culm.custody.direct import open_direct_custody
+from culm.custody.line import Line
+from culm.custody.packets import receive_or_end, send
+from culm.custody.remote import open_remote_custody
+from culm.ids import Ids
+
+# The owner may first have to end what a dead keeper held, and to start another one.
+ANSWER_S: Final = 15.0
+
+
+class Control:
+    """Made by `open_control`."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._over = asyncio.Event()
+        self._answer: asyncio.Future[Line] | None = None
+
+    def ready(self, endpoint: str) -> None:
+        """Tell where it listens. Never waits."""
+        send(self._channel, f"ready {endpoint}".encode())
+
+    async def gone(self) -> None:
+        """Wait until the owner is."""
+        await self._over.wait()
+
+    def open_custody(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Custody]:
+        """Custody by the owner's keeper; it asks for that with the first process."""
+        if find_lack() is not None:
+            return open_direct_custody(clock)
+        return open_remote_custody(self.ask_keeper, clock)
+
+    async def ask_keeper(self) -> Line:
+        """A new line to the owner's keeper; raises `StartFailed`. One may ask at a time."""
+        answer: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        try:
+            if self._over.is_set() or not send(self._channel, b"keeper"):
+                raise StartFailed("there is no keeper: the owner of this worker is gone")
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            raise StartFailed("there is no keeper: the owner does not answer") from None
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().control.close()
+            raise
+        finally:
+            self._answer = None
+
+    def on_readable(self) -> None:
+        """Take one packet."""
+        received = receive_or_end(self._channel)
+        if received is None:
+            return
+        packet, descriptors = received
+        if not packet:
+            self._end()
+            return
+        match packet.decode("utf-8", "replace").split(" ", 2):
+            case ["keeper", mark, base] if len(descriptors) == 1:
+                control = socket.socket(fileno=descriptors.pop())
+                if not self._tell(Line(control, int(mark), int(base))):
+                    control.close()  # Whoever asked has given up.
+            case ["refused", *words]:
+                self._tell(StartFailed(" ".join(words)))
+            case _:
+                self._tell(StartFailed("there is no keeper: the way to it got lost"))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._channel)
+        self._over.set()
+        self._tell(StartFailed("there is no keeper: the owner of this worker is gone"))
+
+    def _tell(self, answer: Line | StartFailed) -> bool:
+        """Whether somebody waited for it."""
+        if self._answer is None or self._answer.done():
+            return False
+        if isinstance(answer, Line):
+            self._answer.set_result(answer)
+        else:
+            self._answer.set_exception(answer)
+            self._answer.exception()  # Whoever waits may be cancelled before it hears.
+        return True
+
+
+@asynccontextmanager
+async def open_control(descriptor: int) -> AsyncGenerator[Control]:
+    """Take over the descriptor; raises OSError if it is no such socket."""
+    channel = socket.socket(fileno=descriptor)
+    if channel.type != socket.SOCK_SEQPACKET:
+        channel.detach()
+        raise OSError(errno.EPROTOTYPE, os.strerror(errno.EPROTOTYPE))
+    loop = asyncio.get_running_loop()
+    with channel:
+        channel.set_inheritable(False)
+        os.set_blocking(channel.fileno(), False)
+        control = Control(channel)
+        loop.add_reader(channel, control.on_readable)
+        try:
+            yield control
+        finally:
+            loop.remove_reader(channel)

@@ -1,0 +1,262 @@
+"""`bamboo_runtime`: the same loop as a run of the server, with model and tools inside the worker.
+
+Owns what all runs of a worker share: connections to its provider and threads for file work, from
+the first run until `close`. What one run has is `runtime_bench.py`'s; what its host hears of it is
+`runtime_journal.py`'s; what it may do is `runtime_admission.py`'s.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from msgspec import UNSET
+
+from culm.errors import InvalidRequest, ModelFailed
+from culm.fleet.executor import (
+    CANCELLED,
+    Cancelling,
+    Events,
+    Host,
+    Outcome,
+    RunOver,
+    Steering,
+    failed,
+)
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import BadProvision, Capabilities, Provision, check_provision
+from culm.fleet.worker.executors.base import Services, execution_started, make_private
+from culm.fleet.worker.executors.runtime_admission import (
+    Admission,
+    capabilities_of,
+    policy_terms_of,
+)
+from culm.fleet.worker.executors.runtime_bench import Bench, open_bench
+from culm.fleet.worker.executors.runtime_history import history_from
+from culm.fleet.worker.executors.runtime_journal import EventJournal
+from culm.fleet.worker.executors.runtime_model import OneSpeaker, choose
+from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
+from culm.fleet.worker.executors.runtime_turn import Work, end, hold, look_around
+from culm.ids import RunId, SessionId
+from culm.model.choice import Chosen, make_model
+from culm.run.limits import price_of
+from culm.run.loop import Speaker
+from culm.run.setting import Setting
+from culm.run.system import system_prompt
+from culm.settings import Settings
+from culm.tools.work import WALL_S, FileWork
+from culm.wire.codec import Json
+from culm.wire.endings import CANCELED
+from culm.wire.rules import Rule, parse_rules
+from culm.wire.runs import Limits
+
+log = logging.getLogger(__name__)
+
+_DEFAULTS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Of all runs of a worker."""
+
+    http: aiohttp.ClientSession
+    work: FileWork
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run, as far as it is known before anything is opened."""
+
+    id: RunId
+    session_id: SessionId
+    spec: RunSpec
+    capabilities: Capabilities
+    chosen: Chosen
+    steer: Steering
+    cancel: Cancelling
+    host: Host
+
+
+def make_bamboo_runtime(provision: Provision, services: Services) -> "BambooRuntime":
+    """Raises `BadProvision`. Opens nothing."""
+    given = provision.culm.rules
+    try:
+        rules = parse_rules(None if given is UNSET else given)
+    except InvalidRequest as exc:
+        raise BadProvision(f"culm.rules: {exc.message}") from exc
+    return BambooRuntime(provision, services, rules)
+
+
+class BambooRuntime:
+    """Runs may overlap: they share nothing that one of them can change."""
+
+    def __init__(self, provision: Provision, services: Services, rules: tuple[Rule, ...]) -> None:
+        self._provision = provision
+        self._services = services
+        self._rules = rules
+        self._shared: _Shared | None = None
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        if cancel.is_set():
+            return CANCELLED
+        try:
+            run = self._check(spec, steer, cancel, host)
+        except ModelFailed as exc:
+            return failed(_words(exc))
+        except BadProvision as exc:
+            return failed(str(exc))
+        async with open_telling(events) as telling:
+            try:
+                return await self._hold(run, telling)
+            except ModelFailed as exc:
+                return failed(_words(exc))
+            except RunOver:  # Nobody is left to hear of it.
+                return CANCELLED
+            except Exception:  # boundary: a bug in one run is that run's error
+                log.exception("run %s failed", run.id)
+                return failed("Internal error: see the worker's log.")
+
+    async def close(self) -> None:
+        """Nothing runs any more: let go of what the runs shared."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            try:
+                await shared.work.close()
+            finally:
+                await shared.http.close()
+
+    def _check(self, spec: RunSpec, steer: Steering, cancel: Cancelling, host: Host) -> _Run:
+        """Raises `ModelFailed` and `BadProvision`, in words for the host."""
+        policy = spec.permission_policy
+        capabilities = capabilities_of(self._provision.capabilities, policy)
+        if policy is not None:
+            if policy.environment_lease not in (UNSET, None):
+                raise BadProvision("permission_policy: an environment_lease is not supported")
+            try:
+                check_provision(msgspec.structs.replace(self._provision, capabilities=capabilities))
+            except BadProvision as exc:
+                raise BadProvision(f"permission_policy: {exc}") from exc
+        ids, logical = self._services.ids, spec.logical_session
+        return _Run(
+            id=ids.run(),
+            session_id=ids.session() if logical is None else SessionId(logical.session_id),
+            spec=spec,
+            capabilities=capabilities,
+            chosen=choose(self._provision, spec.reasoning_effort),
+            steer=steer,
+            cancel=cancel,
+            host=host,
+        )
+
+    def _open_shared(self) -> _Shared:
+        """Plain, so that of runs that begin together the first one opens it for all."""
+        if self._shared is None:
+            http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+            )
+            self._shared = _Shared(http, FileWork(self._services.clock, WALL_S))
+        return self._shared
+
+    async def _hold(self, run: _Run, telling: Telling) -> Outcome:
+        for event in self._first_words(run):
+            await telling.say(event)
+        services, shared = self._services, self._open_shared()
+        try:
+            path = await shared.work.run(lambda _: self._find_workspace(run))
+        except OSError as exc:  # A disk that does not answer in time is one, without words.
+            return failed(f"there is nowhere to work: {str(exc) or 'the disk does not answer'}")
+        chosen, speakers = run.chosen, await self._speakers(run, shared, path)
+        journal = EventJournal(
+            telling,
+            run.steer,
+            run.cancel,
+            Setting(chosen.settings.model, chosen.provider_id, chosen.info.context_window),
+            services.clock,
+            services.ids,
+            run_id=run.id,
+            session_id=run.session_id,
+            history=history_from(run.spec.messages, run.spec.assignment, run.session_id),
+        )
+        ending = CANCELED
+        async with open_bench(
+            services,
+            shared.work,
+            path,
+            self._folder_of(run),
+            self._env(),
+            run_id=run.id,
+            session_id=run.session_id,
+            disabled=self._provision.disabled_tools or (),
+        ) as bench:
+            admission = self._admission(run, bench)
+            work = Work(services, telling, journal, bench, admission, speakers, self._limits())
+            ending = await hold(work, run.cancel)
+        return await end(journal, telling, services, ending)
+
+    def _first_words(self, run: _Run) -> Iterator[dict[str, Json]]:
+        """Told before anything else: a host waits for a sign of life, and some for the first."""
+        policy = run.spec.permission_policy
+        if policy is not None:
+            effective = run.capabilities.mode
+            yield {
+                "type": "permission_posture_activated",
+                "session_id": policy.session_id,
+                "policy_revision": policy.revision,
+                "requested_mode": run.capabilities.permission_requested_mode or effective,
+                "effective_mode": effective,
+                "executor_mapping": f"bamboo_runtime:{effective}",
+            }
+        run_id = run.spec.activation_run_id or run.id
+        yield execution_started(run_id, run.session_id, self._services.clock.now_s())
+
+    def _folder_of(self, run: _Run) -> Path:
+        """The run's own, which goes with it: the next one may be another child's."""
+        return self._services.storage / "runs" / run.id
+
+    def _find_workspace(self, run: _Run) -> Path:
+        """Where the run works. Blocks as the disk does; raises OSError."""
+        make_private(self._services.storage)
+        if self._provision.workspace is None:
+            return make_private(self._folder_of(run) / "workspace")
+        path = Path(self._provision.workspace)
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is no directory")
+        return path
+
+    def _env(self) -> Mapping[str, str]:
+        """Of processes that tools start. No credential was ever put there by us."""
+        given = self._provision.culm.env
+        return dict(os.environ) if given is None else given
+
+    def _limits(self) -> Limits:
+        return Limits(steps=self._provision.limits.max_rounds or _DEFAULTS.run_steps_max)
+
+    async def _speakers(self, run: _Run, shared: _Shared, path: Path) -> OneSpeaker:
+        """Raises `ModelFailed`."""
+        chosen = run.chosen
+        around = await look_around(shared.work, path, self._services.clock.now_s())
+        model = make_model(
+            chosen,
+            shared.http,
+            first_byte_s=_DEFAULTS.model_first_byte_s,
+            stall_s=_DEFAULTS.model_stall_s,
+        )
+        price = price_of(chosen.info, flat_rate=chosen.flat_rate)
+        system = system_prompt(around, chosen.system_prefix)
+        return OneSpeaker(Speaker(model, chosen.settings, price, system))
+
+    def _admission(self, run: _Run, bench: Bench) -> Admission:
+        workspace = str(bench.kit.inside.root)
+        terms, is_read_only = policy_terms_of(
+            run.capabilities, self._rules, workspace=workspace, home=bench.home
+        )
+        return Admission(run.host, self._services.clock, terms, is_read_only)
+
+
+def _words(failure: ModelFailed) -> str:
+    return f"{failure.title}: {failure.message}"

@@ -1,0 +1,281 @@
+"""How programs are spoken to that are agents themselves: their command line, and what they print.
+
+Pure: a line goes in, what it tells comes out. `claude`, `codex` and `crush` are written after what
+these programs say of themselves, and tested with stand-ins; they are not verified against the real
+programs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import msgspec
+
+from culm.fleet.provision import BadProvision, ClaudeKind, CliKind, CodexKind
+from culm.wire.codec import Json
+
+Event = Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a line tells."""
+
+    events: list[Event] = field(default_factory=list[Event])
+    text: str = ""  # Grows the result, unless another line names it.
+    result: str | None = None  # Names the result.
+    error: str | None = None  # The program itself says that it failed.
+    usage: tuple[int, int] | None = None  # Tokens in and out.
+
+
+NOTHING: Final = Told()
+Reader = Callable[[str], Told]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A program, how it is started, and how what it prints is read."""
+
+    argv: list[str]
+    read: Reader
+    in_argument: bool = False  # The assignment is its last argument, and not its input.
+    forward_env: tuple[str, ...] = ()
+
+
+# --- command lines
+
+
+def spoken_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> Spoken:
+    """Raises `BadProvision`."""
+    match kind:
+        case CliKind():
+            return _spoken_cli(kind, read_only=read_only)
+        case ClaudeKind():
+            return _spoken_claude(kind, read_only=read_only)
+        case CodexKind():
+            return _spoken_codex(kind, read_only=read_only)
+
+
+def _spoken_cli(kind: CliKind, *, read_only: bool) -> Spoken:
+    if not kind.command:
+        raise BadProvision("executor.command is empty")
+    match kind.profile:
+        case "claude":
+            claude = _spoken_claude(ClaudeKind(kind.command), read_only=read_only)
+            return Spoken([*claude.argv, *kind.args], claude.read)
+        case "codex":
+            *argv, stdin = _spoken_codex(CodexKind(kind.command), read_only=read_only).argv
+            return Spoken([*argv, *kind.args, stdin], read_codex)
+        case "crush" | "":
+            if read_only:
+                raise BadProvision("a command cannot be kept from writing: read_only is refused")
+            if kind.profile:
+                return Spoken([kind.command, "run", "--quiet", *kind.args], read_text)
+            read = read_json if kind.output == "json" else read_text
+            return Spoken([kind.command, *kind.args], read, kind.input == "argument")
+        case _:
+            raise BadProvision("executor.profile is not one of claude, codex, crush")
+
+
+def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> Spoken:
+    argv = [kind.binary or "claude", "-p", "--output-format", "stream-json", "--verbose"]
+    # Said in any case: left to itself, without a terminal, it may allow itself everything.
+    argv += ["--permission-mode", "plan" if read_only else kind.permission_mode or "default"]
+    if kind.model:
+        argv += ["--model", kind.model]
+    if not kind.inherit_user_config:
+        argv += ["--strict-mcp-config", "--setting-sources", "project"]
+    return Spoken(argv, read_claude, forward_env=tuple(kind.forward_env))
+
+
+def _spoken_codex(kind: CodexKind, *, read_only: bool) -> Spoken:
+    for name, is_given in (
+        ("mode", kind.mode not in (None, "exec")),
+        ("auth_mode", kind.auth_mode not in (None, "inherit", "api_key")),
+        ("base_url", kind.base_url is not None),
+        ("provider_key_ref", kind.provider_key_ref is not None),
+    ):
+        if is_given:
+            raise BadProvision(f"executor.{name} of codex is not supported as it is given")
+    argv = [kind.binary or "codex", "exec", "--json"]
+    if kind.model:
+        argv += ["--model", kind.model]
+    if read_only or kind.sandbox:
+        argv += ["--sandbox", "read-only" if read_only else kind.sandbox or ""]
+    elif kind.allow_danger_bypass:
+        argv.append("--dangerously-bypass-approvals-and-sandbox")
+    if kind.approval_policy:
+        argv += ["-c", f"approval_policy={_toml(kind.approval_policy)}"]
+    if kind.network_access is not None and not read_only:
+        allowed = str(kind.network_access).lower()
+        argv += ["-c", f"sandbox_workspace_write.network_access={allowed}"]
+    if kind.workspace_owned:
+        argv.append("--skip-git-repo-check")
+    return Spoken([*argv, "-"], read_codex, forward_env=tuple(kind.forward_env))
+
+
+def _toml(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+# --- what they print
+
+
+def read_text(line: str) -> Told:
+    """A line is a piece of the answer."""
+    return _said(f"{line}\n")
+
+
+# Only what a run may say of its own text and tools; the rest is for the worker to say.
+_PASSED: Final = frozenset(
+    {
+        "token",
+        "reasoning_token",
+        "tool_token",
+        "tool_start",
+        "tool_complete",
+        "tool_error",
+        "tool_lifecycle",
+        "runner_progress",
+    }
+)
+
+
+def read_json(line: str) -> Told:
+    """Events as a worker sends them, one a line; `result` names the result, `error` the reason.
+
+    What is no JSON object is a piece of the answer.
+    """
+    found = _find_object(line)
+    if found is None:
+        return read_text(line) if line.strip() else NOTHING
+    match found.get("type"):
+        case "token":
+            content = _text(found.get("content"))
+            return Told([{"type": "token", "content": content}], text=content)
+        case "result":
+            return Told(result=_text(found.get("result")) or _text(found.get("text")))
+        case "error":
+            return Told(error=_text(found.get("message")) or "it failed, and did not say why")
+        case str(kind) if kind in _PASSED:
+            return Told([found])
+        case _:
+            return NOTHING
+
+
+def read_claude(line: str) -> Told:
+    found = _find_object(line) or {}
+    match found.get("type"):
+        case "assistant" | "user":
+            return _merged(_read_claude_block(block) for block in _blocks(found.get("message")))
+        case "result":
+            text = _text(found.get("result"))
+            if found.get("is_error"):
+                return Told(error=text or _text(found.get("subtype")) or "it failed")
+            usage = _object(found.get("usage"))
+            return Told(result=text, usage=_usage(usage, "input_tokens", "output_tokens"))
+        case _:
+            return NOTHING
+
+
+def _blocks(message: Json) -> list[dict[str, Json]]:
+    content = _object(message).get("content")
+    if isinstance(content, str):
+        return []  # What was said to it, and not by it.
+    return [_object(block) for block in _list(content)]
+
+
+def _read_claude_block(block: dict[str, Json]) -> Told:
+    match block.get("type"):
+        case "text":
+            return _said(_text(block.get("text")) + "\n")
+        case "thinking":
+            return Told([{"type": "reasoning_token", "content": _text(block.get("thinking"))}])
+        case "tool_use":
+            name, given = _text(block.get("name")), _object(block.get("input"))
+            return Told([_started(_text(block.get("id")), name, given)])
+        case "tool_result":
+            content = block.get("content")
+            pieces = [_text(_object(piece).get("text")) for piece in _list(content)]
+            text = content if isinstance(content, str) else "\n".join(pieces)
+            is_error = bool(block.get("is_error"))
+            return Told([_ended(_text(block.get("tool_use_id")), text, is_error=is_error)])
+        case _:
+            return NOTHING
+
+
+def read_codex(line: str) -> Told:
+    found = _find_object(line) or {}
+    item = _object(found.get("item"))
+    match found.get("type"), item.get("type"):
+        case "item.completed", "agent_message":
+            text = _text(item.get("text"))
+            # The last one is the answer.
+            return Told([{"type": "token", "content": f"{text}\n"}], result=text)
+        case "item.completed", "reasoning":
+            return Told([{"type": "reasoning_token", "content": _text(item.get("text"))}])
+        case "item.started", "command_execution":
+            given = {"command": _text(item.get("command"))}
+            return Told([_started(_text(item.get("id")), "command_execution", given)])
+        case "item.completed", "command_execution":
+            is_error = item.get("exit_code") not in (0, None) or item.get("status") == "failed"
+            text = _text(item.get("aggregated_output"))
+            return Told([_ended(_text(item.get("id")), text, is_error=is_error)])
+        case "turn.completed", _:
+            usage = _object(found.get("usage"))
+            return Told(usage=_usage(usage, "input_tokens", "output_tokens"))
+        case "turn.failed", _:
+            return Told(error=_text(_object(found.get("error")).get("message")) or "it failed")
+        case _:
+            return NOTHING
+
+
+def _said(text: str) -> Told:
+    return Told([{"type": "token", "content": text}], text=text)
+
+
+def _started(call_id: str, name: str, given: Json) -> Event:
+    return {"type": "tool_start", "tool_call_id": call_id, "tool_name": name, "arguments": given}
+
+
+def _ended(call_id: str, text: str, *, is_error: bool) -> Event:
+    if is_error:
+        return {"type": "tool_error", "tool_call_id": call_id, "error": text}
+    result = {"success": True, "result": text}
+    return {"type": "tool_complete", "tool_call_id": call_id, "result": result}
+
+
+def _merged(several: Iterator[Told]) -> Told:
+    told = list(several)
+    events = [event for one in told for event in one.events]
+    return Told(events, text="".join(one.text for one in told))
+
+
+# --- JSON of strangers: whatever is not what it should be is nothing
+
+
+def _find_object(line: str) -> dict[str, Json] | None:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else None
+
+
+def _object(value: Json) -> dict[str, Json]:
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Json) -> list[Json]:
+    return cast("list[Json]", value) if isinstance(value, list) else []
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _usage(usage: dict[str, Json], given: str, said: str) -> tuple[int, int] | None:
+    counts = usage.get(given), usage.get(said)
+    if not isinstance(counts[0], int) or not isinstance(counts[1], int):
+        return None
+    return counts[0], counts[1]

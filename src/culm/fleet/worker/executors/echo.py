@@ -1,0 +1,61 @@
+"""The executor that says back what it was told: it needs nothing, and shows that a worker works."""
+
+import asyncio
+import re
+from typing import Final
+
+from culm.clock import Clock, pause
+from culm.fleet.executor import (
+    CANCELLED,
+    Cancelling,
+    Events,
+    Host,
+    Outcome,
+    Steering,
+    completed,
+)
+from culm.fleet.protocol.frames import RunSpec
+
+_SLEEP: Final = re.compile(r"__sleep_ms:([0-9]{1,9})")
+
+
+class Echo:
+    """Implements `Executor`. The first word `__sleep_ms:<n>` is not said, but waited for."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        words, delay_s = parse_words(spec.assignment)
+        if delay_s and not await self._passes(delay_s, cancel):
+            return CANCELLED
+        for word in words:
+            if cancel.is_set():
+                return CANCELLED
+            await events.emit({"type": "token", "content": f"{word} "})
+            await asyncio.sleep(0)
+        if cancel.is_set():
+            return CANCELLED
+        await events.emit({"type": "complete"})
+        return completed(f"echo: {' '.join(words)}")
+
+    async def _passes(self, delay_s: float, cancel: Cancelling) -> bool:
+        """Whether the time has passed before the run was cancelled."""
+        async with asyncio.TaskGroup() as group:
+            passing = group.create_task(pause(self._clock, delay_s), name="delay")
+            cancelling = group.create_task(cancel.wait(), name="cancel")
+            await asyncio.wait({passing, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            passing.cancel()
+            cancelling.cancel()
+        return not cancel.is_set()
+
+
+def parse_words(assignment: str) -> tuple[list[str], float]:
+    """The words to say, and how long to wait before."""
+    words = assignment.split()
+    for number, word in enumerate(words):
+        if found := _SLEEP.fullmatch(word):
+            return words[:number] + words[number + 1 :], int(found[1]) / 1000
+    return words, 0.0

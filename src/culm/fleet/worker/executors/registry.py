@@ -1,0 +1,61 @@
+"""Which executor carries out which kind of a provision."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Final
+
+from culm.fleet.executor import Executor
+from culm.fleet.provision import (
+    ClaudeKind,
+    CliKind,
+    CodexKind,
+    EchoKind,
+    Provision,
+    RuntimeKind,
+)
+from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.echo import Echo
+
+# What somebody imports when it is first used, in the order in which a run does.
+_LATE: Final = (
+    "culm.fleet.worker.executors.bamboo_runtime",
+    "culm.fleet.worker.executors.cli_adapter",
+    "culm.model.anthropic",
+    "culm.model.offline",
+    "culm.model.openai",
+    "culm.shell.walk",
+)
+
+
+@asynccontextmanager
+async def open_executor(provision: Provision, services: Services) -> AsyncGenerator[Executor]:
+    """Raises `BadProvision`. What an executor needs is imported if it is wanted."""
+    match provision.executor:
+        case EchoKind():
+            yield Echo(services.clock)
+        case RuntimeKind():
+            from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
+
+            runtime = make_bamboo_runtime(provision, services)
+            try:
+                yield runtime
+            finally:
+                await runtime.close()
+        case CliKind() | ClaudeKind() | CodexKind() as kind:
+            from culm.fleet.worker.executors.cli_adapter import make_cli_adapter
+
+            yield make_cli_adapter(kind, provision, services)
+
+
+def preload() -> None:
+    """Import what any executor needs, in a process whose forks shall not have to."""
+    for name in _LATE:
+        import_module(name)
+    from culm.model.dialects import entry_points_of
+    from culm.tools.entry_points import GROUP, load_makers
+
+    # To look for tools of other packages takes longer than all else in a first run. If there are
+    # some, each worker loads them: strangers may start threads, and no fork survives those.
+    if not entry_points_of(GROUP):
+        load_makers()

@@ -1,0 +1,103 @@
+"""What the tools of one run work with; at the end of the run nothing of it is left.
+
+A worker serves runs one after the other, or side by side, for different hosts. So what a run knows
+of files, its list of what is to do and its background jobs are its own, in a store in memory.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.fleet.worker.executors.base import Services
+from culm.ids import RunId, SessionId
+from culm.store.memory import MemoryFile
+from culm.store.sessions import add_session
+from culm.store.store import open_memory_store
+from culm.tools.base import Tool
+from culm.tools.inside import Inside
+from culm.tools.jobs import open_jobs
+from culm.tools.kit import Kit
+from culm.tools.registry import make_tools
+from culm.tools.work import FileWork
+
+log = logging.getLogger(__name__)
+
+QUESTION = "question"  # Needs a host that passes questions on to people.
+# Tools as other systems name them, where that is not our name.
+FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
+    "Bash": frozenset({"bash"}),
+    "Edit": frozenset({"edit", "multiedit"}),
+    "Glob": frozenset({"glob"}),
+    "Grep": frozenset({"grep"}),
+    "Read": frozenset({"view"}),
+    "Write": frozenset({"write"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    kit: Kit
+    tools: Mapping[str, Tool]
+
+    @property
+    def home(self) -> str:
+        return os.path.realpath(self.kit.env().get("HOME") or Path.home())
+
+
+@asynccontextmanager
+async def open_bench(
+    services: Services,
+    work: FileWork,
+    path: Path,
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    run_id: RunId,
+    session_id: SessionId,
+    disabled: Collection[str],
+) -> AsyncGenerator[Bench]:
+    """Tools for the workspace `path`; `folder` is the run's own, and is removed with it.
+
+    Whoever uses it must not raise within the block, but may be cancelled.
+    """
+    clock, ids, file = services.clock, services.ids, MemoryFile()
+    try:
+        async with open_memory_store(file, clock, ids) as store:
+            await store.write(add_session(session_id, "", sessions_max=1))
+            kit = Kit(
+                workspace_id=run_id,  # So that what is ended with a run is that run's.
+                inside=Inside(path),
+                work=work,
+                custody=services.custody,
+                store=store,
+                clock=clock,
+                ids=ids,
+                env=lambda: env,
+                outputs=folder / "outputs",
+            )
+            try:
+                async with open_jobs() as jobs:
+                    yield Bench(kit, without(make_tools(kit, jobs), disabled))
+            finally:
+                left = await services.custody.end_all(run_id)
+                if left:
+                    log.error("processes %s do not end; they are left behind", left)
+                await _remove(work, folder)
+    finally:
+        file.crash()  # If this was cut short, what waits to be written is not missed.
+        file.close()
+
+
+async def _remove(work: FileWork, folder: Path) -> None:
+    with suppress(TimeoutError):
+        await work.run(lambda _: shutil.rmtree(folder, ignore_errors=True))
+
+
+def without(tools: Mapping[str, Tool], disabled: Collection[str]) -> dict[str, Tool]:
+    """Those that a run is offered."""
+    gone = {QUESTION, *disabled}.union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
+    return {name: tool for name, tool in tools.items() if name not in gone}

@@ -1,0 +1,167 @@
+"""One run to its end: the loop of every run, with a journal that tells its host.
+
+What differs from a run of the server: nobody falls back on another model, nothing is summarized
+once the turn is over, and what the host said too late for the last step gets another one.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from culm.clock import pause
+from culm.errors import AppError, ModelFailed
+from culm.fleet.executor import CANCELLED, Cancelling, Outcome, RunOver, completed, failed
+from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.runtime_admission import Admission
+from culm.fleet.worker.executors.runtime_bench import Bench
+from culm.fleet.worker.executors.runtime_journal import EventJournal
+from culm.fleet.worker.executors.runtime_model import OneSpeaker
+from culm.fleet.worker.executors.runtime_telling import Telling
+from culm.fleet.worker.limits import limit_error
+from culm.run.compaction import summarize
+from culm.run.limits import jittered, over_limit
+from culm.run.loop import Turn, take_turn
+from culm.run.rules import ending_of_error
+from culm.run.surroundings import ContextPaths, look_at
+from culm.run.system import Surroundings
+from culm.store.history import forget_versions
+from culm.store.sessions import find_session
+from culm.tools.base import Call, Watch
+from culm.tools.waiting import within
+from culm.tools.work import FileWork
+from culm.wire.endings import CANCELED, Ending, error_text
+from culm.wire.runs import Limits
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 1.0  # For the last words of a cancelled run; a host that is deaf must not hold it.
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a turn is made of."""
+
+    services: Services
+    telling: Telling
+    journal: EventJournal
+    bench: Bench
+    admission: Admission
+    speakers: OneSpeaker
+    limits: Limits
+
+
+async def look_around(work: FileWork, path: Path, now_s: float) -> Surroundings:
+    """What a model is told of the place; a disk that does not answer must not hold it."""
+    try:
+        return await work.run(lambda stop: look_at(path, ContextPaths(), now_s, stop.is_set))
+    except TimeoutError:
+        return Surroundings(str(path))
+
+
+async def hold(work: Work, cancel: Cancelling) -> Ending:
+    """Work until there is an end, or the cancel; of that, too, nothing is left running."""
+    async with asyncio.TaskGroup() as tasks:
+        turn = tasks.create_task(_bounded(work), name="turn")
+        cancelled = tasks.create_task(cancel.wait(), name="cancel of a turn")
+        await asyncio.wait({turn, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        turn.cancel()  # If it is done this does nothing.
+        cancelled.cancel()
+    return CANCELED if turn.cancelled() else turn.result()
+
+
+async def _bounded(work: Work) -> Ending:
+    """Only a cancel gets out of here as an exception."""
+    try:
+        return await _take_turns(work)
+    except AppError as exc:
+        return ending_of_error(exc)
+    except RunOver:  # Nobody is left to work for.
+        return CANCELED
+    except Exception:  # boundary: a bug in one run is that run's error
+        log.exception("a turn failed")
+        return Ending("error", "Internal error", "See the worker's log.")
+
+
+async def _take_turns(work: Work) -> Ending:
+    services, journal = work.services, work.journal
+
+    async def wait(delay_s: float, failure: ModelFailed) -> None:
+        words = {"delay_s": delay_s, "title": failure.title, "details": failure.message}
+        work.telling.repeat({"type": "run_retry", **words})
+        await pause(services.clock, jittered(delay_s, services.ids.chance()))
+
+    async def compact(ending: Ending | None) -> None:
+        store, session_id = work.bench.kit.store, journal.session.id
+        store.write(forget_versions(session_id))
+        if ending is not None or not journal.is_nearly_full():
+            return
+        journal.session = await store.read(find_session(session_id)) or journal.session
+        await summarize(work.speakers, journal, wait, journal.said())
+
+    turn = Turn(
+        speakers=work.speakers,
+        tools=work.bench.tools,
+        admit=work.admission.admit,
+        watch=partial(_watch, work.telling),
+        journal=journal,
+        limits=work.limits,
+        pause=wait,
+        spent=journal.spent,
+        compact=compact,
+    )
+    while True:
+        ending = await take_turn(replace(turn, spent=journal.spent))
+        if ending.outcome != "end_turn" or not journal.is_steered():
+            return ending
+        if (over := over_limit(journal.spent, work.limits)) is not None:
+            return over
+        await journal.end(ending)
+
+
+def _watch(telling: Telling, call: Call) -> Watch:
+    return lambda text: telling.grow("tool_token", text, call.id)
+
+
+# --- the end
+
+
+async def end(
+    journal: EventJournal, telling: Telling, services: Services, ending: Ending
+) -> Outcome:
+    """Say the last words, and how the run ended."""
+    words = _last_words(journal, telling, ending)
+    if ending.outcome == "canceled":
+        await within(services.clock, CLOSING_S, words)
+        return CANCELLED
+    return await words
+
+
+async def _last_words(journal: EventJournal, telling: Telling, ending: Ending) -> Outcome:
+    await journal.end(ending)
+    usage = journal.usage.shown()
+    outcome = outcome_of(ending, journal)
+    match outcome.status:
+        case "completed":
+            await telling.say({"type": "complete", "usage": usage})
+        case "cancelled":
+            await telling.say({"type": "cancelled", "message": ending.title, "usage": usage})
+        case _:
+            await telling.say({"type": "error", "message": outcome.error, "usage": usage})
+    return outcome
+
+
+def outcome_of(ending: Ending, journal: EventJournal) -> Outcome:
+    """What a host is told in the end. A model that was cut off has answered as far as it came."""
+    match ending.outcome:
+        case "end_turn" | "max_tokens":
+            return completed(journal.text())
+        case "canceled" | "interrupted":
+            return CANCELLED
+        case "denied":  # What was asked for was not done, whatever the model had said before.
+            return failed(f"denied: {journal.denied}")
+        case "budget":  # Rounds are the one limit that is counted here.
+            return failed(limit_error("max_rounds", ending.details))
+        case "error" | "loop":
+            return failed(error_text(ending))

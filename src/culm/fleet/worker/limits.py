@@ -1,0 +1,38 @@
+"""The limits of a provision in a worker's terms: how it serves, what a run may take.
+
+What a limit has ended is told in `error` with words that a program can read: `limit:<name>: …`.
+"""
+
+from typing import Final
+
+from culm.clock import Clock
+from culm.fleet.provision import DEPTH_MAX, IDLE_S, Provision
+from culm.fleet.serving.base import Mode, One, Reusable, Terms
+from culm.ids import Ids
+
+SECONDS_MAX: Final = 10 * 365 * 86_400.0  # No timer takes any number.
+
+
+def mode_of(provision: Provision) -> Mode:
+    if not provision.reusable:
+        return One()
+    idle_s = provision.limits.idle_timeout_secs
+    return Reusable(IDLE_S if idle_s is None else min(idle_s, SECONDS_MAX))
+
+
+def serving_terms_of(provision: Provision, clock: Clock, ids: Ids) -> Terms:
+    run_s = provision.limits.run_timeout_secs
+    depth_max = provision.capabilities.max_spawn_depth
+    return Terms(
+        clock,
+        ids,
+        run_s=None if run_s is None else min(run_s, SECONDS_MAX),
+        host_calls=provision.culm.host_calls,
+        depth=provision.identity.depth,
+        depth_max=DEPTH_MAX if depth_max is None else depth_max,
+    )
+
+
+def limit_error(name: str, words: str) -> str:
+    """What a run says that a limit has ended."""
+    return f"limit:{name}: {words}"

@@ -1,0 +1,448 @@
+"""`culm agent`: agents that serve by themselves, found and called from a shell."""
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from culm.cli.agent_call import Calling, call
+from culm.cli.agent_model import find_model
+from culm.cli.agent_shown import JsonEvents, PlainEvents, ask_lines
+from culm.cli.agents import get_agent
+from culm.cli.faces import Plain
+from culm.cli.reading import place_of
+from culm.clock import Clock, LoopClock
+from culm.errors import Failed, InvalidRequest, NotFound
+from culm.fleet.executor import (
+    CANCELLED,
+    Cancelling,
+    Events,
+    Host,
+    Outcome,
+    Steering,
+    completed,
+    failed,
+)
+from culm.fleet.fabric.base import AgentRecord, renewed
+from culm.fleet.fabric.files import FileFabric
+from culm.fleet.fabric.memory import MemoryFabric
+from culm.fleet.parent.controls import Controls
+from culm.fleet.parent.overseer import parse_ask
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import Credential, Identity, ModelName
+from culm.fleet.serving.base import Service, Terms
+from culm.fleet.serving.modes import serve_on
+from culm.fleet.transport.websocket import listen_websocket
+from culm.fleet.worker import presence
+from culm.ids import Ids
+from culm.wire.codec import Json
+from tests.cli.conftest import Desk, Said
+from tests.support import WAIT_S, FakeClock
+
+TOKEN = "agent-token"
+ASKED = {"tool_name": "bash", "permission": "execute", "resource": "git push", "question": "May I?"}
+
+
+def make_record(agent_id: str, role: str, clock: Clock, endpoint: str = "ws://e") -> AgentRecord:
+    record = AgentRecord(
+        agent_id=agent_id,
+        role=role,
+        labels=["fast"],
+        endpoint=endpoint,
+        pid=7,
+        started_at="",
+        lease_expires_at="",
+    )
+    return renewed(record, clock.now_s())
+
+
+# --- which agent
+
+
+def test_an_agent_is_found_by_its_id_or_by_its_role_and_else_those_there_are_are_named() -> None:
+    clock = FakeClock()
+    fabric = MemoryFabric(clock)
+    with pytest.raises(NotFound) as alone:
+        get_agent(fabric, "writer")
+    assert (alone.value.message, alone.value.hint) == (
+        "no agent has the id or the role writer",
+        "culm agent serve --role writer",
+    )
+    for number in range(7):
+        fabric.publish(make_record(f"w{number}", "writer", clock))
+    fabric.publish(make_record("writer", "reader", clock))
+    names = ("w3", "reader", "writer")
+    assert [get_agent(fabric, name).agent_id for name in names] == ["w3", "writer", "writer"]
+    fabric.withdraw("writer")
+    assert get_agent(fabric, "writer").agent_id == "w0"
+    for name in ("nobody", "../w3", ""):
+        with pytest.raises(NotFound) as lost:
+            get_agent(fabric, name)
+        assert lost.value.hint.startswith("there is w0 (writer), w1 (writer)")
+        assert lost.value.hint.endswith(", 2 more")
+
+
+def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: Desk) -> None:
+    assert desk.culm("agent", "list") == Said(0, "", "no agent is there\n")
+    clock = LoopClock()
+    fabric = FileFabric(desk.data_dir / "fabric", clock)
+    fabric.publish(make_record("a1", "\x1b[2J", clock))
+    fabric.publish(make_record("b2", "reader", clock))
+    assert desk.culm("agent", "list").out.splitlines() == [
+        "agent  role     labels  endpoint  pid",
+        r"a1     \x1b[2J  fast    ws://e    7",
+        "b2     reader   fast    ws://e    7",
+    ]
+    found = json.loads(desk.culm("agent", "list", "--json", "--role", "reader").out)
+    assert [one["agent_id"] for one in found] == ["b2"]
+    none = desk.culm("agent", "list", "--label", "slow")
+    assert none == Said(0, "", "no such agent is there\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        ("serve --role x --host 0.0.0.0", 2, "needs TLS: others could read along"),
+        ("serve --role x --host 0.0.0.0 --no-auth", 2, "for loopback only"),
+        ("serve --role x --tls-cert c", 2, "are given together"),
+        ("serve --role x --executor cli_adapter", 2, "needs a --command"),
+        ("serve --role x --executor cli_adapter --command '", 2, "cannot be read"),
+        ("serve --role x --executor cli_adapter --command a --env NO_KEY", 2, "it is not set"),
+        ("serve --role x --executor echo --command a", 2, "are for --executor"),
+        ("serve --role x --executor echo --id ../x", 2, "--id has letters"),
+        (f"serve --role x --executor echo --id {'x' * 201}", 2, "at most 200"),
+        ("serve --role x --model none/m", 2, "hint: culm models shows"),
+        ("serve --role x --executor echo --tls-cert c --tls-key k", 2, "TLS certificate file c"),
+        ("call nobody hi", 1, "hint: culm agent serve --role nobody"),
+        ("call ws://127.0.0.1:1 hi", 1, "cannot reach ws://127.0.0.1:1: nobody listens there: "),
+        ("call ws://h:99999 hi", 1, "reach ws://h:99999: it is no ws:// or wss:// address\n"),
+        ("call ws://127.0.0.1:1 hi --token-file no", 2, "there is no token file no"),
+        ("call nobody", 2, "Missing argument"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_what_to_do_about_it(
+    desk: Desk, args: str, status: int, words: str
+) -> None:
+    said = desk.culm("agent", *args.split())
+    assert (said.status, said.out) == (status, "")
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert not list(desk.data_dir.glob("fabric/.*"))
+
+
+@pytest.mark.parametrize("lease_s", [0.0, -3600.0], ids=["serving", "asleep"])
+def test_an_id_that_somebody_serves_under_is_not_taken_from_it(desk: Desk, lease_s: float) -> None:
+    clock = LoopClock()
+    fabric = FileFabric(desk.data_dir / "fabric", clock)
+    served = presence.make_record(Identity("a1"), [], "ws://e", None, clock.now_s() + lease_s)
+    fabric.publish(served)
+    fabric.token_file("a1").write_text("its own")
+    said = desk.culm("agent", "serve", "--role", "x", "--executor", "echo", "--id", "a1")
+    words = f"culm: agent a1 serves already, as process {served.pid}\n"
+    assert said == Said(1, "", f"{words}hint: give another --id, or none\n")
+    assert (fabric.find("a1"), fabric.token_file("a1").read_text()) == (served, "its own")
+
+
+async def test_an_agent_has_the_model_of_its_directory_with_the_one_key_it_needs(
+    desk: Desk,
+) -> None:
+    place = place_of(desk.project, None, None, {"DEMO_KEY": "k-1", "CULM_NO_DISCOVERY": "1"})
+    offline = ModelName("offline", "offline")
+    assert await find_model(place, "") == (offline, None)
+    demo = {"type": "openai-compat", "base_url": "http://d/v1", "api_key": "$DEMO_KEY"}
+    providers = {
+        "demo": demo,
+        "dear": demo | {"extra_headers": {"X-Team": "t"}},
+        "told": demo | {"api_key": "$(cat key)"},
+    }
+    user_file = desk.write_user({"providers": providers})
+    place = replace(place, config_file=user_file)
+    credential = Credential("demo", "k-1", "http://d/v1", "openai-compat")
+    assert await find_model(place, "demo/m/1") == (ModelName("demo", "m/1"), credential)
+    for name, words in (
+        ("dear/m", "has extra_headers"),
+        ("told/m", "a command that prints a key is not run"),
+        ("nobody/m", "is not configured"),
+        ("demo", "no model"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            await find_model(place, name)
+
+
+# --- calling one, in this process
+
+Act = Callable[[Events, Host, Cancelling], Awaitable[Outcome]]
+
+
+class Acting:
+    """An executor that does what a test says."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        return await self._act(events, host, cancel)
+
+
+class Typed:
+    """Somebody at a terminal who types these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = [*lines]
+
+    async def read(self, prompt: str) -> str:
+        if not self._lines:
+            await asyncio.Event().wait()
+        return self._lines.pop(0)
+
+
+@asynccontextmanager
+async def open_agent(data_dir: Path, act: Act) -> AsyncGenerator[None]:
+    """An agent `a1` of the role `actor`, with its token beside its record."""
+    clock = LoopClock()
+    fabric = FileFabric(data_dir / "fabric", clock)
+    async with listen_websocket(token=TOKEN) as listener, asyncio.TaskGroup() as group:
+        fabric.publish(make_record("a1", "actor", clock, listener.endpoint))
+        fabric.token_file("a1").write_text(TOKEN + "\n")
+        serving = serve_on(listener, Acting(act), Service(), Terms(clock, Ids()))
+        task = group.create_task(serving)
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def say(
+    folder: Path,
+    controls: Controls | None = None,
+    *,
+    as_json: bool = False,
+    approve: bool | None = None,
+    typed: bool = False,
+) -> int:
+    shower = JsonEvents(Plain()) if as_json else PlainEvents(Plain())
+    calling = Calling("actor", "go", folder, approve=approve)
+    lines = Typed("what?\n", "y\n") if typed else None
+    async with asyncio.timeout(WAIT_S):
+        return await call(calling, shower, lines, controls or Controls())
+
+
+async def tell(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+    await events.emit({"type": "token", "content": "Looking\x1b"})
+    call_id = {"tool_call_id": "c1"}
+    given = {"command": "git push"}
+    await events.emit({"type": "tool_start", "tool_name": "bash", "arguments": given, **call_id})
+    if not await host.ask(ASKED):
+        await events.emit({"type": "tool_error", "error": "not allowed", **call_id})
+        return failed("it may not")
+    done = {"success": True, "result": "pushed"}
+    await events.emit({"type": "tool_complete", "result": done, **call_id})
+    await events.emit({"type": "unknown"})
+    return completed("Done.")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (
+            {"approve": True},
+            0,
+            "→ bash git push\nallowed: bash: git push\n← bash: pushed\n",
+        ),
+        (
+            {"typed": True},
+            0,
+            "→ bash git push\n? bash: May I?\n  | git push\nallowed: bash: git push\n"
+            "← bash: pushed\n",
+        ),
+        (
+            {},
+            1,
+            "→ bash git push\nhint: nobody can be asked here; --approve yes allows it\n"
+            "denied: bash: git push\n✗ bash: not allowed\nculm: it may not\n",
+        ),
+    ],
+)
+async def test_a_call_shows_what_is_said_and_done_and_asks_whoever_can_be_asked(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, bool],
+    status: int,
+    words: str,
+) -> None:
+    async with open_agent(tmp_path, tell):
+        assert await say(tmp_path, None, **options) == status
+    assert capsys.readouterr() == ("Looking\x1b\n", words)  # No terminal reads it here.
+
+
+LONG = "git status " + "# harmless " * 30
+HEAD = f"{LONG[:199]}…"
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        (
+            {
+                "tool_name": "bash",
+                "resource": f"{LONG}\nrm \x1b[2J",
+                "question": LONG,
+                "params": {"command": f"{LONG}\nrm \x1b[2J", "description": "d"},
+                "path": "/w",
+                "why": "a\nb",
+            },
+            [f"? bash: {HEAD}", f"  | {LONG}", r"  | rm \x1b[2J", "  in /w", r"  because: a\nb"],
+        ),
+        (
+            {
+                "tool_name": "edit",
+                "resource": "/w/a",
+                "question": "Change /w/a",
+                "params": {"file_path": "/w/a", "old_content": "a", "new_content": "b"},
+            },
+            ["? edit: Change /w/a", "  | /w/a", "  | @@ -1 +1 @@", "  | -a", "  | +b"],
+        ),
+        (
+            {"tool_name": "my\nown", "params": {"command": "ls", "old_content": "x"}},
+            ["? my own: ", '  | {"command":"ls","old_content":"x"}'],
+        ),
+        ({"tool_name": "other", "question": LONG}, [f"? other: {HEAD}", f"  | {LONG}"]),
+    ],
+)
+def test_whoever_is_asked_sees_all_of_what_is_asked(
+    body: dict[str, Json], lines: list[str]
+) -> None:
+    assert [*ask_lines(parse_ask(body))] == lines
+
+
+def test_nothing_that_an_agent_says_looks_like_our_own_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shower = JsonEvents(Plain())
+    claims: dict[str, Json] = {"type": "end", "approved": False, "status": "completed"}
+    shower.asked(parse_ask(claims), approved=True)
+    shower.event(claims)
+    shower.event({"type": ["end"]})
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        claims | {"type": "asked", "approved": True},
+        claims | {"type": "agent_end"},
+        {"type": ["end"]},
+    ]
+
+
+async def test_a_program_gets_every_event_as_it_came_and_then_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_agent(tmp_path, tell):
+        assert await say(tmp_path, as_json=True, approve=True) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = ["token", "tool_start", "asked", "tool_complete", "unknown", "end"]
+    assert [line["type"] for line in lines] == kinds
+    assert {**lines[2], **ASKED, "approved": True} == lines[2]
+    assert lines[-1] == {"type": "end", "status": "completed", "result": "Done.", "error": None}
+
+
+async def test_a_result_that_was_not_said_before_is_said_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def silent(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+        return completed("Done.")
+
+    async with open_agent(tmp_path, silent):
+        assert await say(tmp_path) == 0
+    assert capsys.readouterr() == ("Done.\n", "")
+
+
+async def test_a_cancelled_call_ends_with_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controls = Controls()
+
+    async def endless(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+        controls.cancel()
+        await cancel.wait()
+        return CANCELLED
+
+    async with open_agent(tmp_path, endless):
+        assert await say(tmp_path, controls) == 4
+    assert capsys.readouterr() == ("", "culm: cancelled\n")
+
+
+async def test_a_question_closes_with_the_run_that_asked_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def impatient(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(host.ask(ASKED))
+            while "? bash" not in capsys.readouterr().err:
+                await asyncio.sleep(0)
+            asking.cancel()
+        return failed("no time")
+
+    calling = Calling("actor", "go", tmp_path)
+    async with open_agent(tmp_path, impatient), asyncio.timeout(WAIT_S):
+        assert await call(calling, PlainEvents(Plain()), Typed(), Controls()) == 1
+    words = "(not asked any more: time is over, or the run is)\nculm: no time\n"
+    assert capsys.readouterr() == ("", words)
+
+
+async def test_a_token_that_is_not_the_agents_is_told_with_what_to_do(tmp_path: Path) -> None:
+    async with open_agent(tmp_path, tell):
+        FileFabric(tmp_path / "fabric", LoopClock()).token_file("a1").write_text("other")
+        with pytest.raises(Failed) as refused:
+            await say(tmp_path)
+    assert refused.value.message.startswith("cannot reach actor: ws://127.0.0.1:")
+    assert "--token-file" in refused.value.hint
+
+
+# --- the real thing
+
+
+async def test_an_agent_that_is_served_can_be_called_until_a_signal_ends_it(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.set_env(PARROT_KEY="p", OTHER_KEY="o")
+    fabric = desk.data_dir / "fabric"
+    fabric.mkdir(parents=True)
+    for left in ("gone.json", ".gone.token"):
+        (fabric / left).touch()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "culm", "agent", "serve", "--role", "parrot"),
+        *("--executor", "cli_adapter", "--command", "sh -c 'cat; echo $PARROT_KEY $OTHER_KEY'"),
+        *("--env", "PARROT_KEY"),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(2 * WAIT_S):
+            line = (await process.stderr.readline()).decode()
+        agent_id = line.split()[1]
+        assert line.startswith(f"agent {agent_id} serves role parrot at ws://127.0.0.1:")
+        assert line.endswith(f"; call it: culm agent call {agent_id} hello\n")
+        names = {file.name: file.stat().st_mode & 0o777 for file in fabric.iterdir()}
+        assert names == {f"{agent_id}.json": 0o600, f".{agent_id}.token": 0o600}
+        listed = json.loads((await asyncio.to_thread(desk.culm, "agent", "list", "--json")).out)
+        assert [(one["agent_id"], one["role"]) for one in listed] == [(agent_id, "parrot")]
+        calling = Calling("parrot", "hello there ", desk.data_dir)
+        async with asyncio.timeout(WAIT_S):
+            assert await call(calling, PlainEvents(Plain()), None, Controls()) == 0
+        assert capsys.readouterr() == ("hello there p\n", "")
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(WAIT_S):
+            assert await process.communicate() == (b"", b"")
+        assert (process.returncode, [*fabric.iterdir()]) == (0, [])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,72 @@
+"""Standard streams that are closed, or full: no socket takes their place, and a person is told."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from culm.cli.agent_shown import JsonEvents
+from culm.cli.faces import JsonLines, Plain
+from culm.cli.streams import CannotWrite, let_go
+from culm.fleet.executor import completed
+from culm.ids import MessageId
+from tests.cli.conftest import Desk, Said
+from tests.support import WAIT_S
+
+FULL = "/dev/full"
+PROGRAM = """
+import os, sys
+from culm.cli.streams import fill_streams
+fill_streams()
+print("seen by nobody", file=sys.stderr, flush=True)
+places = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}
+sys.exit(0 if places == {os.devnull} and os.get_inheritable(1) else 1)
+"""
+
+
+def test_the_place_of_a_closed_stream_is_taken_before_a_socket_gets_its_number() -> None:
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", PROGRAM]
+    assert subprocess.run(closed, check=False, timeout=2 * WAIT_S).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda: Plain().text(MessageId("m"), "hello"),
+        lambda: JsonLines().text(MessageId("m"), "hello"),
+        lambda: JsonEvents(Plain()).end(completed("hello")),
+    ],
+    ids=["plain", "json", "agent"],
+)
+def test_a_full_disk_is_told_with_what_becomes_of_the_run(
+    capsys: pytest.CaptureFixture[str], say: Callable[[], None]
+) -> None:
+    # What is left is written once more at the end, as by an interpreter that leaves.
+    with Path(FULL).open("w") as stream, redirect_stdout(stream):
+        with pytest.raises(CannotWrite) as found:
+            say()
+        assert let_go(found.value, "the run was cancelled") == 1
+    expected = "culm: cannot write: No space left on device; the run was cancelled\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_a_reader_who_has_left_is_told_by_the_status_of_a_closed_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream, redirect_stdout(stream):
+        with pytest.raises(CannotWrite) as found:
+            Plain().text(MessageId("m"), "hello")
+        assert let_go(found.value) == 141
+    assert capsys.readouterr() == ("", "culm: nobody reads the answer any more\n")
+
+
+def test_a_list_into_a_full_disk_is_an_error_in_one_line(desk: Desk) -> None:
+    with Path(FULL).open("w") as stream, redirect_stdout(stream):
+        said = desk.culm("agent", "list", "--json")
+    assert said == Said(1, "", "culm: cannot write: No space left on device\n")

@@ -1,0 +1,177 @@
+"""Drivers of links: both ends in one process, and a parent that says one thing after the other."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from culm.clock import Clock, LoopClock
+from culm.fleet.executor import Executor
+from culm.fleet.protocol.frames import (
+    ApprovalRequest,
+    Cancel,
+    ChildFrame,
+    Event,
+    EventBatch,
+    ParentFrame,
+    RunSpec,
+    Terminal,
+    encode_frame,
+    parse_child_frame,
+)
+from culm.fleet.serving.base import Mode, Service, Terms
+from culm.fleet.serving.modes import serve_on
+from culm.fleet.transport.base import Link, LinkLost, Listener
+from culm.fleet.transport.memory import MemoryListener
+from culm.fleet.transport.websocket import connect_websocket, listen_websocket
+from culm.ids import Ids
+from culm.wire.codec import Json, decode
+from tests.support import WAIT_S
+
+Kind = Literal["memory", "websocket"]
+KINDS: tuple[Kind, ...] = ("memory", "websocket")
+
+
+@dataclass
+class Place:
+    """Where a worker listens, and a way to connect to it."""
+
+    listener: Listener
+    connect: Callable[[], Awaitable[Link]]
+
+
+@asynccontextmanager
+async def open_place(kind: Kind) -> AsyncGenerator[Place]:
+    if kind == "memory":
+        memory = MemoryListener()
+
+        async def connect() -> Link:
+            return memory.connect()
+
+        yield Place(memory, connect)
+        memory.close()
+    else:
+        async with listen_websocket(token="secret") as listener:
+            yield Place(listener, lambda: connect_websocket(listener.endpoint, "secret"))
+
+
+@asynccontextmanager
+async def open_pair(kind: Kind) -> AsyncGenerator[tuple[Link, Link]]:
+    """A parent's end and a worker's."""
+    async with open_place(kind) as place, asyncio.timeout(WAIT_S):
+        parent = await place.connect()
+        worker = await place.listener.accept()
+        yield parent, worker
+        await close_all(parent, worker)
+
+
+async def close_all(*links: Link) -> None:
+    """At once: a goodbye waits for the other side's."""
+    async with asyncio.TaskGroup() as group:
+        for link in links:
+            group.create_task(link.close())
+
+
+@dataclass
+class Parent:
+    """A host that says one thing after the other, and keeps what it hears."""
+
+    link: Link
+    heard: list[ChildFrame] = field(default_factory=list[ChildFrame])
+
+    async def say(self, *frames: ParentFrame) -> None:
+        for frame in frames:
+            await self.link.send(encode_frame(frame))
+
+    async def run(self, assignment: str, *, epoch: int = 0) -> list[ChildFrame]:
+        """Have a run done: its frames, the ending last."""
+        await self.say(RunSpec(assignment, execution_epoch=epoch))
+        return await self.until_ended()
+
+    async def hear(self) -> ChildFrame | None:
+        data = await self.link.receive()
+        if data is None:
+            return None
+        frame = parse_child_frame(data)
+        self.heard.append(frame)
+        return frame
+
+    async def until_ended(self) -> list[ChildFrame]:
+        frames: list[ChildFrame] = []
+        while frame := await self.hear():
+            frames.append(frame)
+            if isinstance(frame, Terminal):
+                return frames
+        raise AssertionError(f"the link was closed after {frames}")
+
+    async def until_asked(self) -> ApprovalRequest:
+        while frame := await self.hear():
+            if isinstance(frame, ApprovalRequest):
+                return frame
+        raise AssertionError("the link was closed")
+
+    async def until_closed(self) -> list[ChildFrame]:
+        """What is left of a link that ends, with a goodbye or without."""
+        frames: list[ChildFrame] = []
+        with suppress(LinkLost):
+            while frame := await self.hear():
+                frames.append(frame)
+        return frames
+
+
+CANCEL = Cancel()
+CANCELLED = Terminal("cancelled")
+PANICKED = Terminal("error", error="actor executor panicked")
+
+
+def done(result: str) -> Terminal:
+    return Terminal("completed", result=result)
+
+
+def events_of(frames: Sequence[ChildFrame]) -> list[Json]:
+    """The events in frames, of either carrier, in order."""
+    found: list[Json] = []
+    for frame in frames:
+        match frame:
+            case Event(event=event):
+                found.append(decode(bytes(event), dict))
+            case EventBatch(batch=batch):
+                found += [decode(bytes(event), dict) for event in batch.events]
+            case _:
+                pass
+    return found
+
+
+def tokens_of(frames: Sequence[ChildFrame]) -> list[str]:
+    return [event["content"] for event in events_of(frames) if event["type"] == "token"]
+
+
+@asynccontextmanager
+async def serving(
+    kind: Kind,
+    executor: Executor,
+    mode: Mode | None = None,
+    clock: Clock | None = None,
+    *,
+    run_s: float | None = None,
+    host_calls: bool = False,
+    depth: int = 1,
+) -> AsyncGenerator[Callable[[], Awaitable[Parent]]]:
+    """A worker in this process; gives a way to connect a parent to it. Ended with the block."""
+    terms = Terms(clock or LoopClock(), Ids(7), run_s=run_s, host_calls=host_calls, depth=depth)
+
+    async with open_place(kind) as place, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        work = group.create_task(serve_on(place.listener, executor, mode or Service(), terms))
+        parents: list[Parent] = []
+
+        async def connect() -> Parent:
+            parents.append(Parent(await place.connect()))
+            return parents[-1]
+
+        try:
+            yield connect
+        finally:
+            await close_all(*(parent.link for parent in parents))
+            if mode is None or isinstance(mode, Service):
+                work.cancel()

@@ -1,0 +1,187 @@
+"""Executors of tests: each does one thing that a run may do."""
+
+import asyncio
+from collections.abc import Sequence
+
+from culm.fleet.executor import (
+    CANCELLED,
+    CallFailed,
+    Cancelling,
+    Events,
+    Host,
+    Outcome,
+    Steering,
+    completed,
+)
+from culm.fleet.protocol.frames import RunSpec
+from culm.wire.codec import Json
+
+
+class Repeats:
+    """Says every word of its assignment."""
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        words = spec.assignment.split()
+        for word in words:
+            await events.emit({"type": "token", "content": f"{word} "})
+        await events.emit({"type": "complete"})
+        return completed(f"echo: {' '.join(words)}")
+
+
+class Parks:
+    """Says `go`, and waits until it is told to end."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        await events.emit({"type": "token", "content": spec.assignment})
+        await cancel.wait()
+        self.cancelled.set()
+        return CANCELLED
+
+
+class Listens:
+    """Ends with the first thing that is said to it."""
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        return completed(f"steered: {(await steer.next()).text}")
+
+
+class Asks:
+    """Asks once, and ends with the answer."""
+
+    def __init__(self, **body: Json) -> None:
+        self.body = body
+        self.answers: list[bool] = []
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        self.answers.append(await host.ask(self.body))
+        return completed(f"approved: {str(self.answers[-1]).lower()}")
+
+
+class Calls:
+    """Has its host do something, and ends with what came of it."""
+
+    def __init__(self, **args: Json) -> None:
+        self.args = args
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        try:
+            return completed(f"done: {await host.call(self.args, 'call-1')}")
+        except CallFailed as exc:
+            return completed(f"failed: {exc}")
+
+
+class Deaf:
+    """Waits for ever, and hears of no cancel; `ended` says how it was made to end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        self.begun.set()
+        await events.emit({"type": "token", "content": "go"})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        raise AssertionError("nobody sets it")
+
+
+class Stubborn:
+    """Ends when the test says so, and not for any cancel."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        await events.emit({"type": "token", "content": "go"})
+        while not self.may_end.is_set():
+            try:
+                await self.may_end.wait()
+            except asyncio.CancelledError:
+                continue
+        return completed("at last")
+
+
+class Crashes:
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        await events.emit({"type": "token", "content": "go"})
+        if spec.assignment == "cancel":
+            raise asyncio.CancelledError
+        raise ZeroDivisionError(spec.assignment)
+
+
+class Tells:
+    """Emits what it was made with, and says what it has emitted so far."""
+
+    def __init__(self, events: Sequence[dict[str, Json]]) -> None:
+        self.events = events
+        self.told = 0
+        self.all_told = asyncio.Event()
+        self.kept: Events | None = None
+        self.host: Host | None = None
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        self.kept, self.host = events, host
+        for event in self.events:
+            await events.emit(event)
+            self.told += 1
+        self.all_told.set()
+        return completed("told")
+
+
+class Says:
+    """Ends with what it was made with."""
+
+    def __init__(self, result: str) -> None:
+        self.result = result
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        return completed(self.result)
+
+
+class TakesLate:
+    """Asks, and only then looks at what was said to it."""
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        await host.ask({})
+        return completed(" ".join(said.text for said in steer.take_nowait()))
+
+
+class AsksMany:
+    """Asks so often at once, and ends with the number of times that it may."""
+
+    def __init__(self, asks: int) -> None:
+        self.asks = asks
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(host.ask({"n": n})) for n in range(self.asks)]
+        return completed(str(sum(ask.result() for ask in asking)))

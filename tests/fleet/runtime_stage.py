@@ -1,0 +1,206 @@
+"""A runtime executor in this process: real tools, a scripted provider, a host that remembers."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from culm.clock import LoopClock, Timer
+from culm.custody.base import Custody
+from culm.custody.client import open_custody
+from culm.fleet.executor import Outcome, Steer
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import (
+    Capabilities,
+    Credential,
+    Extension,
+    Identity,
+    ModelName,
+    Provision,
+    RuntimeKind,
+    Secrets,
+)
+from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime, make_bamboo_runtime
+from culm.fleet.worker.executors.base import Services
+from culm.ids import Ids
+from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.script import Reply, Script, ScriptedCall
+from culm.wire.codec import Json
+from tests.support import WAIT_S, FakeClock
+
+KEY = "sk-this-is-the-one-and-only-key"
+SHORT_S = 1.0  # What is waited for by the loop's clock; what takes longer waits for the test.
+NEVER = Capabilities()  # Nothing is asked.
+ASKS = Capabilities(enforce_permissions=True)
+
+
+class HandClock(LoopClock):
+    """Short waits are real; the others end when a test says so."""
+
+    def __init__(self) -> None:
+        self.hand = FakeClock()
+
+    def now_s(self) -> float:
+        return self.hand.now_s()
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
+        if delay_s < SHORT_S:
+            return super().call_later(delay_s, action)
+        return self.hand.call_later(delay_s, action)
+
+
+Event = Mapping[str, Json]
+
+
+@dataclass(eq=False)
+class Ear:
+    """`Events`, heard."""
+
+    events: list[dict[str, Json]] = field(default_factory=list[dict[str, Json]])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def emit(self, event: Event) -> None:
+        self.events.append(dict(event))
+        self.changed.set()
+        self.changed = asyncio.Event()
+        await asyncio.sleep(0)
+
+    async def until(self, type_: str, **fields: Json) -> dict[str, Json]:
+        """The first event of a type that has these fields."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for event in self.events:
+                    if event["type"] == type_ and fields.items() <= event.items():
+                        return event
+                await self.changed.wait()
+
+    def of(self, *types: str) -> list[dict[str, Json]]:
+        return [event for event in self.events if event["type"] in types]
+
+    def types(self) -> list[str]:
+        """The order of what was told, texts that grew in a row told once."""
+        told = [str(event["type"]) for event in self.events]
+        return [t for n, t in enumerate(told) if n == 0 or t != told[n - 1]]
+
+    def text(self, type_: str = "token") -> str:
+        return "".join(event["content"] for event in self.of(type_))
+
+
+@dataclass(eq=False)
+class Wheel:
+    """`Steering`."""
+
+    waiting: list[Steer] = field(default_factory=list[Steer])
+
+    async def next(self) -> Steer:
+        raise AssertionError("the loop takes what there is")
+
+    def take_nowait(self) -> list[Steer]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class Brake:
+    """`Cancelling`."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@dataclass(eq=False)
+class Above:
+    """`Host`. Without an answer it says nothing."""
+
+    answer: bool | None = True
+    asked: list[Event] = field(default_factory=list[Event])
+    is_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    takes_calls: bool = False
+
+    async def ask(self, body: Event) -> bool:
+        self.asked.append(body)
+        self.is_asked.set()
+        if self.answer is None:
+            await asyncio.Event().wait()
+        return bool(self.answer)
+
+    async def call(self, args: Event, tool_call_id: str = "") -> Json:
+        raise AssertionError("no host call is made")
+
+
+@dataclass(eq=False)
+class Stage:
+    runtime: BambooRuntime
+    model: ModelServer
+    folder: Path  # The workspace.
+    clock: HandClock
+    custody: Custody
+    ear: Ear = field(default_factory=Ear)
+    wheel: Wheel = field(default_factory=Wheel)
+    above: Above = field(default_factory=Above)
+    cancel: Brake = field(default_factory=Brake)
+
+    async def run(self, assignment: str = "Do it.", **spec: Json) -> Outcome:
+        """One run to its end, heard from its beginning."""
+        self.ear.events.clear()
+        async with asyncio.timeout(WAIT_S):
+            given = msgspec.convert({"kind": "run", "assignment": assignment, **spec}, RunSpec)
+            return await self.runtime.run(given, self.ear, self.wheel, self.cancel, self.above)
+
+    def read(self, n: int = -1) -> list[dict[str, Json]]:
+        """What the model was sent in one request, without the system's words."""
+        body = self.model.requests[n].body
+        return [message for message in body["messages"] if message["role"] != "system"]
+
+
+def provision_of(folder: Path, url: str = "", **fields: Json) -> Provision:
+    """Of a worker whose model is at `url`; without one, of a worker without a model."""
+    given = Provision(
+        version=2,
+        identity=Identity("child-1", depth=1),
+        executor=RuntimeKind(),
+        fabric_dir=str(folder / "fabric"),
+        workspace=str(folder / "work"),
+        culm=Extension(env={"PATH": os.environ["PATH"], "HOME": str(folder)}),
+    )
+    if url:
+        credential = Credential("demo", KEY, url, "openai-compat")
+        given = msgspec.structs.replace(
+            given, model=ModelName("demo", "demo-1"), secrets=Secrets([credential])
+        )
+    return msgspec.structs.replace(given, **fields)
+
+
+@asynccontextmanager
+async def open_stage(
+    folder: Path, replies: Sequence[Reply] = (), **fields: Json
+) -> AsyncGenerator[Stage]:
+    """An executor with this provision; its provider gives these answers, then "Done."."""
+    (folder / "work").mkdir(exist_ok=True)
+    clock, ids = HandClock(), Ids(1)
+    async with (
+        open_model_server(Script(list(replies), otherwise=Reply(text="Done."))) as model,
+        open_custody(folder / "data", LoopClock(), Ids()) as custody,
+    ):
+        services = Services(clock, ids, custody, folder / "storage")
+        runtime = make_bamboo_runtime(provision_of(folder, model.url, **fields), services)
+        try:
+            yield Stage(runtime, model, folder / "work", clock, custody)
+        finally:
+            await runtime.close()
+
+
+def calling(name: str, text: str = "", **inputs: Json) -> Reply:
+    return Reply(text=text, calls=[ScriptedCall(name=name, input=inputs, id=f"call-{name}")])

@@ -1,0 +1,113 @@
+"""What stands in for a worker where one must misbehave, or show how it was started.
+
+The role in its provision says what it does. It never listens, and ends with its control.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from culm.clock import LoopClock
+from culm.custody.base import Custody, Order, Owner
+from culm.custody.linux import find_stat
+from culm.fleet.provision import Provision, parse_provision
+from culm.fleet.worker.control import open_control
+from culm.fleet.worker.zygote import Part, serve
+from culm.ids import Ids
+
+ENDPOINT = "ws://127.0.0.1:9"
+
+
+def main() -> None:
+    serve(lambda: Part(run))
+
+
+def main_threaded() -> None:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    main()
+
+
+def run() -> int:
+    given = parse_provision(os.read(0, 1 << 20))
+    assert given.culm.control_fd is not None
+    if given.identity.role == "command":
+        asyncio.run(run_commands(given))
+        return 0
+    control = socket.socket(fileno=given.culm.control_fd)
+    match given.identity.role:
+        case "refuse":
+            os.write(2, b"culm worker: no such thing\n")
+            return 2
+        case "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            os.write(2, b"about to hang")
+            signal.pause()
+        case "let go":
+            control.close()
+            signal.pause()
+        case "ask":
+            control.send(b"keeper")
+            os.write(2, control.recv(1000).removeprefix(b"refused "))
+        case "flood":
+            for _ in range(64):
+                os.write(2, b"x" * (64 << 10))
+            os.write(2, b"the end")
+        case _:
+            tell(given)
+    control.send(f"ready {ENDPOINT}".encode())
+    while control.recv(1000):
+        continue
+    return 0
+
+
+def tell(given: Provision) -> None:
+    """What it finds of itself, as a file."""
+    assert given.storage_dir is not None
+    status = Path("/proc/self/status").read_text()
+    own = find_stat(os.getpid())
+    assert own is not None
+    said = {
+        "descriptors": sorted(int(entry.name) for entry in os.scandir("/proc/self/fd"))[:-1],
+        "stdout": str(Path("/proc/self/fd/1").readlink()),
+        "leads": os.getsid(0) == os.getpid(),
+        "signals": dict(line.split(":\t") for line in status.splitlines() if "Sig" in line),
+        "wakeup": signal.set_wakeup_fd(-1),
+        "chance": random.random(),
+        "name": own.comm,
+        "argv": Path("/proc/self/cmdline").read_bytes().decode(),
+        "environ": Path("/proc/self/environ").read_bytes().decode(),
+    }
+    Path(given.storage_dir, given.identity.child_id).write_text(json.dumps(said))
+
+
+async def run_commands(given: Provision) -> None:
+    """One after the other; what it says of them goes into a pipe that has a name."""
+    assert given.culm.control_fd is not None
+    assert given.storage_dir is not None
+    file = os.open(Path(given.storage_dir, given.identity.child_id), os.O_WRONLY)
+    with open(file, "w", buffering=1) as said:  # noqa: ASYNC230, PTH123 - nobody waits for it here
+        async with (
+            open_control(given.culm.control_fd) as control,
+            control.open_custody(LoopClock(), Ids()) as custody,
+            asyncio.TaskGroup() as tasks,
+        ):
+            task = tasks.create_task(run_for_ever(custody, said.write))
+            control.ready(ENDPOINT)
+            await control.gone()
+            task.cancel()
+
+
+async def run_for_ever(custody: Custody, say: Callable[[str], object]) -> None:
+    order = Order(["sleep", "100"], "/", {"PATH": os.environ["PATH"]}, Owner("w", "call"), ())
+    while True:
+        held = await custody.start(order)
+        say(f"{held.pid}\n")
+        exit_ = await held.wait()
+        say(f"{exit_}\n")

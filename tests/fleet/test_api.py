@@ -1,0 +1,69 @@
+"""What users import from `culm.fleet`: an executor of their own, served and given runs."""
+
+import asyncio
+
+import pytest
+
+from culm import fleet
+from culm.fleet.transport.base import LinkLost
+from tests.support import WAIT_S
+
+
+class Careful:
+    """Asks before it does anything, and does what it is told in the middle."""
+
+    async def run(
+        self,
+        spec: fleet.RunSpec,
+        events: fleet.Events,
+        steer: fleet.Steering,
+        cancel: fleet.Cancelling,
+        host: fleet.Host,
+    ) -> fleet.Outcome:
+        if spec.assignment == "vanish":
+            await cancel.wait()
+        if not await host.ask({"tool_name": "delete", "resource": spec.assignment}):
+            return fleet.failed("not allowed")
+        await events.emit({"type": "token", "content": "allowed "})
+        return fleet.completed((await steer.next()).text)
+
+
+class Watcher(fleet.Nobody):
+    def __init__(self, controls: fleet.Controls) -> None:
+        self._controls = controls
+        self.asked: list[str] = []
+
+    async def on_ask(self, ask: fleet.WorkerAsk) -> bool:
+        self.asked.append(ask.resource)
+        self._controls.steer("gently")
+        return True
+
+
+def test_every_name_that_is_offered_is_there() -> None:
+    assert [name for name in fleet.__all__ if not hasattr(fleet, name)] == []
+    assert not hasattr(fleet, "Nothing")
+
+
+async def test_a_users_executor_asks_is_steered_and_completes() -> None:
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    controls = fleet.Controls()
+    watcher = Watcher(controls)
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(fleet.serve(Careful(), token="t", on_ready=ready.set_result))
+        async with fleet.connect(await ready, token="t") as peer:
+            assert await peer.run("old.txt", watcher, controls) == fleet.completed("gently")
+            assert await peer.run("new.txt") == fleet.failed("not allowed")
+    assert watcher.asked == ["old.txt"]
+
+
+async def test_a_link_whose_run_did_not_tell_its_end_takes_no_other() -> None:
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        worker = group.create_task(fleet.serve(Careful(), on_ready=ready.set_result))
+        async with fleet.connect(await ready) as peer:
+            lost = group.create_task(peer.run("vanish"))
+            await asyncio.sleep(0)
+            worker.cancel()
+            assert (await lost).status == "error"
+            with pytest.raises(LinkLost):
+                await peer.run("again")

@@ -1,0 +1,424 @@
+"""Command-line agents as executors, with scripts that stand in for the programs."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from culm.clock import LoopClock
+from culm.custody.client import open_custody
+from culm.custody.nobody import NoCustody
+from culm.fleet.executor import CANCELLED, Outcome, RunOver, completed, failed
+from culm.fleet.provision import (
+    AnyKind,
+    BadProvision,
+    Capabilities,
+    ClaudeKind,
+    CliKind,
+    CodexKind,
+    Extension,
+    Identity,
+    Provision,
+)
+from culm.fleet.tail import KEPT_BYTES
+from culm.fleet.worker.executors import cli_pipes
+from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.cli_adapter import env_of
+from culm.fleet.worker.executors.cli_profiles import (
+    NOTHING,
+    Told,
+    read_claude,
+    read_codex,
+    read_json,
+    read_text,
+    spoken_of,
+)
+from culm.fleet.worker.executors.registry import open_executor
+from culm.ids import Ids
+from culm.wire.codec import Json
+from tests.custody.yard import is_alive
+from tests.fleet.executing import Listening
+from tests.support import WAIT_S, contract
+
+
+@dataclass
+class Bench:
+    """Makes executors whose programs are scripts."""
+
+    services: Services
+    folder: Path
+
+    def script(self, text: str) -> str:
+        file = self.folder / "agent"
+        file.write_text(f"#!/usr/bin/env bash\n{text}")
+        file.chmod(0o700)
+        return str(file)
+
+    def provision(self, kind: AnyKind, **given: str) -> Provision:
+        return Provision(
+            version=2,
+            identity=Identity("a1"),
+            executor=kind,
+            fabric_dir="/nowhere",
+            workspace=str(self.folder),
+            culm=Extension(env=given),
+        )
+
+    async def run(self, kind: AnyKind, assignment: str = "", **given: str) -> tuple[str, Outcome]:
+        host = Listening()
+        async with open_executor(self.provision(kind, **given), self.services) as executor:
+            outcome = await host.run(executor, assignment)
+        return host.text, outcome
+
+
+@asynccontextmanager
+async def open_bench(folder: Path) -> AsyncGenerator[Bench]:
+    clock, ids = LoopClock(), Ids()
+    async with open_custody(folder / "custody", clock, ids) as custody:
+        yield Bench(Services(clock, ids, custody, folder / "storage"), folder)
+
+
+async def test_a_command_hears_its_assignment_and_its_lines_become_events(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        hears = bench.script('cat; echo; echo "$1 $2 in $PWD for $WHO"; printf "no end"')
+        by_input = await bench.run(CliKind(hears, ["-x"]), "do\nthis", WHO="me")
+        expected = f"do\nthis\n-x  in {tmp_path} for me\nno end"
+        assert by_input == (f"{expected}\n", completed(expected))
+        by_argument = await bench.run(CliKind(hears, ["-x"], input="argument"), "do this")
+        expected = f"\n-x do this in {tmp_path} for \nno end"
+        assert by_argument == (f"{expected}\n", completed(expected.strip("\n")))
+        missing = await bench.run(CliKind("no-such-agent"))
+        assert missing == ("", failed("`no-such-agent` was not found in PATH"))
+        nul = await bench.run(CliKind(hears, input="argument"), "a\0b")
+        assert nul == ("", failed("an argument holds a NUL, which no process can be given"))
+
+
+async def test_a_command_that_fails_ends_in_an_error_with_the_last_of_its_errors(
+    tmp_path: Path,
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        name = bench.script("echo said; printf 'x%.0s' {1..9000} >&2; echo ' bad' >&2; exit 3")
+        text, outcome = await bench.run(CliKind(name))
+        tail = "x" * (KEPT_BYTES - len(" bad\n")) + " bad"
+        assert (text, outcome) == (
+            "said\n",
+            failed(f"`{name}` ended with status 3: {tail}"),
+        )
+        name = bench.script("kill -9 $$")
+        assert (await bench.run(CliKind(name)))[1] == failed(f"`{name}` died of signal 9")
+
+
+async def test_output_without_end_of_line_or_measure_is_bounded(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        name = bench.script("head -c 3000000 /dev/zero | tr '\\0' y; echo; echo last")
+        text, outcome = await bench.run(CliKind(name))
+        line = "y" * cli_pipes.LINE_BYTES_MAX
+        assert text == f"{line}\nlast\n"
+        assert outcome.result is not None
+        assert (len(outcome.result), outcome.result[-6:]) == ((1 << 20) - 1, "y\nlast")
+
+
+async def test_what_a_command_leaves_behind_ends_with_it_and_holds_nobody_up(
+    tmp_path: Path,
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        name = bench.script("sleep 600 & echo $!")
+        text, outcome = await bench.run(CliKind(name))
+        assert outcome == completed(text.strip())
+        assert not is_alive(int(text))
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_cancel_ends_the_command_with_all_it_started(
+    tmp_path: Path, *, by_token: bool
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.run(CliKind("true"))  # From here on there is a keeper.
+        before = descriptors()
+        name = bench.script("trap '' TERM; setsid sleep 600 & echo $! $$; wait; wait")
+        host = Listening()
+        async with (
+            asyncio.timeout(WAIT_S),
+            open_executor(bench.provision(CliKind(name)), bench.services) as executor,
+            asyncio.TaskGroup() as group,
+        ):
+            running = group.create_task(host.run(executor, ""))
+            await host.heard.wait()
+            if by_token:
+                host.cancelled.set()
+            else:
+                running.cancel()
+            await asyncio.wait({running})
+        assert running.cancelled() if not by_token else running.result() == CANCELLED
+        assert [is_alive(int(pid)) for pid in host.text.split()] == [False, False]
+        async with asyncio.timeout(WAIT_S):  # Custody lets go of its own a moment later.
+            while descriptors() > before:
+                await asyncio.sleep(0)
+
+
+class Gone(Listening):
+    """A host that leaves with the first word."""
+
+    async def emit(self, event: Mapping[str, Json]) -> None:
+        await super().emit(event)
+        if self.heard.is_set():
+            raise RunOver
+
+
+async def test_a_command_that_nobody_listens_to_any_more_is_ended(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        name = bench.script("echo $$; sleep 600")
+        host = Gone()
+        async with open_executor(bench.provision(CliKind(name)), bench.services) as executor:
+            assert await host.run(executor, "") == CANCELLED
+        assert not is_alive(int(host.text))
+
+
+def descriptors() -> int:
+    with os.scandir("/proc/self/fd") as entries:
+        return len([*entries])
+
+
+# --- profiles, with stand-ins for the programs
+
+CLAUDE = [
+    {"type": "system", "subtype": "init", "session_id": "s"},
+    {
+        "type": "assistant",
+        "message": {
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "Looking."},
+                {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}},
+            ]
+        },
+    },
+    {
+        "type": "user",
+        "message": {
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"text": "a"}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "no", "is_error": True},
+            ]
+        },
+    },
+    {
+        "type": "result",
+        "subtype": "success",
+        "is_error": False,
+        "result": "Done.",
+        "usage": {"input_tokens": 5, "output_tokens": 2},
+    },
+]
+CODEX = [
+    {"type": "thread.started", "thread_id": "t"},
+    {"type": "item.completed", "item": {"type": "reasoning", "text": "hm"}},
+    {
+        "type": "item.started",
+        "item": {"id": "t1", "type": "command_execution", "command": "ls"},
+    },
+    {
+        "type": "item.completed",
+        "item": {
+            "id": "t1",
+            "type": "command_execution",
+            "aggregated_output": "a",
+            "exit_code": 0,
+        },
+    },
+    {
+        "type": "item.completed",
+        "item": {
+            "id": "t2",
+            "type": "command_execution",
+            "aggregated_output": "no",
+            "exit_code": 1,
+        },
+    },
+    {"type": "item.completed", "item": {"type": "agent_message", "text": "Done."}},
+    {"type": "turn.completed", "usage": {"input_tokens": 5, "output_tokens": 2}},
+]
+USED = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+TOOLS: list[Mapping[str, Json]] = [
+    {"type": "tool_complete", "tool_call_id": "t1", "result": {"success": True, "result": "a"}},
+    {"type": "tool_error", "tool_call_id": "t2", "error": "no"},
+]
+CLAUDE_EVENTS: list[Mapping[str, Json]] = [
+    {"type": "reasoning_token", "content": "hm"},
+    {"type": "token", "content": "Looking.\n"},
+    {
+        "type": "tool_start",
+        "tool_call_id": "t1",
+        "tool_name": "Bash",
+        "arguments": {"command": "ls"},
+    },
+    *TOOLS,
+    {"type": "complete", "usage": USED},
+]
+CODEX_EVENTS: list[Mapping[str, Json]] = [
+    {"type": "reasoning_token", "content": "hm"},
+    {
+        "type": "tool_start",
+        "tool_call_id": "t1",
+        "tool_name": "command_execution",
+        "arguments": {"command": "ls"},
+    },
+    *TOOLS,
+    {"type": "token", "content": "Done.\n"},
+    {"type": "complete", "usage": USED},
+]
+
+
+async def test_the_words_of_known_programs_become_events_and_their_answer_the_result(
+    tmp_path: Path,
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        for kind, lines, events in (
+            (ClaudeKind, CLAUDE, CLAUDE_EVENTS),
+            (CodexKind, CODEX, CODEX_EVENTS),
+        ):
+            said = "\n".join(json.dumps(line) for line in lines)
+            name = bench.script(f"cat > heard; echo noise\ncat <<'END'\n{said}\nEND\n")
+            host = Listening()
+            async with open_executor(bench.provision(kind(name)), bench.services) as executor:
+                assert await host.run(executor, "go") == completed("Done.")
+            began, *told = host.events
+            assert began["type"] == "execution_started"
+            assert (told, (tmp_path / "heard").read_text()) == (events, "go")
+        name = bench.script('echo "$@"; cat')
+        crush = await bench.run(CliKind(name, ["-m", "x"], profile="crush"), "go")
+        assert crush == ("run --quiet -m x\ngo\n", completed("run --quiet -m x\ngo"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_only", "argv"),
+    [
+        (
+            ClaudeKind(model="m", inherit_user_config=True),
+            False,
+            "claude -p --output-format stream-json --verbose --permission-mode default --model m",
+        ),
+        (
+            CliKind("/c", ["-x"], profile="claude"),
+            True,
+            "/c -p --output-format stream-json --verbose --permission-mode plan"
+            " --strict-mcp-config --setting-sources project -x",
+        ),
+        (CodexKind(), False, "codex exec --json -"),
+        (
+            CodexKind(sandbox="workspace-write", approval_policy="never", network_access=True),
+            False,
+            'codex exec --json --sandbox workspace-write -c approval_policy="never"'
+            " -c sandbox_workspace_write.network_access=true -",
+        ),
+        (
+            CodexKind(allow_danger_bypass=True, network_access=True),
+            True,
+            "codex exec --json --sandbox read-only -",
+        ),
+        (
+            CodexKind(model="m", allow_danger_bypass=True, workspace_owned=True),
+            False,
+            "codex exec --json --model m --dangerously-bypass-approvals-and-sandbox"
+            " --skip-git-repo-check -",
+        ),
+        (CliKind("/c", ["-x"], profile="codex"), False, "/c exec --json -x -"),
+    ],
+)
+def test_a_program_is_started_as_it_is_meant_to_be(
+    kind: CliKind | ClaudeKind | CodexKind, argv: str, *, read_only: bool
+) -> None:
+    assert " ".join(spoken_of(kind, read_only=read_only).argv) == argv
+
+
+@contract("FLEET-50")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (CliKind("c"), "read_only is refused"),
+        (CliKind("c", profile="crush"), "read_only is refused"),
+        (CliKind("c", profile="warp"), "profile is not one of"),
+        (CliKind(""), "command is empty"),
+        (CodexKind(mode="app_server"), "executor.mode of codex"),
+        (CodexKind(auth_mode="bamboo"), "executor.auth_mode of codex"),
+    ],
+)
+async def test_what_cannot_be_kept_to_is_refused_before_anything_runs(
+    kind: AnyKind, words: str
+) -> None:
+    provision = Provision(
+        version=2,
+        identity=Identity("a"),
+        executor=kind,
+        fabric_dir="/nowhere",
+        capabilities=Capabilities(guardian_read_only=True),
+    )
+    services = Services(LoopClock(), Ids(), NoCustody(), Path("/nowhere"))
+    with pytest.raises(BadProvision, match=words):
+        async with open_executor(provision, services) as executor:
+            raise AssertionError(executor)
+
+
+def test_json_lines_say_what_a_run_may_say_of_itself_and_nothing_else() -> None:
+    assert read_json('{"type":"token","content":"a"}') == Told(
+        [{"type": "token", "content": "a"}], text="a"
+    )
+    assert read_json("plain") == read_text("plain")
+    assert read_json('{"type":"result","text":"r"}') == Told(result="r")
+    assert read_json('{"type":"error","message":"m"}') == Told(error="m")
+    for kind in ("message_admitted", "permission_posture_activated", "complete", "sub_agent_event"):
+        assert read_json(json.dumps({"type": kind, "id": "x"})) == NOTHING
+    assert read_claude('{"type":"result","is_error":true,"subtype":"error_max_turns"}') == Told(
+        error="error_max_turns"
+    )
+    assert read_codex('{"type":"turn.failed","error":{"message":"m"}}') == Told(error="m")
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "text", "assistant"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "message", "content", "item", "usage", "error"]), inner
+        )
+    ),
+)
+
+
+@settings(max_examples=40)
+@given(_json | st.fixed_dictionaries({"type": st.sampled_from(["assistant", "item.completed"])}))
+def test_whatever_a_program_prints_it_is_read(value: Json) -> None:
+    for read in (read_json, read_claude, read_codex):
+        assert isinstance(read(json.dumps(value)), Told)
+
+
+def test_a_command_gets_the_little_it_needs_what_it_was_given_and_what_was_named() -> None:
+    own = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "NAMED": "n",
+        "OTHERS_API_KEY": "k",
+        "CULM_TOKEN": "t",
+    }
+    env = env_of(own, {"PATH": "/usr/bin", "GIVEN": "g"}, ("NAMED",), "/w")
+    assert {name: env[name] for name in env if name in own or name in ("GIVEN", "PWD")} == {
+        "PATH": "/usr/bin",
+        "LC_ALL": "C",
+        "NAMED": "n",
+        "GIVEN": "g",
+        "PWD": "/w",
+    }
+
+
+async def test_the_error_of_a_program_counts_more_than_its_exit_status(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        name = bench.script("""echo '{"type":"error","message":"no credit"}'""")
+        _, outcome = await bench.run(CliKind(name, output="json"))
+        assert outcome == failed(f"`{name}` failed: no credit")

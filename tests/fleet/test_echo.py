@@ -1,0 +1,62 @@
+"""The executor that says back what it was told."""
+
+import asyncio
+
+import pytest
+
+from culm.clock import LoopClock
+from culm.fleet.executor import CANCELLED, completed
+from culm.fleet.worker.executors.echo import Echo, parse_words
+from tests.fleet.executing import Listening
+from tests.support import WAIT_S, FakeClock, contract
+
+
+@contract("FLEET-45")
+async def test_every_word_is_an_event_and_all_of_them_are_the_result() -> None:
+    host = Listening()
+    assert await host.run(Echo(LoopClock()), " alpha\n beta ") == completed("echo: alpha beta")
+    assert host.events == [
+        {"type": "token", "content": "alpha "},
+        {"type": "token", "content": "beta "},
+        {"type": "complete"},
+    ]
+
+
+@contract("FLEET-45")
+async def test_a_run_that_is_cancelled_before_it_begins_says_nothing() -> None:
+    host = Listening()
+    host.cancelled.set()
+    assert await host.run(Echo(LoopClock()), "alpha") == CANCELLED
+    assert await host.run(Echo(FakeClock()), "__sleep_ms:9 alpha") == CANCELLED
+    assert host.events == []
+
+
+async def test_a_delay_is_waited_for_and_can_be_cancelled() -> None:
+    clock = FakeClock()
+    for is_cancelled, expected in ((False, completed("echo: alpha")), (True, CANCELLED)):
+        host = Listening()
+        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+            running = group.create_task(host.run(Echo(clock), "__sleep_ms:700000 alpha"))
+            while not clock.armed():
+                await asyncio.sleep(0)
+            if is_cancelled:
+                host.cancelled.set()
+            else:
+                clock.advance(700)
+        assert (running.result(), clock.armed()) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words", "delay_s"),
+    [
+        ("", [], 0.0),
+        ("a __sleep_ms:300 b", ["a", "b"], 0.3),
+        ("__sleep_ms:1 __sleep_ms:2", ["__sleep_ms:2"], 0.001),
+        ("__sleep_ms:soon x__sleep_ms:3", ["__sleep_ms:soon", "x__sleep_ms:3"], 0.0),
+        ("__sleep_ms:99999999999", ["__sleep_ms:99999999999"], 0.0),
+    ],
+)
+def test_the_first_word_that_names_a_delay_is_not_said(
+    assignment: str, words: list[str], delay_s: float
+) -> None:
+    assert parse_words(assignment) == (words, delay_s)

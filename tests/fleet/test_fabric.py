@@ -1,0 +1,196 @@
+"""The fabric, as files and in memory: both pass the same tests."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from culm.fleet.fabric.base import (
+    LEASE_S,
+    AgentRecord,
+    Fabric,
+    OwnerProcess,
+    Placed,
+    is_live,
+    renewed,
+)
+from culm.fleet.fabric.files import FileFabric
+from culm.fleet.fabric.memory import MemoryFabric
+from culm.fleet.names import UnsafeName
+from culm.fleet.provision import Identity
+from culm.fleet.times import format_time, parse_time
+from culm.fleet.worker.presence import make_record
+from tests.support import FakeClock, contract
+
+
+def record(agent_id: str, clock: FakeClock, role: str = "r", *labels: str) -> AgentRecord:
+    return renewed(
+        AgentRecord(
+            agent_id=agent_id,
+            role=role,
+            labels=[*labels],
+            endpoint="ws://127.0.0.1:1",
+            pid=7,
+            version="1",
+            started_at=format_time(clock.now_s()),
+            lease_expires_at="",
+            culm=Placed(5, "boot", OwnerProcess(6, 4)),
+        ),
+        clock.now_s(),
+    )
+
+
+@pytest.fixture(params=["files", "memory"])
+def fabric(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Fabric:
+    return FileFabric(tmp_path / "f", clock) if request.param == "files" else MemoryFabric(clock)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@contract("FLEET-58")
+def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
+    fabric: Fabric, clock: FakeClock
+) -> None:
+    one, two = record("b", clock, "writer", "fast"), record("a", clock, "reader", "fast", "dear")
+    assert (fabric.discover(), fabric.gc(), fabric.resolve("a")) == ([], 0, None)
+    fabric.publish(one)
+    fabric.publish(two)
+    assert fabric.discover() == [two, one]
+    assert fabric.discover(role="writer") == [one]
+    assert fabric.discover(label="dear") == [two]
+    assert fabric.discover(role="writer", label="dear") == []
+    assert fabric.resolve("b") == one
+    fabric.withdraw("b")
+    fabric.withdraw("b")
+    assert fabric.discover() == [two]
+    assert fabric.resolve("b") is None
+
+
+@contract("FLEET-59")
+def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
+    fabric: Fabric, clock: FakeClock
+) -> None:
+    dead, live = record("a", clock), record("b", clock)
+    fabric.publish(dead)
+    clock.advance(LEASE_S)  # Not in the future any more.
+    live = renewed(live, clock.now_s())
+    fabric.publish(live)
+    assert (fabric.discover(), fabric.resolve("a")) == ([live], None)
+    assert (fabric.gc(), fabric.gc()) == (1, 0)
+    clock.advance(-LEASE_S)
+    assert fabric.discover() == [live]
+
+
+@contract("FLEET-59")
+def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_token(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    fabric = FileFabric(tmp_path, clock)
+    asleep = make_record(Identity("asleep"), [], "ws://e", None, clock.now_s())
+    assert asleep.culm is not None
+    later = replace(asleep.culm, start_ticks=asleep.culm.start_ticks + 1)
+    ended = replace(asleep, agent_id="ended", culm=later)  # Another process has its pid now.
+    for one in (asleep, ended):
+        fabric.publish(one)
+        fabric.token_file(one.agent_id).touch()
+    clock.advance(LEASE_S)
+    assert (fabric.discover(), fabric.gc(), fabric.records()) == ([], 1, [asleep])
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".asleep.token", "asleep.json"]
+
+
+@contract("FLEET-P2")
+@pytest.mark.parametrize("agent_id", ["../a", "", ".a", "a/b", "a..b"])
+def test_an_id_that_is_no_safe_name_touches_nothing(
+    fabric: Fabric, clock: FakeClock, agent_id: str
+) -> None:
+    for act in (fabric.withdraw, fabric.resolve):
+        with pytest.raises(UnsafeName):
+            act(agent_id)
+    with pytest.raises(UnsafeName):
+        fabric.publish(record(agent_id, clock))
+
+
+def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    fabric = FileFabric(tmp_path / "data" / "fabric", clock)
+    fabric.publish(record("a", clock))
+    file = tmp_path / "data" / "fabric" / "a.json"
+    assert [one.name for one in file.parent.iterdir()] == ["a.json"]
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    text = file.read_text()
+    assert text.splitlines()[1] == '  "agent_id": "a",'
+    assert json.loads(text) == {
+        "agent_id": "a",
+        "role": "r",
+        "labels": [],
+        "endpoint": "ws://127.0.0.1:1",
+        "pid": 7,
+        "version": "1",
+        "started_at": "2027-01-15T08:00:00.000Z",
+        "lease_expires_at": "2027-01-15T08:01:00.000Z",
+        "culm": {"start_ticks": 5, "world": "boot", "owner": {"pid": 6, "start_ticks": 4}},
+    }
+
+
+@contract("FLEET-59")
+def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    fabric = FileFabric(tmp_path, clock)
+    known = record("known", clock)
+    fabric.publish(known)
+    foreign = {"later": 1, **json.loads((tmp_path / "known.json").read_text())}
+    del foreign["culm"], foreign["labels"], foreign["version"]
+    (tmp_path / "foreign.json").write_text(json.dumps({**foreign, "agent_id": "foreign"}))
+    (tmp_path / "broken.json").write_bytes(b"{")
+    (tmp_path / "other.json").write_text(json.dumps(foreign))  # It says that it is another.
+    (tmp_path / "huge.json").write_bytes(b" " * (1 << 17))
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / ".broken.token").touch()
+    kept = [".hidden.json", "notes.txt", ".known.token", ".late.json.tmp.7"]
+    kept.append(".never.json.tmp.x.token")  # Of an agent whose id is like that.
+    for name in kept:
+        (tmp_path / name).touch()
+    old = tmp_path / ".old.json.tmp.8"
+    old.touch()
+    os.utime(tmp_path / ".late.json.tmp.7", (clock.now_s(), clock.now_s()))
+    os.utime(old, (0, 0))
+    (tmp_path / ".never.json.tmp.7").touch()
+    (tmp_path / "..never.token.tmp.7").touch()
+    os.utime(tmp_path / "..never.token.tmp.7", (0, 0))
+    fabric.withdraw("never")
+    fabric.withdraw("known.json")  # Not the one that is called so with all its suffixes.
+    expected = replace(known, agent_id="foreign", labels=[], version="", culm=None)
+    assert fabric.discover() == fabric.records() == [expected, known]
+    clock.advance(LEASE_S)
+    assert (fabric.discover(), fabric.records()) == ([], [expected, known])
+    clock.advance(-LEASE_S)
+    assert fabric.gc() == 4
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
+        [*kept, "known.json", "foreign.json"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "at_s"),
+    [
+        ("1970-01-01T00:00:01Z", 1.0),
+        ("1970-01-01T00:00:01.500Z", 1.5),
+        ("1970-01-01T00:00:01.250000999Z", 1.25),
+        ("1970-01-01T01:00:01+01:00", 1.0),
+        ("1970-01-01T00:00:01", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_times_are_read_in_every_precision_and_only_with_their_zone(
+    text: str, at_s: float | None, clock: FakeClock
+) -> None:
+    assert parse_time(text) == at_s
+    assert not is_live(replace(record("a", clock), lease_expires_at=text), clock.now_s())

@@ -1,0 +1,297 @@
+"""From a provision to a worker that is ready, or to a reason why there is none and nothing left."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from culm.clock import LoopClock
+from culm.custody.client import open_custody
+from culm.custody.linux import find_stat, read_table, read_world_id
+from culm.custody.tree import descendants_of
+from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.fabric.files import FileFabric
+from culm.fleet.parent.base import Launcher, LaunchFailed, NotReady
+from culm.fleet.parent.foreign import open_foreign_launcher
+from culm.fleet.parent.leftovers import end_leftover_workers
+from culm.fleet.parent.local import LaunchTerms
+from culm.fleet.parent.spawning import WORKER, make_stamp, open_document, python_argv, stamped
+from culm.fleet.protocol.frames import Terminal
+from culm.fleet.provision import parse_provision
+from culm.fleet.tail import KEPT_BYTES
+from culm.ids import Ids
+from tests.custody.test_escapes import open_descriptors, parent_of
+from tests.custody.yard import gone, is_alive, name_of
+from tests.fleet.nursery import (
+    BOUND_S,
+    NO_ZYGOTE,
+    STAND_IN,
+    carry_out,
+    make_provision,
+    open_launcher,
+)
+from tests.support import contract
+
+
+@asynccontextmanager
+async def open_foreign(
+    folder: Path, *argv: str, launch_s: float = BOUND_S
+) -> AsyncGenerator[Launcher]:
+    clock = LoopClock()
+    (folder / "fabric").mkdir()
+    async with (
+        asyncio.timeout(BOUND_S),
+        open_custody(folder, clock, Ids()) as custody,
+        open_foreign_launcher(argv, custody, clock, launch_s) as launcher,
+    ):
+        yield launcher
+
+
+@asynccontextmanager
+async def open_way(folder: Path, way: str) -> AsyncGenerator[Launcher]:
+    match way:
+        case "forked":
+            async with open_launcher(folder) as launcher:
+                yield launcher
+        case "spawned":
+            terms = LaunchTerms(zygote="sys.exit(1)")
+            async with open_launcher(folder, terms) as launcher:
+                yield launcher
+        case _:
+            async with open_foreign(folder, *python_argv(WORKER)) as launcher:
+                yield launcher
+
+
+def ticks_of(pid: int) -> int:
+    stat = find_stat(pid)
+    assert stat is not None
+    return stat.start_ticks
+
+
+def workers_below() -> int:
+    """Whatever they are called: those that were spawned have the name of their interpreter."""
+    others = {"culm-keeper", "culm-zygote", "culm-bud", "culm-warden"}
+    below = descendants_of(os.getpid(), read_table())
+    return sum(stat.is_alive and stat.comm not in others for stat in below)
+
+
+@contract("FLEET-8", "FLEET-9")
+@pytest.mark.parametrize(
+    ("way", "above"),
+    [
+        ("forked", "culm-zygote"),
+        ("spawned", "culm-warden"),
+        ("found by its record", "culm-warden"),
+    ],
+)
+async def test_a_real_process_announces_itself_and_carries_out_one_assignment_after_the_other(
+    tmp_path: Path, way: str, above: str
+) -> None:
+    fabric = FileFabric(tmp_path / "fabric", LoopClock())
+    async with open_way(tmp_path, way) as launcher:
+        worker = await launcher.launch(make_provision(tmp_path, "child"))
+        assert worker.pid is not None
+        assert name_of(parent_of(worker.pid)) == above
+        for words in ("hello world", "once more"):
+            events, end = await carry_out(worker, words)
+            tokens = [f'{{"type":"token","content":"{word} "}}' for word in words.split()]
+            assert events == [*tokens, '{"type":"complete"}']
+            assert end == Terminal("completed", result=f"echo: {words}")
+            while (record := fabric.resolve("child")) is None:
+                await asyncio.sleep(0.005)  # With a control it is ready before its record is there.
+            assert (record.agent_id, record.endpoint, record.pid) == (
+                "child",
+                worker.endpoint,
+                worker.pid,
+            )
+            assert worker.endpoint.startswith("ws://127.0.0.1:")
+            assert worker.is_alive
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(worker.kill())
+        assert (worker.is_alive, is_alive(worker.pid)) == (False, False)
+        assert fabric.records() == []
+
+
+@contract("FLEET-53")
+async def test_the_owner_and_a_token_are_stamped_on_a_copy_at_the_last_moment(
+    tmp_path: Path,
+) -> None:
+    provision = make_provision(tmp_path, "child")
+    before = msgspec.json.encode(provision)
+    one, two = (stamped(provision, make_stamp(now_s), 3) for now_s in (1.5, 2.5))
+    document = open_document(one)
+    assert parse_provision(os.read(document, 1 << 20)) == one
+    os.close(document)
+    assert msgspec.json.encode(provision) == before
+    assert (one.owner, two.owner) == (make_stamp(1.5), make_stamp(2.5))
+    stamp = make_stamp(1.5)
+    assert (stamp.process_id, stamp.process_start_id) == (os.getpid(), ticks_of(os.getpid()))
+    assert stamp.instance_id == make_stamp(99).instance_id
+    tokens = {given.secrets.worker_auth_token for given in (provision, one, two)}
+    assert (len(tokens), one.culm.control_fd) == (3, 3)
+    with_own = msgspec.structs.replace(provision, secrets=one.secrets)
+    assert stamped(with_own, stamp, None).secrets == one.secrets
+
+
+@contract("FLEET-55")
+@pytest.mark.parametrize("terms", [STAND_IN, NO_ZYGOTE], ids=["forked", "spawned"])
+async def test_a_worker_that_does_not_become_ready_is_reported_with_its_last_words_and_ended(
+    tmp_path: Path, terms: LaunchTerms
+) -> None:
+    before = open_descriptors()
+    ended = "the worker ended before it was ready:"
+    reasons = {
+        "refuse": (LaunchFailed, f"{ended} exit status 2\nculm worker: no such thing"),
+        "crash": (NotReady, f"{ended} ended by SIGKILL"),
+        "let go": (LaunchFailed, f"{ended} it has let go of its owner"),
+    }
+
+    async def reason(launcher: Launcher, role: str) -> tuple[type[LaunchFailed], str]:
+        with pytest.raises(LaunchFailed) as failure:
+            await launcher.launch(make_provision(tmp_path, role.replace(" ", "-"), role))
+        return type(failure.value), str(failure.value)
+
+    async with open_launcher(tmp_path, terms) as launcher:
+        assert (await launcher.launch(make_provision(tmp_path, "fine"))).is_alive
+        async with asyncio.TaskGroup() as group:
+            tasks = {role: group.create_task(reason(launcher, role)) for role in reasons}
+        assert {role: task.result() for role, task in tasks.items()} == reasons
+        assert workers_below() == 1
+    assert open_descriptors() == before
+    assert descendants_of(os.getpid(), read_table()) == []
+
+
+@contract("FLEET-55")
+async def test_a_worker_that_hangs_before_it_is_ready_is_ended_at_the_deadline(
+    tmp_path: Path,
+) -> None:
+    async with open_launcher(tmp_path, replace(STAND_IN, launch_s=1.0)) as launcher:
+        with pytest.raises(NotReady) as failure:
+            await launcher.launch(make_provision(tmp_path, "child", "hang"))
+        words = "the worker was not ready within 1 s, and was ended\nabout to hang"
+        assert (str(failure.value), workers_below()) == (words, 0)
+
+
+@contract("FLEET-55")
+async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_reported_at_once(
+    tmp_path: Path,
+) -> None:
+    expired = AgentRecord(
+        agent_id="child",
+        role="",
+        endpoint="ws://127.0.0.1:9",
+        pid=1,
+        started_at="2020-01-01T00:00:00Z",
+        lease_expires_at="2020-01-01T00:01:00Z",
+    )
+    (tmp_path / "record").write_bytes(msgspec.json.encode(expired))
+    copy = f"cp {tmp_path}/record {tmp_path}/fabric/child.json; echo here >&2; exec sleep 100"
+    async with open_foreign(tmp_path, "sh", "-c", copy, launch_s=0.3) as launcher:
+        with pytest.raises(LaunchFailed, match=r"not ready within 0.3 s, and was ended\nhere"):
+            await launcher.launch(make_provision(tmp_path, "child"))
+        assert not (tmp_path / "fabric/child.json").exists()
+    (tmp_path / "fabric").rmdir()
+    script = "read -r line; echo got ${#line} >&2; exit 7"
+    # One that lived once, under the same name, is not taken for this one.
+    async with open_foreign(tmp_path, "bash", "-c", script) as launcher:
+        FileFabric(tmp_path / "fabric", LoopClock()).publish(renewed(expired, LoopClock().now_s()))
+        with pytest.raises(LaunchFailed, match=r"exit status 7\ngot [1-9]"):
+            await launcher.launch(make_provision(tmp_path, "child"))
+    assert descendants_of(os.getpid(), read_table()) == []
+
+
+async def test_a_flood_on_stderr_blocks_nobody_and_only_its_end_is_kept(tmp_path: Path) -> None:
+    async with open_launcher(tmp_path, STAND_IN) as launcher:
+        worker = await launcher.launch(make_provision(tmp_path, "child", "flood"))
+        await worker.kill()
+        words = await worker.last_words()
+        assert (len(words), words[-10:]) == (KEPT_BYTES, "xxxthe end")
+
+
+async def test_a_launch_that_is_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    async with open_launcher(tmp_path, STAND_IN) as launcher:
+        await (await launcher.launch(make_provision(tmp_path, "first"))).kill()
+        before = open_descriptors()
+        for turns in range(14):
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(launcher.launch(make_provision(tmp_path, "child", "hang")))
+                for _ in range(turns):
+                    await asyncio.sleep(turns * 0.0005)
+                task.cancel()
+            assert task.cancelled()
+        assert workers_below() == 0
+        assert open_descriptors() == before
+
+
+@pytest.mark.live
+@contract("FLEET-57", "FLEET-P11")
+async def test_a_worker_whose_owner_is_killed_ends_idle_and_in_the_middle_of_a_run(
+    tmp_path: Path,
+) -> None:
+    command = (sys.executable, "-m", "tests.fleet.owner_process", str(tmp_path))
+    async with asyncio.timeout(BOUND_S):
+        owner = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        assert owner.stdout is not None
+        try:
+            pids = json.loads(await owner.stdout.readline())
+            others = [stat.pid for stat in descendants_of(owner.pid, read_table())]
+            assert [name for name, pid in pids.items() if not is_alive(pid)] == []
+        finally:
+            owner.kill()
+            await owner.wait()
+        await gone(*pids.values(), *others)
+        assert FileFabric(tmp_path / "fabric", LoopClock()).records() == []
+
+
+def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    fabric = FileFabric(tmp_path, LoopClock())
+    here, own = read_world_id(), os.getpid()
+    alive = OwnerProcess(own, ticks_of(own))
+    dead = OwnerProcess(own, ticks_of(own) + 1)  # Another one has its pid now.
+    cases = {
+        "left": (here, dead, False),
+        "owned": (here, alive, True),
+        "by-hand": (here, None, True),
+        "elsewhere": ("another world", dead, True),
+        "elsewhere-long-ago": ("another world", dead, True),
+        "reused": (here, dead, True),
+        "foreign": (None, None, True),
+    }
+    processes = {name: subprocess.Popen(["sleep", "100"], start_new_session=True) for name in cases}
+    try:
+        os.kill(processes["left"].pid, signal.SIGSTOP)
+        for name, (world, owner, _) in cases.items():
+            pid = processes[name].pid
+            ticks = ticks_of(pid) + (name == "reused")
+            record = AgentRecord(
+                agent_id=name,
+                role="",
+                endpoint="ws://127.0.0.1:9",
+                pid=pid,
+                started_at="2020-01-01T00:00:00Z",
+                lease_expires_at=f"{2020 if name != 'elsewhere' else 2999}-01-01T00:01:00Z",
+                culm=None if world is None else Placed(ticks, world, owner),
+            )
+            fabric.publish(record)
+        end_leftover_workers(tmp_path, LoopClock())
+        lives = {name: is_alive(process.pid) for name, process in processes.items()}
+        assert lives == {name: stays for name, (_, _, stays) in cases.items()}
+        left = [record.agent_id for record in fabric.records()]
+        assert left == ["by-hand", "elsewhere", "foreign", "owned"]
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()

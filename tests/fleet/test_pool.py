@@ -1,0 +1,228 @@
+"""Which workers are alike, and which of those that wait are taken, kept and sent home."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, structs
+
+from culm.fleet.parent.fingerprint import fingerprint
+from culm.fleet.parent.pool import Parked, PoolBounds, check_out, park, sweep
+from culm.fleet.provision import (
+    Bus,
+    Capabilities,
+    CliKind,
+    Credential,
+    EchoKind,
+    Extension,
+    Identity,
+    Limits,
+    ModelName,
+    OwnerStamp,
+    Provision,
+    Remote,
+    Secrets,
+)
+from culm.wire.codec import Json
+from tests.support import contract
+
+# --- fingerprints
+
+KEY = Credential("demo", "key-1", base_url="http://here", provider_type="openai")
+ONE = Provision(
+    2,
+    Identity("a", "root", "project", "reviewer", 1),
+    EchoKind(),
+    "/fabric",
+    owner=OwnerStamp(1, "instance", "now"),
+    disabled_tools=["bash", "edit"],
+    secrets=Secrets([KEY], "token"),
+    culm=Extension(control_fd=3, env={"A": "1", "B": "2"}),
+)
+# Who it is, who owns it, how it is spoken to, and the order of what has none.
+LIKE_ONE: list[tuple[str, Json]] = [
+    ("identity.child_id", "b"),
+    ("identity.parent_id", None),
+    ("owner", None),
+    ("secrets.worker_auth_token", "another"),
+    ("culm.control_fd", None),
+    ("disabled_tools", ["edit", "bash", "edit"]),
+    ("culm.env", {"B": "2", "A": "1"}),
+]
+UNLIKE_ONE: list[tuple[str, Json]] = [
+    ("version", 3),
+    ("identity.project_key", None),
+    ("identity.role", "writer"),
+    ("identity.depth", 2),
+    ("executor", CliKind("agent", ["--json"])),
+    ("executor", CliKind("agent", ["--text"])),
+    ("fabric_dir", "/elsewhere"),
+    ("bus", Bus("ws://bus", "token")),
+    ("storage_dir", "/storage"),
+    ("workspace", "/workspace"),
+    ("model", ModelName("demo", "small")),
+    ("model", ModelName("demo", "large")),
+    ("disabled_tools", ["bash"]),
+    ("disabled_tools", None),
+    ("limits.run_timeout_secs", 60.0),
+    ("limits.idle_timeout_secs", 60.0),
+    ("limits.max_rounds", 3),
+    ("secrets.provider_credentials", []),
+    ("secrets.provider_credentials", [structs.replace(KEY, api_key="key-2")]),
+    ("secrets.provider_credentials", [structs.replace(KEY, base_url="http://there")]),
+    ("reusable", True),
+    ("placement", Remote("ws://there")),
+    *((f"capabilities.{name}", True) for name in Capabilities.__struct_fields__),
+    ("culm.host_calls", True),
+    ("culm.env", {"A": "1"}),
+    ("culm.rules", {"allow": ["view"]}),
+    ("culm.rules", {"allow": []}),
+]
+
+
+def with_value(document: Provision, path: str, value: Json) -> Provision:
+    name, _, inner = path.partition(".")
+    if inner:
+        value = structs.replace(getattr(document, name), **{inner: value})
+    return structs.replace(document, **{name: value})
+
+
+@contract("FLEET-93")
+def test_children_that_differ_only_in_who_they_are_have_the_same_fingerprint() -> None:
+    assert {fingerprint(with_value(ONE, *other)) for other in LIKE_ONE} == {fingerprint(ONE)}
+
+
+@contract("FLEET-93")
+def test_all_that_is_baked_into_a_worker_separates_and_no_secret_can_be_read_from_it() -> None:
+    others = [with_value(ONE, *other) for other in UNLIKE_ONE]
+    prints = [fingerprint(other) for other in others]
+    assert len({fingerprint(ONE), *prints}) == len(prints) + 1
+    assert "key-1" not in "".join(prints)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [
+        ("", Provision),
+        ("identity.", Identity),
+        ("limits.", Limits),
+        ("secrets.", Secrets),
+        ("capabilities.", Capabilities),
+        ("culm.", Extension),
+    ],
+)
+def test_no_field_of_a_provision_is_forgotten_here(prefix: str, kind: type[Struct]) -> None:
+    known = {path for path, _ in (*LIKE_ONE, *UNLIKE_ONE)}
+    tops = {path.partition(".")[0] for path in known}
+    assert {f"{prefix}{name}" for name in kind.__struct_fields__} <= known | tops
+
+
+# --- the pool
+
+
+@dataclass(eq=False)
+class Waiter:
+    name: str
+    is_alive: bool = True
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def parked(name: str, key: str = "k", until_s: float = 300.0) -> Parked[Waiter]:
+    return Parked(Waiter(name), key, until_s)
+
+
+def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
+    old, dead, first, second, other = waiting = (
+        parked("old", until_s=10.0),
+        parked("dead"),
+        parked("first"),
+        parked("second"),
+        parked("other", key="o"),
+    )
+    dead.worker.is_alive = False
+    decided = check_out(waiting, "k", 10.0)
+    assert decided.taken is second.worker
+    assert decided.kept == (first, other)
+    assert decided.retired == (old.worker, dead.worker)
+    assert check_out(decided.kept, "missing", 10.0).taken is None
+
+
+@contract("FLEET-99")
+def test_too_many_of_a_kind_or_in_all_send_the_oldest_home() -> None:
+    bounds = PoolBounds(idle_per_key_max=2, idle_max=3)
+    a, b, c, d = parked("a"), parked("b"), parked("c", key="o"), parked("d")
+    decided = park((a, b, c), d, bounds, 0.0)
+    assert (decided.kept, decided.retired) == ((b, c, d), (a.worker,))
+    e = parked("e", key="p")
+    decided = park((b, c, d), e, bounds, 0.0)
+    assert (decided.kept, decided.retired) == ((c, d, e), (b.worker,))
+
+
+def test_a_worker_that_died_at_the_end_of_its_run_is_not_kept() -> None:
+    dead = parked("dead")
+    dead.worker.is_alive = False
+    decided = park((), dead, PoolBounds(), 0.0)
+    assert (decided.kept, decided.retired) == ((), (dead.worker,))
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "end", "fail", "die", "sweep"]),
+        st.integers(0, 2),  # Which key, which of those at work, or which of those that wait.
+        st.integers(0, 5),  # Seconds that pass.
+    ),
+    max_size=60,
+)
+
+
+@contract("FLEET-99")
+@given(STEPS)
+def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    bounds = PoolBounds(idle_per_key_max=2, idle_max=4, idle_s=8.0)
+    waiting: tuple[Parked[Waiter], ...] = ()
+    at_work: list[tuple[str, Waiter]] = []
+    gone: list[Waiter] = []
+    launched: list[Waiter] = []
+    now_s = 0.0
+    for step, which, seconds in steps:
+        now_s += seconds
+        before = waiting
+        match step:
+            case "start":
+                key = "xyz"[which]
+                decided = check_out(waiting, key, now_s)
+                waiting, worker = decided.kept, decided.taken
+                gone += decided.retired
+                if worker is None:
+                    assert not any(p.key == key and p.worker.is_alive for p in waiting)
+                    worker = Waiter(f"{len(launched)}")
+                    launched.append(worker)
+                else:
+                    was = next(p for p in before if p.worker is worker)
+                    assert (was.key, worker.is_alive, now_s < was.until_s) == (key, True, True)
+                at_work.append((key, worker))
+            case "end" if at_work:
+                key, worker = at_work.pop(which % len(at_work))
+                decided = park(waiting, Parked(worker, key, now_s + bounds.idle_s), bounds, now_s)
+                waiting = decided.kept
+                gone += decided.retired
+            case "fail" if at_work:
+                gone.append(at_work.pop(which % len(at_work))[1])
+            case "die" if waiting:
+                waiting[which % len(waiting)].worker.is_alive = False
+            case _:
+                decided = sweep(waiting, now_s)
+                waiting = decided.kept
+                gone += decided.retired
+                assert all(p.worker.is_alive and now_s < p.until_s for p in waiting)
+        everybody = [*(p.worker for p in waiting), *(w for _, w in at_work), *gone]
+        assert Counter(everybody) == Counter(launched)
+        assert len(waiting) <= bounds.idle_max
+        per_key = Counter(p.key for p in waiting).values()
+        assert max(per_key, default=0) <= bounds.idle_per_key_max

@@ -1,0 +1,235 @@
+"""The provision document: what it may leave out, what it may not say, what it never shows."""
+
+import json
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.fleet.names import UnsafeName, check_name, is_safe_name
+from culm.fleet.provision import (
+    PROVISION_BYTES_MAX,
+    BadProvision,
+    Capabilities,
+    ClaudeKind,
+    CliKind,
+    CodexKind,
+    Credential,
+    EchoKind,
+    Extension,
+    Identity,
+    Limits,
+    Local,
+    ModelName,
+    OwnerStamp,
+    Provision,
+    RuntimeKind,
+    Secrets,
+    encode_provision,
+    parse_provision,
+)
+from culm.wire.codec import Json
+from tests.support import contract
+
+MINIMAL: dict[str, Json] = {
+    "version": 1,
+    "identity": {"child_id": "c1"},
+    "executor": {"kind": "echo"},
+    "fabric_dir": "/f",
+}
+OWNER: dict[str, Json] = {"process_id": 7, "instance_id": "i", "worker_spawned_at": ""}
+FULL = Provision(
+    version=2,
+    identity=Identity("c-1.x", "p", "k", "researcher", 1),
+    executor=CliKind("agent", ["--fast"], input="argument", output="json"),
+    fabric_dir="/f",
+    owner=OwnerStamp(7, "i", "2026-11-16T00:00:00Z", 99, "s"),
+    storage_dir="/s",
+    workspace="/w",
+    model=ModelName("demo", "demo-1"),
+    disabled_tools=["bash"],
+    limits=Limits(60.5, 300.0, 8),
+    secrets=Secrets([Credential("demo", "sk-hidden", "http://x", "openai", "r")], "token-hidden"),
+    reusable=True,
+    placement=Local(),
+    capabilities=Capabilities(
+        enforce_permissions=True, nested_spawn=True, mcp_proxy={"token": "x-hidden"}
+    ),
+    culm=Extension(3, host_calls=True, env={"KEY": "env-hidden"}, rules={"allow": []}),
+)
+
+
+def parse(**changes: Json) -> Provision:
+    return parse_provision(json.dumps(MINIMAL | changes).encode())
+
+
+@contract("FLEET-46")
+def test_a_minimal_document_has_defaults_unknown_fields_are_ignored_and_full_ones_come_back() -> (
+    None
+):
+    expected = Provision(version=1, identity=Identity("c1"), executor=EchoKind(), fabric_dir="/f")
+    unknown: dict[str, Json] = {
+        "later": 1,
+        "identity": {"child_id": "c1", "later": []},
+        "limits": {"later": None},
+    }
+    assert parse() == parse(**unknown) == expected
+    assert (expected.placement, expected.reusable, expected.limits) == (Local(), False, Limits())
+    assert parse_provision(b"\n " + encode_provision(FULL) + b" \n") == FULL
+    limits = json.loads(encode_provision(FULL))["limits"]
+    assert repr(limits) == "{'run_timeout_secs': 60.5, 'idle_timeout_secs': 300, 'max_rounds': 8}"
+
+
+@contract("FLEET-47")
+def test_the_tags_of_executors_are_those_of_the_wire() -> None:
+    kinds = (
+        ({"kind": "echo"}, EchoKind()),
+        ({"kind": "bamboo_runtime"}, RuntimeKind()),
+        ({"kind": "cli_adapter", "command": "a"}, CliKind("a")),
+        ({"kind": "claude_code"}, ClaudeKind()),
+        ({"kind": "codex"}, CodexKind()),
+    )
+    for document, kind in kinds:
+        assert parse(executor=document).executor == kind
+        assert msgspec.json.decode(msgspec.json.encode(kind)) == document
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"executor": {"kind": "warp"}}, "Invalid value 'warp'"),
+        ({"executor": {"kind": "cli_adapter"}}, "missing required field `command`"),
+        ({"identity": {"child_id": "../c"}}, "child_id is no safe id"),
+        ({"identity": {"child_id": ""}}, "child_id is no safe id"),
+        ({"identity": {"child_id": "c" * 201}}, "at most 200"),
+        ({"identity": {"child_id": "c", "depth": -1}}, "depth is negative"),
+        ({"limits": {"run_timeout_secs": -1}}, "limits.run_timeout_secs must be"),
+        ({"limits": {"idle_timeout_secs": 0}}, "limits.idle_timeout_secs must be"),
+        ({"limits": {"max_rounds": 0}}, "limits.max_rounds must be"),
+        ({"limits": {"max_rounds": -(10**40)}}, "limits"),
+        ({"limits": {"run_timeout_secs": "soon"}}, "Expected `float | null`, got `str`"),
+        ({"fabric_dir": ""}, "fabric_dir is no path"),
+        ({"workspace": "a\0b"}, "workspace is no path"),
+        ({"bus": {"endpoint": "ws://b", "token": "t-hidden"}}, "a bus is not supported"),
+        ({"version": 0}, "version is not a version"),
+        ({"culm": {"control_fd": 1}}, "control_fd is not"),
+        ({"culm": {"control_fd": 1 << 31}}, "control_fd is not"),
+        ({"owner": OWNER | {"process_id": 0}}, "owner.process_id is no process"),
+        ({"owner": OWNER | {"process_id": -1}}, "owner.process_id is no process"),
+        ({"owner": OWNER | {"process_id": 1 << 31}}, "owner.process_id is no process"),
+        ({"owner": OWNER | {"process_start_id": -1}}, "owner.process_start_id is negative"),
+        ({"capabilities": {"native_tool_ceiling_required": True}}, "is not supported"),
+        ({"capabilities": {"native_tool_ceiling": {"tools": []}}}, "is not supported"),
+        ({"capabilities": {"required_child_context": True}}, "is not supported"),
+    ],
+)
+def test_what_cannot_be_worked_with_is_refused_in_one_line(
+    changes: dict[str, Json], words: str
+) -> None:
+    with pytest.raises(BadProvision) as refused:
+        parse(**changes)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"x" * (PROVISION_BYTES_MAX + 1), "more than 8 MiB"),
+        (b" \n", "no provision"),
+        (b'{"version": 1,', "not valid JSON"),
+        (b'{"version": NaN}', "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"a":' + b"[" * 100_000, "not valid JSON"),
+        (b"[]", "Expected `object`, got `array`"),
+        (json.dumps(MINIMAL)[:-1].encode() + b',"version":2}', "a key twice"),
+        (json.dumps(MINIMAL)[:-1].encode() + b',"x":{"a":1,"a":1}}', "a key twice"),
+    ],
+)
+def test_what_is_no_document_is_refused_in_one_line(data: bytes, words: str) -> None:
+    with pytest.raises(BadProvision, match=words):
+        parse_provision(data)
+
+
+@given(st.binary(max_size=200) | st.text().map(str.encode))
+def test_whatever_is_read_it_is_a_provision_or_is_refused(data: bytes) -> None:
+    with pytest.raises(BadProvision):
+        parse_provision(data)
+
+
+@contract("FLEET-48")
+def test_two_ways_to_mcp_can_be_neither_read_nor_written() -> None:
+    both: dict[str, Json] = {"mcp": {}, "mcp_proxy": {"orchestrator": "o"}}
+    for capabilities in (both, both | {"mcp": [1]}):
+        with pytest.raises(BadProvision, match="mcp_proxy exclude each other"):
+            parse(capabilities=capabilities)
+    made = msgspec.structs.replace(FULL, capabilities=Capabilities(mcp={}, mcp_proxy={}))
+    with pytest.raises(BadProvision, match="mcp_proxy exclude each other"):
+        encode_provision(made)
+    assert parse(capabilities={"mcp": None, "mcp_proxy": {}}).capabilities.mcp is None
+    endless = msgspec.structs.replace(FULL, limits=Limits(math.nan))
+    with pytest.raises(BadProvision, match="run_timeout_secs"):
+        encode_provision(endless)
+
+
+@contract("FLEET-50")
+def test_the_old_names_of_read_only_and_of_modes_hold_and_half_a_pair_is_refused() -> None:
+    def modes(requested: str, effective: str, **flags: bool) -> Capabilities:
+        named = {
+            "permission_requested_mode": requested,
+            "permission_effective_mode": effective,
+        }
+        return parse(capabilities=named | flags).capabilities
+
+    assert parse(capabilities={"guardian_read_only": True}).capabilities.is_read_only
+    assert parse(capabilities={"read_only": True}).capabilities.is_read_only
+    assert not parse().capabilities.is_read_only
+    legacy = [
+        parse(capabilities=flags).capabilities.mode
+        for flags in ({"auto_approve_permissions": True}, {"bypass": True}, {})
+    ]
+    assert legacy == ["auto", "bypass", "default"]
+    assert modes("auto", "plan", auto_approve_permissions=True).mode == "plan"
+    assert modes("default", "accept_edits").mode == "accept_edits"
+    assert modes("default", "bypass", bypass=True).mode == "bypass"
+    for requested, effective, words in (
+        ("default", "", "provided together"),
+        ("", "plan", "provided together"),
+        ("default", "warp", "that there is not"),
+        ("plan", "plan", "that there is not"),
+        ("auto", "bypass", "do not fit"),
+        ("bypass", "default", "do not fit"),
+        ("bypass", "bypass", "disagree"),
+        ("auto", "plan", "disagree"),
+    ):
+        with pytest.raises(BadProvision, match=words):
+            modes(requested, effective)
+    with pytest.raises(BadProvision, match="exclude each other"):
+        parse(capabilities={"bypass": True, "auto_approve_permissions": True})
+
+
+@contract("FLEET-34", "FLEET-49")
+def test_secrets_are_in_no_rendering_and_a_token_that_is_not_set_is_not_written() -> None:
+    assert "hidden" not in repr(FULL)
+    assert b"worker_auth_token" not in encode_provision(parse())
+
+
+@contract("FLEET-P2")
+@given(st.text(alphabet="aZ09_-./\\\0é ", max_size=12))
+def test_a_name_is_safe_if_its_letters_are_and_it_hides_nothing(name: str) -> None:
+    is_plain = all(one in "aZ09_-." for one in name)
+    safe = bool(name) and is_plain and ".." not in name and name[0] != "."
+    assert is_safe_name(name) == safe
+    if not safe:
+        with pytest.raises(UnsafeName):
+            check_name(name)
+
+
+@contract("FLEET-P2")
+def test_a_name_has_at_most_256_characters() -> None:
+    assert is_safe_name("a" * 256)
+    assert not is_safe_name("a" * 257)
+    assert not is_safe_name("a\n")

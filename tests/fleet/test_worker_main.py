@@ -1,0 +1,377 @@
+"""The worker: what it refuses, how it is found, and that it leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from culm.clock import LoopClock
+from culm.custody.linux import find_stat
+from culm.fleet.fabric.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, Placed
+from culm.fleet.fabric.memory import MemoryFabric
+from culm.fleet.provision import (
+    PROVISION_BYTES_MAX,
+    BadProvision,
+    Capabilities,
+    CliKind,
+    Extension,
+    Identity,
+    Limits,
+    OwnerStamp,
+    Provision,
+    Secrets,
+    encode_provision,
+)
+from culm.fleet.serving.base import One, Reusable, Terms
+from culm.fleet.storage import storage_of
+from culm.fleet.transport.base import ConnectFailed
+from culm.fleet.transport.websocket import connect_websocket
+from culm.fleet.worker.limits import limit_error, mode_of, serving_terms_of
+from culm.fleet.worker.main import run_worker
+from culm.fleet.worker.presence import SETTLE_S, make_record, open_presence
+from culm.fleet.worker.storage import KEPT_S, remove_storage
+from culm.fleet.worker.work import work
+from culm.ids import Ids
+from tests.fleet.worker_stage import (
+    assign,
+    echoed,
+    fabric_in,
+    make_provision,
+    open_descriptors,
+    open_working,
+    receive,
+    run,
+    wait_for_record,
+)
+from tests.support import WAIT_S, FakeClock, contract
+
+NO_TOKEN = b'{"version":2,"identity":{"child_id":"w"},"executor":{"kind":"echo"},"fabric_dir":"/f"}'
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (b"", "there is no provision on standard input"),
+        (b"{", "the provision is not valid JSON"),
+        (b"x" * (PROVISION_BYTES_MAX + 5), "the provision has more than 8 MiB"),
+        (NO_TOKEN.replace(b"echo", b"warp"), "this worker knows echo, bamboo_runtime, cli_adapter"),
+        (NO_TOKEN, "there is no secrets.worker_auth_token; `culm worker --no-auth` serves"),
+    ],
+)
+def test_a_provision_that_cannot_be_used_ends_it_with_status_2_and_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], document: bytes, words: str
+) -> None:
+    file = tmp_path / "provision"
+    file.write_bytes(document)
+    descriptor = os.open(file, os.O_RDONLY)
+    assert run_worker(descriptor) == 2
+    assert os.read(descriptor, 1) == b""  # Nobody reads there what it was given.
+    os.close(descriptor)
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), err.startswith("culm worker: ")) == ("", 1, True)
+    assert words in err
+
+
+def test_an_input_that_cannot_be_read_ends_it_with_status_2_and_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_worker(4000) == 2
+    expected = "culm worker: standard input cannot be read: Bad file descriptor\n"
+    assert capfd.readouterr() == ("", expected)
+
+
+@asynccontextmanager
+async def open_process(provision: Provision) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """`culm worker`, which is killed if it is still there at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "culm", "worker"), stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(encode_provision(provision))
+    process.stdin.close()
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@contract("FLEET-8", "FLEET-9", "FLEET-54")
+async def test_a_real_worker_serves_one_after_the_other_and_withdraws_when_it_is_told_to_leave(
+    tmp_path: Path,
+) -> None:
+    async with open_process(make_provision(tmp_path)) as process:
+        record = await wait_for_record(tmp_path)
+        assert (record.pid, record.role) == (process.pid, "tester")
+        assert record.endpoint.startswith("ws://127.0.0.1:")
+        shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        shown += Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert b"w1" not in shown.split(b"\0")
+        assert b"worker-token" not in shown
+        assert await run(record.endpoint, "hello world") == echoed("hello", "world")
+        assert (await wait_for_record(tmp_path)).pid == process.pid
+        assert await run(record.endpoint, "again") == echoed("again")
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            assert await process.communicate() == (b"", b"")
+        assert process.returncode == 0
+        assert [*(tmp_path / "fabric").iterdir()] == []
+
+
+@contract("FLEET-12", "FLEET-49")
+async def test_a_worker_is_found_by_its_record_and_lets_nobody_in_without_its_token(
+    tmp_path: Path,
+) -> None:
+    before = open_descriptors()
+    async with open_working(make_provision(tmp_path)) as working:
+        record = fabric_in(tmp_path).resolve("w1")
+        stat = find_stat(os.getpid())
+        assert stat is not None
+        assert record is not None
+        assert (record.endpoint, record.pid) == (working.endpoint, os.getpid())
+        assert record.culm is not None
+        assert (record.culm.start_ticks, record.culm.owner) == (stat.start_ticks, None)
+        assert "token" not in (tmp_path / "fabric" / "w1.json").read_text()
+        for token in (None, "wrong"):
+            with pytest.raises(ConnectFailed, match="token"):
+                await connect_websocket(working.endpoint, token)
+        assert await run(working.endpoint, "hi") == echoed("hi")
+        working.stop.set()
+        await working.ended()
+    assert fabric_in(tmp_path).resolve("w1") is None
+    assert open_descriptors() <= before + 3  # The loop of a test keeps a few of its own.
+
+
+@contract("FLEET-57", "FLEET-P11")
+@pytest.mark.parametrize("mid_run", [False, True])
+@pytest.mark.parametrize("by_socket", [False, True])
+async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
+    tmp_path: Path, *, by_socket: bool, mid_run: bool
+) -> None:
+    provision = make_provision(tmp_path)
+    owner = await asyncio.create_subprocess_exec("sleep", "600")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if by_socket:
+        provision = replace(provision, culm=Extension(control_fd=theirs.detach()))
+    else:
+        theirs.close()
+        stat = find_stat(owner.pid)
+        assert stat is not None
+        stamp = OwnerStamp(owner.pid, "i", "2026-11-16T00:00:00Z", stat.start_ticks)
+        provision = replace(provision, owner=stamp)
+    with ours:
+        async with open_working(provision) as working:
+            if by_socket:
+                assert ours.recv(4096) == f"ready {working.endpoint}".encode()
+            record = await wait_for_record(tmp_path)
+            link = await connect_websocket(working.endpoint, "worker-token")
+            if mid_run:
+                await assign(link, "__sleep_ms:600000 never")
+            else:
+                await link.close()
+            owner.kill()
+            ours.close()
+            async with asyncio.timeout(WAIT_S):
+                while mid_run and await link.receive() is not None:
+                    pass
+            await working.ended()
+            await link.close()
+        await owner.wait()
+    assert record.culm is not None
+    assert (record.culm.owner is None) == by_socket
+    assert [*(tmp_path / "fabric").iterdir()] == []
+
+
+async def test_what_a_worker_stored_goes_with_it_unless_it_was_told_where(tmp_path: Path) -> None:
+    provision = make_provision(tmp_path, CliKind("true"))
+    given = replace(provision, storage_dir=str(tmp_path / "given"))
+    assert storage_of(provision) == tmp_path / "workers" / "w1"
+    for one in (provision, given):
+        async with open_working(one) as working:
+            assert not storage_of(one).exists()
+            ended = {"kind": "terminal", "status": "completed", "result": ""}
+            assert (await run(working.endpoint, ""))[-1] == ended
+            assert storage_of(one).stat().st_mode & 0o777 == 0o700
+    assert not storage_of(provision).exists()
+    assert storage_of(given).exists()
+
+
+def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_is_there(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    fabric = MemoryFabric(clock)
+    fabric.publish(replace(own_record(clock), agent_id="living"))
+    workers = tmp_path / "workers"
+    for name in ("w1", "young", "living", "dead"):
+        (workers / name / "inner").mkdir(parents=True)
+    (workers / "link").symlink_to(tmp_path)
+    (workers / "file").touch()
+    old_s = clock.now_s() - KEPT_S - 1
+    for name, at_s in (("young", old_s + 2), ("living", old_s), ("dead", old_s), ("file", old_s)):
+        os.utime(workers / name, (at_s, at_s))
+    remove_storage(make_provision(tmp_path), fabric, clock.now_s())
+    assert sorted(one.name for one in workers.iterdir()) == ["file", "link", "living", "young"]
+
+
+async def test_what_an_executor_cannot_keep_to_is_refused_before_anybody_hears_of_it(
+    tmp_path: Path,
+) -> None:
+    read_only = Capabilities(read_only=True)
+    provision = replace(make_provision(tmp_path, CliKind("true")), capabilities=read_only)
+    with pytest.raises(BadProvision, match="read_only is refused"):
+        await work(provision, asyncio.Event())
+    closed = replace(make_provision(tmp_path), culm=Extension(control_fd=4000))
+    with pytest.raises(BadProvision, match="control_fd is no control socket: Bad file descriptor"):
+        await work(closed, asyncio.Event())
+    assert [*tmp_path.iterdir()] == []
+
+
+# --- presence
+
+
+class SlowFabric(MemoryFabric):
+    """Its disk begins to write, and does not go on before it may."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def publish(self, record: AgentRecord) -> None:
+        self.begun.set()
+        assert self.may.wait(WAIT_S)
+        super().publish(record)
+
+
+def own_record(clock: FakeClock) -> AgentRecord:
+    return make_record(Identity("w1", role="r"), ["x"], "ws://e", None, clock.now_s())
+
+
+def own(clock: FakeClock) -> Callable[[], AgentRecord]:
+    return lambda: own_record(clock)
+
+
+async def test_a_record_that_is_written_late_does_not_survive_its_withdrawal() -> None:
+    clock = FakeClock()
+    fabric = SlowFabric(clock)
+
+    async def let_it_write() -> None:
+        for _ in range(20):  # By then it is being withdrawn.
+            await asyncio.sleep(0)
+        fabric.may.set()
+
+    async with (
+        asyncio.timeout(WAIT_S),
+        asyncio.TaskGroup() as group,
+        open_presence(fabric, own(clock), clock, at_once=False),
+    ):
+        await _until_armed(clock)
+        clock.advance(SETTLE_S)
+        await asyncio.to_thread(fabric.begun.wait)
+        group.create_task(let_it_write())
+    assert fabric.discover() == []
+
+
+async def test_a_lease_is_renewed_while_a_worker_serves() -> None:
+    clock = FakeClock()
+    fabric = MemoryFabric(clock)
+    async with open_presence(fabric, own(clock), clock, at_once=True):
+        first = fabric.resolve("w1")
+        for _ in range(5):
+            await _until_armed(clock)
+            clock.advance(RENEW_S)
+        await _until_armed(clock)
+        later = fabric.resolve("w1")
+    assert first is not None
+    assert later is not None
+    assert later == replace(first, lease_expires_at=later.lease_expires_at)
+    assert (5 * RENEW_S > LEASE_S, fabric.discover()) == (True, [])
+
+
+async def _until_armed(clock: FakeClock) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not clock.armed():
+            await asyncio.sleep(0)
+
+
+async def test_the_record_of_another_process_under_the_same_id_is_not_withdrawn() -> None:
+    clock = FakeClock()
+    fabric = MemoryFabric(clock)
+    successor = replace(own_record(clock), pid=1)
+    async with open_presence(fabric, own(clock), clock, at_once=True):
+        fabric.publish(successor)
+    assert fabric.discover() == [successor]
+
+
+def test_a_record_says_which_process_it_is_and_whose() -> None:
+    stat = find_stat(os.getpid())
+    assert stat is not None
+    stamp = OwnerStamp(7, "i", "2026-11-16T00:00:00Z", 8)
+    record = make_record(Identity("w1", role="r"), [], "ws://e", stamp, 0.0)
+    assert isinstance(record.culm, Placed)
+    assert (record.pid, record.culm.start_ticks, record.culm.owner) == (
+        os.getpid(),
+        stat.start_ticks,
+        OwnerProcess(7, 8),
+    )
+    assert (record.started_at, record.lease_expires_at) == (
+        "1970-01-01T00:00:00.000Z",
+        "1970-01-01T00:01:00.000Z",
+    )
+
+
+# --- limits
+
+
+@contract("FLEET-P6")
+def test_the_limits_of_a_provision_are_those_of_its_worker(tmp_path: Path) -> None:
+    clock, ids = LoopClock(), Ids()
+    plain = replace(make_provision(tmp_path), reusable=False, secrets=Secrets())
+    assert (mode_of(plain), mode_of(replace(plain, reusable=True))) == (One(120.0), Reusable(300.0))
+    assert serving_terms_of(plain, clock, ids) == Terms(clock, ids, None, depth=0, depth_max=4)
+    limited = replace(
+        plain,
+        reusable=True,
+        identity=Identity("w1", depth=2),
+        limits=Limits(1e300, 0.5),
+        capabilities=Capabilities(max_spawn_depth=3),
+        culm=Extension(host_calls=True),
+    )
+    assert mode_of(limited) == Reusable(0.5)
+    ten_years_s = 315_360_000.0
+    expected = Terms(clock, ids, ten_years_s, host_calls=True, depth=2, depth_max=3)
+    assert serving_terms_of(limited, clock, ids) == expected
+    assert limit_error("max_rounds", "8 rounds") == "limit:max_rounds: 8 rounds"
+
+
+@contract("FLEET-P6")
+async def test_a_run_that_takes_too_long_ends_in_an_error_that_a_program_can_read(
+    tmp_path: Path,
+) -> None:
+    provision = replace(make_provision(tmp_path), limits=Limits(run_timeout_secs=0.01))
+    async with open_working(provision) as working:
+        link = await connect_websocket(working.endpoint, "worker-token")
+        await assign(link, "__sleep_ms:600000 never")
+        terminal = await receive(link)
+        await link.close()
+    assert (terminal["kind"], terminal["status"]) == ("terminal", "error")
+    assert terminal["error"].startswith("limit:run_timeout: ")
+
+
+@contract("FLEET-2")
+async def test_a_worker_that_nobody_calls_for_long_leaves_by_itself(tmp_path: Path) -> None:
+    provision = replace(make_provision(tmp_path), limits=Limits(idle_timeout_secs=0.01))
+    async with open_working(provision) as working:
+        await working.ended()
+        assert not working.stop.is_set()
+    assert [*(tmp_path / "fabric").iterdir()] == []

@@ -1,0 +1,138 @@
+"""A process that owns a fleet, as a server does: `python -m tests.live.fleet_owner <data dir>`.
+
+It is told what to do in lines of JSON on stdin, says what happens in lines of JSON on stdout, and
+ends in order with its stdin, or by SIGTERM. Of its fleets `own` forks our workers; the others
+start hostile ones, and `impatient` does not wait for them for long.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import uvloop
+from msgspec import Raw, Struct
+
+from culm.clock import LoopClock
+from culm.custody.client import open_custody
+from culm.fleet.parent.controls import Controls
+from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.parent.foreign import open_foreign_launcher
+from culm.fleet.parent.local import open_local_launcher
+from culm.fleet.parent.overseer import Nobody
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import Provision
+from culm.ids import Ids
+from culm.wire.codec import Json
+
+FIRST_FRAME_S = 0.5  # For the impatient one.
+HOSTILE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fleet_hostile.py")))
+
+
+class Wanted(Struct, frozen=True):
+    """A line of stdin: a run by its name, or what is to happen to it."""
+
+    run: str
+    provision: Provision | None = None  # A run is to begin.
+    assignment: str = ""
+    fleet: str = "own"
+    is_quiet: bool = False  # Its events are only counted.
+    cancel: bool = False
+
+
+class Ended(Struct, frozen=True):
+    """How a run went, as it is said on stdout."""
+
+    run: str
+    status: str
+    text: str  # Its result, or its error.
+    events: int
+    began: bool
+
+
+def say(line: Struct | Mapping[str, Json]) -> None:
+    os.write(1, msgspec.json.encode(line) + b"\n")
+
+
+class Teller(Nobody):
+    """Implements `Overseer`: says what it is told, and allows nothing."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self.events = 0
+
+    async def on_event(self, event: Raw) -> None:
+        self.events += 1
+        if not self._wanted.is_quiet:
+            say({"run": self._wanted.run, "event": event})
+
+
+class FleetOwner:
+    def __init__(self, fleets: Mapping[str, Fleet], tasks: asyncio.TaskGroup) -> None:
+        self._fleets = fleets
+        self._tasks = tasks
+        self._controls: dict[str, Controls] = {}
+        self._rest = b""
+
+    def on_stdin(self) -> bool:
+        """Do what it says; False at its end."""
+        data = os.read(0, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._do(msgspec.json.decode(line, type=Wanted))
+        return bool(data)
+
+    def _do(self, wanted: Wanted) -> None:
+        if wanted.provision is not None:
+            self._controls[wanted.run] = Controls()
+            self._tasks.create_task(self._run(wanted, wanted.provision), name=wanted.run)
+        if wanted.cancel:
+            self._controls[wanted.run].cancel()
+
+    async def _run(self, wanted: Wanted, provision: Provision) -> None:
+        teller = Teller(wanted)
+        driven = await self._fleets[wanted.fleet].run(
+            provision, RunSpec(wanted.assignment), teller, self._controls[wanted.run]
+        )
+        said = driven.outcome.result or driven.outcome.error or ""
+        say(Ended(wanted.run, driven.outcome.status, said, teller.events, driven.began))
+
+
+async def own(data_dir: Path) -> None:
+    clock, stop = LoopClock(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        custody = await enter(open_custody(data_dir, clock, Ids()))
+        local = await enter(open_local_launcher(custody, data_dir / "fabric", clock))
+        local.warm_nowait()
+        foreign = await enter(open_foreign_launcher(HOSTILE, custody, clock))
+        fleets = {
+            "own": await enter(open_fleet(local, clock)),
+            "patient": await enter(open_fleet(foreign, clock)),
+            "impatient": await enter(
+                open_fleet(foreign, clock, FleetBounds(first_frame_s=FIRST_FRAME_S))
+            ),
+        }
+        async with asyncio.TaskGroup() as tasks:
+            owner = FleetOwner(fleets, tasks)
+
+            def on_stdin() -> None:
+                if not owner.on_stdin():
+                    loop.remove_reader(0)
+                    stop.set()
+
+            loop.add_reader(0, on_stdin)
+            say({"up": os.getpid()})
+            await stop.wait()
+            for fleet in fleets.values():
+                await fleet.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(own(Path(sys.argv[1])))

@@ -1,0 +1,50 @@
+"""A worker of one's own, as a user writes it: an executor, and `culm.fleet.serve`.
+
+`python -m tests.live.fleet_program <mode>` says its endpoint on stdout. What it does is the first
+word of an assignment: `listen`, `ask` or `park`.
+"""
+
+import asyncio
+import sys
+
+from culm import fleet
+from culm.fleet.serving.base import Mode, NobodyCame
+
+MODES: dict[str, Mode] = {"hasty": fleet.One(accept_s=0.05), "service": fleet.Service()}
+ASKED = {"tool_name": "Bash", "resource": "git push", "question": "May I?"}
+
+
+class Own:
+    async def run(
+        self,
+        spec: fleet.RunSpec,
+        events: fleet.Events,
+        steer: fleet.Steering,
+        cancel: fleet.Cancelling,
+        host: fleet.Host,
+    ) -> fleet.Outcome:
+        match spec.assignment.split()[0]:
+            case "listen":
+                return fleet.completed(f"steered: {(await steer.next()).text}")
+            case "ask":
+                return fleet.completed(f"approved: {await host.ask(ASKED)}")
+            case "park":
+                await events.emit({"type": "token", "content": spec.assignment})
+                await cancel.wait()
+                return fleet.CANCELLED
+            case other:
+                return fleet.failed(f"nobody taught me to {other}")
+
+
+async def main(mode: str) -> None:
+    def announce(endpoint: str) -> None:
+        print(endpoint, flush=True)  # noqa: T201 - that is how it is found
+
+    try:
+        await fleet.serve(Own(), mode=MODES[mode], token="a-token", on_ready=announce)
+    except NobodyCame as exc:
+        sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

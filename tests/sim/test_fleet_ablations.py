@@ -1,0 +1,267 @@
+"""Each safeguard of the fleet, switched off: the simulation must miss it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from culm.fleet.parent import dispatch, driving
+from culm.fleet.parent.base import Worker
+from culm.fleet.parent.dispatch import Fleet
+from culm.fleet.parent.driving import Driven
+from culm.fleet.parent.pool import Decided, Parked, PoolBounds
+from culm.fleet.parent.supervise import Crew
+from culm.fleet.protocol.batching import Batch, BatchReader, Taken
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.protocol.parent import ParentMachine
+from culm.fleet.protocol.worker import Effect, Steered, WorkerMachine
+from culm.fleet.serving.connection import Connection
+from culm.fleet.serving.given import RunHost
+from culm.fleet.serving.run import Run
+from culm.fleet.serving.sink import Sink
+from culm.wire.codec import Json
+from tests.sim.fleet_world import FleetWorld
+from tests.sim.loop import SimLoop, simulate
+from tests.sim.test_fleet import no_log, one_world, strange_world
+from tests.sim.test_runs_ablations import Ablation, is_missed, name_of
+
+SEEDS = range(300)
+
+__all__ = ["no_log"]  # A fixture of these tests, too.
+
+
+# --- in a worker
+
+
+def a_second_run_begins_at_once(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: WorkerMachine, spec: RunSpec) -> list[Effect]:
+        self._active = None  # pyright: ignore[reportPrivateUsage]
+        return self._start(spec, ())  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(WorkerMachine, "_on_run", hasty)
+
+
+def a_message_counts_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
+    def careless(self: WorkerMachine, steer: Any) -> list[Effect]:  # noqa: ANN401
+        active = self._active  # pyright: ignore[reportPrivateUsage]
+        return [] if active is None else [Steered(active.run, steer)]
+
+    patch.setattr(WorkerMachine, "_on_message", careless)
+
+
+def what_a_run_left_behind_may_talk(patch: pytest.MonkeyPatch) -> None:
+    emit = Sink.emit
+
+    async def careless(self: Sink, event: Mapping[str, Json]) -> None:
+        was, self._is_over = self._is_over, False  # pyright: ignore[reportPrivateUsage]
+        try:
+            await emit(self, event)
+        finally:
+            self._is_over = was  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Sink, "emit", careless)
+
+
+def silence_allows(patch: pytest.MonkeyPatch) -> None:
+    ask = RunHost.ask
+
+    async def careless(self: RunHost, body: Mapping[str, Json]) -> bool:
+        await ask(self, body)
+        return True
+
+    patch.setattr(RunHost, "ask", careless)
+
+
+def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
+    def careless(event: Mapping[str, Json]) -> str:
+        return "ephemeral"
+
+    patch.setattr("culm.fleet.serving.sink.qos_of", careless)
+
+
+def a_slow_host_counts_as_gone(patch: pytest.MonkeyPatch) -> None:
+    look = Connection._on_watch  # pyright: ignore[reportPrivateUsage]
+
+    def hasty(self: Connection, _: int) -> None:
+        look(self, self._outbox.frames_taken)  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Connection, "_on_watch", hasty)
+
+
+def a_cancelled_run_has_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Run, "is_cancelled", False)
+
+
+def a_run_that_never_began_has_no_end(patch: pytest.MonkeyPatch) -> None:
+    def nothing(_: WorkerMachine) -> list[Effect]:
+        return []
+
+    patch.setattr(WorkerMachine, "_skip", nothing)
+
+
+# --- on its parent's side
+
+
+def a_request_is_passed_on_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
+    def always(*_: object) -> bool:
+        return True
+
+    patch.setattr(ParentMachine, "_is_new", always)
+
+
+def events_are_told_as_often_as_they_come(patch: pytest.MonkeyPatch) -> None:
+    def careless(self: BatchReader, batch: Batch) -> Taken:
+        return Taken(batch.events)
+
+    patch.setattr(BatchReader, "take", careless)
+
+
+def what_was_never_admitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParentMachine, "unadmitted", ())
+
+
+def a_silent_worker_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    async def patient(*about: Any, first_frame_s: float, **more: Any) -> Driven:  # noqa: ANN401
+        return await driving.drive(*about, first_frame_s=1e6, **more)
+
+    patch.setattr(dispatch, "drive", patient)
+
+
+def a_cancel_waits_for_the_worker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(driving, "CANCEL_S", 1e6)
+
+
+def what_was_heard_is_tried_again(patch: pytest.MonkeyPatch) -> None:
+    attempt = Fleet._attempt  # pyright: ignore[reportPrivateUsage]
+
+    async def careless(self: Fleet, job: Any, **about: bool) -> Driven:  # noqa: ANN401
+        driven = await attempt(self, job, **about)
+        return replace(driven, began=driven.outcome.status != "error")
+
+    patch.setattr(Fleet, "_attempt", careless)
+
+
+def nothing_is_tried_again(patch: pytest.MonkeyPatch) -> None:
+    async def careless(self: Fleet, job: Any) -> Driven:  # noqa: ANN401
+        return await self._attempt(job, from_pool=bool(job.key))  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Fleet, "_attempt_twice", careless)
+
+
+def a_worker_is_kept_after_an_error(patch: pytest.MonkeyPatch) -> None:
+    release = Fleet._release  # pyright: ignore[reportPrivateUsage]
+
+    async def careless(self: Fleet, *about: Any, parks: bool) -> None:  # noqa: ANN401
+        await release(self, *about, parks=True)
+
+    patch.setattr(Fleet, "_release", careless)
+
+
+def who_works_still_waits(patch: pytest.MonkeyPatch) -> None:
+    check_out = dispatch.check_out
+
+    def careless(waiting: tuple[Parked[Worker], ...], key: str, now_s: float) -> Decided[Worker]:
+        return replace(check_out(waiting, key, now_s), kept=waiting)
+
+    patch.setattr(dispatch, "check_out", careless)
+
+
+def any_number_may_wait(patch: pytest.MonkeyPatch) -> None:
+    park = dispatch.park
+
+    def careless(
+        waiting: tuple[Parked[Worker], ...],
+        newcomer: Parked[Worker],
+        bounds: PoolBounds,
+        now_s: float,
+    ) -> Decided[Worker]:
+        return park(waiting, newcomer, PoolBounds(100, 100), now_s)
+
+    patch.setattr(dispatch, "park", careless)
+
+
+def any_number_may_run(patch: pytest.MonkeyPatch) -> None:
+    make = Fleet.__init__
+
+    def careless(self: Fleet, *about: Any) -> None:  # noqa: ANN401
+        make(self, *about)
+        self._gate = asyncio.Semaphore(1_000)  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(Fleet, "__init__", careless)
+
+
+def a_fleet_forgets_at_its_end_who_waits(patch: pytest.MonkeyPatch) -> None:
+    close = Fleet.close
+
+    async def careless(self: Fleet) -> None:
+        self._parked = ()  # pyright: ignore[reportPrivateUsage]
+        await close(self)
+
+    patch.setattr(Fleet, "close", careless)
+    patch.setattr(Crew, "end_all", _wait_for_nobody)
+
+
+async def _wait_for_nobody(_: Crew) -> None:
+    pass
+
+
+def two_workers_have_one_name(patch: pytest.MonkeyPatch) -> None:
+    def careless(_: Crew, wanted: str) -> str:
+        return wanted
+
+    patch.setattr(Crew, "_free_name", careless)
+
+
+# Each with a world that shows it; should that change, others are tried.
+DRAWN: tuple[tuple[Ablation, int], ...] = (
+    (a_second_run_begins_at_once, 5),
+    (a_message_counts_as_often_as_it_comes, 6),
+    (what_a_run_left_behind_may_talk, 12),
+    (silence_allows, 7),
+    (what_is_durable_may_be_dropped, 2),
+    (a_slow_host_counts_as_gone, 22),
+    (a_request_is_passed_on_as_often_as_it_comes, 50),
+    (events_are_told_as_often_as_they_come, 6),
+    (what_was_never_admitted_is_forgotten, 3),
+    (a_silent_worker_is_waited_for, 10),
+    (a_cancel_waits_for_the_worker, 68),
+    (what_was_heard_is_tried_again, 0),
+    (nothing_is_tried_again, 6),
+    (a_worker_is_kept_after_an_error, 10),
+    (who_works_still_waits, 5),
+    (any_number_may_wait, 2),
+    (any_number_may_run, 0),
+    (a_fleet_forgets_at_its_end_who_waits, 2),
+    (two_workers_have_one_name, 3),
+)
+
+
+# What a parent of another make shows, or shows better.
+STRANGE: tuple[tuple[Ablation, int], ...] = (
+    (a_second_run_begins_at_once, 0),
+    (a_cancelled_run_has_time, 12),
+    (a_run_that_never_began_has_no_end, 2),
+)
+
+
+@pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
+def test_if_a_safeguard_is_off_the_simulation_notices(
+    ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation(monkeypatch)
+    assert any(is_missed(partial(look, one_world, number)) for number in (seed, *SEEDS))
+
+
+@pytest.mark.parametrize(("ablation", "seed"), STRANGE, ids=name_of)
+def test_if_a_safeguard_is_off_a_strange_parent_suffers(
+    ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation(monkeypatch)
+    assert any(is_missed(partial(look, strange_world, number)) for number in (seed, *SEEDS))
+
+
+def look(world: Callable[[SimLoop], Coroutine[Any, Any, FleetWorld]], seed: int) -> None:
+    simulate(seed, world)
