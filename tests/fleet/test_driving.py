@@ -20,6 +20,7 @@ from culm.fleet.parent.driving import (
 )
 from culm.fleet.parent.overseer import Nobody, WorkerAsk, parse_ask
 from culm.fleet.protocol.frames import (
+    OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
     Event,
@@ -29,7 +30,6 @@ from culm.fleet.protocol.frames import (
     Terminal,
     encode_frame,
 )
-from culm.fleet.protocol.parent import OPEN_MAX
 from culm.fleet.provision import Capabilities, Extension
 from culm.fleet.times import format_time
 from culm.fleet.transport.base import LinkLost

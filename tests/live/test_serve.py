@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.serve import ECHO_S
+from culm.cli.signals import ECHO_S
 from culm.client.stream import open_mirror
 from tests.live.harness import (
     find_database,

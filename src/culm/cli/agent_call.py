@@ -5,13 +5,9 @@ ends when the caller leaves.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import cast
 
 import msgspec
 from msgspec import Raw
@@ -21,20 +17,17 @@ from culm.cli.agents import fabric_of, get_agent
 from culm.cli.desk import Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
 from culm.cli.faces import Plain
+from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
-from culm.clock import LoopClock
 from culm.errors import Failed, InvalidRequest
 from culm.files import Unreadable, read_file
+from culm.fleet import connect
 from culm.fleet.executor import CallFailed
 from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.driving import drive
 from culm.fleet.parent.overseer import WorkerAsk
-from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.transport.base import ConnectFailed
-from culm.fleet.transport.websocket import connect_websocket
 from culm.wire.codec import Json, printable
 
-ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us and one to our group.
 TOKEN_BYTES_MAX = 4096
 EXITS: Mapping[str, int] = {"completed": 0, "cancelled": EXIT_CANCELED}
 
@@ -59,61 +52,31 @@ def call_agent(calling: Calling) -> int:
     shower = JsonEvents(plain) if calling.as_json else PlainEvents(plain)
     lines = Terminal(plain) if calling.interactive else None
     controls = Controls()
+
+    def cancel() -> None:
+        shower.note("(cancelling; once more to leave at once)")
+        controls.cancel()
+
     try:
-        with asyncio.Runner() as runner, _Signals(runner.get_loop(), controls, shower):
+        with asyncio.Runner() as runner, cancelling(runner.get_loop(), cancel):
             return runner.run(call(calling, shower, lines, controls))
     except CannotWrite as exc:
         return let_go(exc, "the run was cancelled")
 
 
-class _Signals:
-    """The first cancels the run and waits for its end, a second one leaves at once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, controls: Controls, shower: Shower) -> None:
-        self._loop = loop
-        self._controls = controls
-        self._shower = shower
-        self._first_s: float | None = None
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._on_signal)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, cast("signal.Handlers", handler))  # As it was given to us.
-
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        # Not a handler of the loop: it must be heard while a write to stdout blocks.
-        if self._first_s is None:
-            self._first_s = self._loop.time()
-            self._loop.call_soon_threadsafe(self._cancel)
-        elif self._loop.time() - self._first_s > ECHO_S:
-            os._exit(128 + number)
-
-    def _cancel(self) -> None:
-        self._shower.note("(cancelling; once more to leave at once)")
-        self._controls.cancel()
-
-
 async def call(calling: Calling, shower: Shower, lines: Lines | None, controls: Controls) -> int:
     """Raises `AppError` if nobody can be called."""
     endpoint, token = await asyncio.to_thread(_find, calling)
+    caller = Caller(shower, lines, calling.approve)
     try:
-        link = await connect_websocket(endpoint, token, calling.ca)
+        async with connect(endpoint, token=token, ca=calling.ca) as agent:
+            outcome = await agent.run(calling.assignment, caller, controls)
     except ConnectFailed as exc:
         reason = str(exc).removeprefix(f"{calling.name}: ")
         message = printable(f"cannot reach {calling.name}: {reason}")
         raise Failed(message, hint=_hint(reason)) from exc
-    try:
-        caller = Caller(shower, lines, calling.approve)
-        spec = RunSpec(calling.assignment)
-        driven = await drive(link, spec, caller, controls, LoopClock())
-    finally:
-        await link.close()
-    shower.end(driven.outcome)
-    return EXITS.get(driven.outcome.status, EXIT_FAILED)
+    shower.end(outcome)
+    return EXITS.get(outcome.status, EXIT_FAILED)
 
 
 def _hint(reason: str) -> str:

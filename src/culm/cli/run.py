@@ -6,12 +6,10 @@ server's: it goes on if this process is killed.
 
 import asyncio
 import os
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import aiohttp
 import click
@@ -20,6 +18,7 @@ from culm.cli.desk import Desk, Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
 from culm.cli.faces import Face, JsonLines, Plain
 from culm.cli.shown import Shown
+from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
 from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
@@ -45,7 +44,6 @@ GONE_S = 8.0  # Somebody who restarts it has done so by then, on a busy machine 
 CATCH_UP_S = 2.0  # What is stored has been told; it may still be on its way.
 CANCEL_S = 10.0  # The server itself gives up on what does not stop after 5 s.
 LEAVE_S = 1.0
-ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us and one to our group.
 TITLE_CHARS = 50
 
 _UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
@@ -125,26 +123,9 @@ class _Asking:
         self._run_id = Ids().run()
         self._asked = False  # From here on a signal is for the run.
         self._interrupted = asyncio.Event()
-        self._first_signal_s: float | None = None
 
     async def run(self, launch: Launch | None) -> int:
         options = self._options
-        release = self._take_signals()
-        try:
-            if launch is not None:
-                await launch.ready()
-            token = find_token(options.server, options.token_file, os.environ)
-            async with open_client(options.server.url, token=token) as client:
-                workspace = await attach(client, options.server, options.directory, os.environ)
-                return await self._ask(workspace)
-        except ExceptionGroup as exc:
-            raise exc.exceptions[0] from exc
-        finally:
-            release()
-
-    def _take_signals(self) -> Callable[[], None]:
-        """The first cancels what runs, a second one ends us at once; until they are released."""
-        loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None, "this runs in a task"
 
@@ -153,22 +134,16 @@ class _Asking:
             if not self._asked:
                 task.cancel()
 
-        def on_signal(number: int, _: FrameType | None) -> None:
-            # Not a handler of the loop: it must be heard while a write to stdout blocks.
-            if self._first_signal_s is None:
-                self._first_signal_s = loop.time()
-                loop.call_soon_threadsafe(cancel)
-            elif loop.time() - self._first_signal_s > ECHO_S:
-                os._exit(128 + number)
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, on_signal) for number in numbers]
-
-        def release() -> None:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-        return release
+        with cancelling(asyncio.get_running_loop(), cancel):
+            try:
+                if launch is not None:
+                    await launch.ready()
+                token = find_token(options.server, options.token_file, os.environ)
+                async with open_client(options.server.url, token=token) as client:
+                    workspace = await attach(client, options.server, options.directory, os.environ)
+                    return await self._ask(workspace)
+            except ExceptionGroup as exc:
+                raise exc.exceptions[0] from exc
 
     async def _ask(self, workspace: RemoteWorkspace) -> int:
         options = self._options

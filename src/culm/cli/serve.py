@@ -11,14 +11,13 @@ from functools import partial
 
 from culm import __version__
 from culm.assemble import open_server
+from culm.cli.signals import ECHO_S
 from culm.clock import LoopClock
 from culm.ids import Ids
 from culm.settings import DETACHED, ServeOptions
 
 log = logging.getLogger(__name__)
 
-# One request may come as two signals: `timeout` sends one to us and one to our process group.
-ECHO_S = 0.2
 FILES = 16_384  # Connections by both kinds of socket, and the databases.
 
 

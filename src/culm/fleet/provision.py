@@ -18,6 +18,7 @@ from culm.wire.codec import Json, printable
 PROVISION_BYTES_MAX: Final = 8 << 20
 PROVISION_VERSION: Final = 2
 DEPTH_MAX: Final = 4  # Of a tree, unless a document says less.
+SECONDS_MAX: Final = 10 * 365 * 86_400.0  # No timer takes any number.
 IDLE_S: Final = 300.0
 ACCEPT_S: Final = 120.0
 ExecutorKind = Literal["echo", "bamboo_runtime", "cli_adapter", "claude_code", "codex"]
@@ -177,6 +178,11 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     def is_read_only(self) -> bool:
         """By its old name or by its new one."""
         return self.read_only or self.guardian_read_only
+
+    @property
+    def depth_max(self) -> int:
+        """Of the tree: who is so deep starts no other."""
+        return DEPTH_MAX if self.max_spawn_depth is None else self.max_spawn_depth
 
     @property
     def mode(self) -> str:

@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from culm.fleet.executor import CANCELLED, Steer, completed, failed
 from culm.fleet.protocol.frames import (
+    OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
     Batch,
@@ -34,7 +35,6 @@ from culm.fleet.protocol.parent import (
     Told,
 )
 from culm.fleet.protocol.worker import (
-    OPEN_MAX,
     STUCK,
     Abort,
     Answered,

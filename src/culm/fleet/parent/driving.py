@@ -29,7 +29,7 @@ from culm.fleet.protocol.frames import (
     parse_child_frame,
 )
 from culm.fleet.protocol.parent import Asked, Called, Ended, Gap, ParentMachine, Say, Told
-from culm.fleet.provision import DEPTH_MAX, Provision
+from culm.fleet.provision import DEPTH_MAX, SECONDS_MAX, Provision
 from culm.fleet.transport.base import Link, LinkLost
 from culm.wire.codec import Json, clean, encode
 
@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 FIRST_FRAME_S: Final = 60.0  # A worker that says nothing for so long hangs.
 CANCEL_S: Final = 9.0  # The worker's grace of 3 s, and 6 s for its last word to arrive.
 OVERTIME_S: Final = 15.0  # Beyond a run's limit: the worker's graces, and its last word's way.
-OVERTIME_MAX_S: Final = 10 * 365 * 86_400.0  # No timer takes any number.
 DEAF_S: Final = 3.0  # For what a worker said before it stopped listening.
 OUTBOX_MAX: Final = 256  # Answers that wait to be sent; twice as many as can be open.
 RESULT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)  # Of a host call: it travels in a frame.
@@ -66,11 +65,10 @@ NO_TERMS: Final = HostTerms()
 
 
 def host_terms_of(provision: Provision) -> HostTerms:
-    depth_max = provision.capabilities.max_spawn_depth
     return HostTerms(
         host_calls=provision.culm.host_calls,
         depth=provision.identity.depth,
-        depth_max=DEPTH_MAX if depth_max is None else depth_max,
+        depth_max=provision.capabilities.depth_max,
         run_s=provision.limits.run_timeout_secs,
     )
 
@@ -268,7 +266,7 @@ class _Driving:
 
     def _limit(self, run_s: float | None) -> None:
         """Workers of ours end a run at its limit by themselves; not all do, or can."""
-        if run_s is not None and run_s < OVERTIME_MAX_S:
+        if run_s is not None and run_s < SECONDS_MAX:
             words = f"limit:run_timeout: the worker has not ended a run of {run_s:g} s"
             expire = partial(self._expire, failed(words))
             self._overtime = self._clock.call_later(run_s + OVERTIME_S, expire)

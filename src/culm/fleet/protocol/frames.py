@@ -19,6 +19,7 @@ MESSAGE_BYTES_MAX: Final = 64 << 20  # Of one frame: a `run` carries a whole con
 REQUEST_BYTES_MAX: Final = 4 << 20  # Of what is asked of a host, and of all but a few kinds.
 SLOW_BYTES_MAX: Final = 64 << 10  # Of what is read in Python: some 10 ms.
 BATCH_EVENTS_MAX: Final = 64
+OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
 _PROJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Status = Literal["completed", "error", "cancelled", "suspended"]

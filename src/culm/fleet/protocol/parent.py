@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from culm.fleet.executor import Outcome, Steer, failed
 from culm.fleet.protocol.batching import BatchReader
 from culm.fleet.protocol.frames import (
+    OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
     BadFrame,
@@ -36,7 +37,6 @@ from culm.wire.codec import Json
 
 _log = logging.getLogger(__name__)
 
-OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
 OPEN_BYTES_MAX: Final = 8 << 20  # Of all that wait; read, they are ten times as much.
 ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
 STEERS_MAX: Final = 256  # That wait to be admitted.

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from culm.fleet.executor import CANCELLED, Outcome, Steer, failed
 from culm.fleet.protocol.frames import (
+    OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
     Cancel,
@@ -35,7 +36,6 @@ GRACE_S: Final = 3.0  # Between telling a run to end and ending it, and then unt
 STEERS_MAX: Final = 64  # Kept for a run that waits for the one before it.
 HEARD_MAX: Final = 1024  # Ids of messages by which a repetition is known.
 IGNORED_LOGGED_MAX: Final = 10  # Of a connection; a flood of them says nothing more.
-OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
 STUCK = failed("the run before this one does not end")
 
 

@@ -1,4 +1,4 @@
-"""What one run is given beside its specification: steering, its cancel token, its host.
+"""What one run is given beside its specification: steering and its host.
 
 All of it ends with the run: then a wait fails and nothing more is taken.
 """
@@ -61,22 +61,6 @@ class Inbox:
         self._is_over = True
         self._steers.clear()
         self._changed.set()
-
-
-class Token:
-    """Implements `Cancelling`."""
-
-    def __init__(self) -> None:
-        self._told = asyncio.Event()
-
-    def is_set(self) -> bool:
-        return self._told.is_set()
-
-    async def wait(self) -> None:
-        await self._told.wait()
-
-    def set(self) -> None:
-        self._told.set()
 
 
 class Requests(Protocol):

@@ -9,7 +9,7 @@ from culm.clock import Timer
 from culm.fleet.executor import CANCELLED, Executor, Outcome, RunOver, failed
 from culm.fleet.protocol.worker import Start
 from culm.fleet.serving.base import Terms
-from culm.fleet.serving.given import Inbox, Requests, RunHost, Token
+from culm.fleet.serving.given import Inbox, Requests, RunHost
 from culm.fleet.serving.outbox import Outbox
 from culm.fleet.serving.sink import Sink
 
@@ -27,7 +27,7 @@ class Run:
         self.sink = Sink(start.spec, outbox, terms.clock)
         self._spec = start.spec
         self._terms = terms
-        self._token = Token()
+        self._token = asyncio.Event()
         self._task: asyncio.Task[Outcome] | None = None
         self._limit: Outcome | None = None  # What is said if it was ended by a limit.
         self._timers: list[Timer] = []

@@ -3,14 +3,10 @@
 What a limit has ended is told in `error` with words that a program can read: `limit:<name>: …`.
 """
 
-from typing import Final
-
 from culm.clock import Clock
-from culm.fleet.provision import DEPTH_MAX, IDLE_S, Provision
+from culm.fleet.provision import IDLE_S, SECONDS_MAX, Provision
 from culm.fleet.serving.base import Mode, One, Reusable, Terms
 from culm.ids import Ids
-
-SECONDS_MAX: Final = 10 * 365 * 86_400.0  # No timer takes any number.
 
 
 def mode_of(provision: Provision) -> Mode:
@@ -22,14 +18,13 @@ def mode_of(provision: Provision) -> Mode:
 
 def serving_terms_of(provision: Provision, clock: Clock, ids: Ids) -> Terms:
     run_s = provision.limits.run_timeout_secs
-    depth_max = provision.capabilities.max_spawn_depth
     return Terms(
         clock,
         ids,
         run_s=None if run_s is None else min(run_s, SECONDS_MAX),
         host_calls=provision.culm.host_calls,
         depth=provision.identity.depth,
-        depth_max=DEPTH_MAX if depth_max is None else depth_max,
+        depth_max=provision.capabilities.depth_max,
     )
 
 
