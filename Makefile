@@ -30,6 +30,7 @@ bench: setup
 	@$(BIN)/python -m bench.models $(ARGS)
 	@$(BIN)/python -m bench.tools $(ARGS)
 	@$(BIN)/python -m bench.fleet $(ARGS)
+	@$(BIN)/python -m bench.tree $(ARGS)
 
 # More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
 soak: setup

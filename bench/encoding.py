@@ -23,9 +23,10 @@ from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.work import WALL_S, FileWork
+from culm.workspace.about import About
 from culm.workspace.configuration import Origins
 from culm.workspace.workshop import Equipment
-from culm.workspace.workspace import About, open_workspace
+from culm.workspace.workspace import open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
 _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")

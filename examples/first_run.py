@@ -1,8 +1,9 @@
 """What `make run` shows: `culm run` on a machine where nothing is set up, in a scratch copy.
 
-It uses a home of its own and the embedded model, whatever keys the environment has. What needs
-permission is answered by the options below: edits of Python files and `make test` are allowed, and
-as nobody can be asked, the rest is refused.
+One prompt has two agents work side by side, each a process of its own. It uses a home of its own
+and the embedded model, whatever keys the environment has. What needs permission is answered by the
+options below, for the agents, too: edits of Python files and `make test` are allowed, and as nobody
+can be asked, the rest is refused.
 """
 
 import difflib
@@ -18,8 +19,8 @@ from pathlib import Path
 GARDEN = Path(__file__).parent / "garden"
 POLICY = ["--allow", "edit:*.py", "--allow", "bash:make test"]
 PROMPT = (
-    "Read README.md, search for `height_m` in *.py files, replace `* 5` by `* 0.5` in garden.py, "
-    "run `make test` and then run `rm README.md`"
+    "Have one agent read README.md and run `rm README.md`, and another replace `* 5` by `* 0.5` in "
+    "garden.py and run `make test`"
 )
 RUN_S = 60.0
 LEAVE_TRIES, LEAVE_EVERY_S = 300, 0.05
@@ -59,7 +60,9 @@ def main() -> int:
 def _environment(home: Path) -> dict[str, str]:
     folders = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "STATE")}
     own = {"CULM_NO_DISCOVERY": "1", "PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **folders, **own}
+    # Without what `make run` says to its children, or the garden's `make` talks of folders.
+    around = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return {**around, **folders, **own}
 
 
 def _differences(scratch: Path) -> list[str]:

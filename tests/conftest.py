@@ -8,6 +8,10 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.debugging import keep_notes_short
+
+keep_notes_short()
+
 # No test finds a key, a model server or the configuration of whoever runs it.
 os.environ["CULM_NO_DISCOVERY"] = "1"
 os.environ["XDG_CONFIG_HOME"] = "/nowhere"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from msgspec import Meta, Struct, UnsetType
 
-from culm.config.schema import Hook, OwnTool, ProjectFile, ProviderFile
+from culm.config.schema import Hook, OwnTool, ProjectFile, ProviderFile, Role
 from culm.model.catalog import known_providers
 from culm.model.dialects import OURS
 from culm.model.discovery import LOCAL_SERVERS
@@ -25,6 +25,7 @@ _KINDS: tuple[tuple[str, type[Struct]], ...] = (
     ("a rule, in `permission_rules`", Rule),
     ("a hook, in `hooks.PreToolUse`", Hook),
     ("a tool, in `own_tools.<name>`", OwnTool),
+    ("a role, in `roles.<name>`", Role),
 )
 _SPEAKERS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
 

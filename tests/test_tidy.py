@@ -19,6 +19,7 @@ LAYERS = (
     ("assemble",),
     ("server",),
     ("workspace",),
+    ("agents",),
     ("fleet.worker",),  # The child process: an edge, as the server is.
     ("run",),
     ("permission",),

@@ -10,9 +10,11 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 
+from culm.agents.means import Means
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
 from culm.config.sources import FileSources, Read
@@ -20,6 +22,11 @@ from culm.config.trust import Trusted
 from culm.custody.base import Custody
 from culm.custody.client import open_custody
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
+from culm.fleet.mailbox.base import Post
+from culm.fleet.mailbox.maildir import MaildirPost
+from culm.fleet.parent.base import Launcher
+from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.parent.local import open_local_launcher
 from culm.ids import Ids
 from culm.model.base import Model
 from culm.model.choice import Chosen, make_model
@@ -37,15 +44,21 @@ from culm.tools.jobs import Jobs
 from culm.tools.kit import Kit
 from culm.tools.registry import make_tools
 from culm.tools.work import FileWork, open_file_work
+from culm.wire.agents import OUTSIDE
+from culm.workspace.about import About
 from culm.workspace.configuration import Origins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
 from culm.workspace.workshop import Equipment
-from culm.workspace.workspace import About, Workspace, open_workspace
+from culm.workspace.workspace import Workspace, open_workspace
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SEEN_S = 1.0  # As often as configuration is looked at.
+# Trees bound themselves, and one that waits for another must not keep that from beginning.
+FLEET = FleetBounds(runs_max=10_000, waiting_max=0)
 LOOK_S = 2.0  # For one database at the start; a mount that hangs must not hang the server.
 
 
@@ -65,10 +78,12 @@ async def open_server(
     ids: Ids,
     on_leave: Callable[[], None],
     tools: Mapping[str, Tool] | None = None,
+    launcher: Launcher | None = None,
 ) -> AsyncGenerator[Server]:
     """Listen, serve, and at the end of the block close everything in bounded stages.
 
-    `on_leave` is called once when nobody needs the server any more. Raises `ListenFailed`,
+    `on_leave` is called once when nobody needs the server any more. A `launcher` is for tests, as
+    `tools` are: workers that are no processes. Raises `ListenFailed`,
     `InvalidRequest` for options that contradict each other.
     """
     wanted = tuple(parse_address(text) for text in options.hosts)
@@ -87,11 +102,21 @@ async def open_server(
             open_document(options.data_dir / "config.json") as user,
             open_file_work(clock) as work,
             open_custody(options.data_dir, clock, ids) as custody,
+            open_local_launcher(custody, _fabric_dir(options), clock) as local,
+            open_fleet(launcher or local, clock, FLEET) as fleet,
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
             ) as http,
             open_registry(
-                _opener(options, user, _equipment(options, http, work, custody, tools), clock, ids),
+                _opener(
+                    options,
+                    user,
+                    _equipment(
+                        options, http, work, custody, _means(options, fleet, work, clock), tools
+                    ),
+                    clock,
+                    ids,
+                ),
                 options.data_dir,
                 options.settings,
                 clock,
@@ -100,7 +125,7 @@ async def open_server(
             open_http(make_api(registry, gate), listeners, tls),
         ):
             if _is_locking():  # Else they may be another server's, and at work.
-                await _resume(registry, options.data_dir)
+                await _resume(registry, options.data_dir, clock)
             try:
                 yield Server(addresses, registry, token)
             finally:
@@ -115,6 +140,7 @@ def _equipment(
     http: aiohttp.ClientSession,
     work: FileWork,
     custody: Custody,
+    agents: Means,
     tools: Mapping[str, Tool] | None,
 ) -> Equipment:
     settings = options.settings
@@ -146,20 +172,42 @@ def _equipment(
         seen[path, paths] = (now_s + SEEN_S, around)
         return around
 
-    return Equipment(make, tools_of, look, dict(os.environ), custody, work)
+    return Equipment(make, tools_of, look, dict(os.environ), custody, work, agents)
+
+
+def _means(options: ServeOptions, fleet: Fleet, work: FileWork, clock: Clock) -> Means:
+    async def beside(job: Callable[[], T]) -> T:
+        return await work.run(lambda _: job())
+
+    def make_post(folder: Path) -> Post:
+        return MaildirPost(folder, clock)
+
+    return Means(fleet, _fabric_dir(options), make_post, beside)
+
+
+def _fabric_dir(options: ServeOptions) -> Path:
+    return options.data_dir / "fabric"
 
 
 def _is_locking() -> bool:
     return os.environ.get("CULM_NO_LOCK") not in ("1", "true")
 
 
-async def _resume(registry: Registry, data_dir: Path) -> None:
-    """Open every workspace that has a run not ended and not held, though no client asks."""
+def _has_work(folder: Path, clock: Clock) -> bool:
+    """Whether something is to be done in a workspace: a run not ended and not held, or mail."""
+    if has_unfinished_runs(folder / "culm.db"):
+        return True
+    waiting = MaildirPost(folder / "mailboxes", clock).addresses(claimed=True)
+    return any(not address.startswith(OUTSIDE) for address in waiting)
+
+
+async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:
+    """Open every workspace where something is to be done, though no client asks."""
     for known in await asyncio.to_thread(read_workspaces, data_dir):
         folder = project_folder(Path(known.root), Path(known.path))
         try:
             async with asyncio.timeout(LOOK_S):
-                if await asyncio.to_thread(has_unfinished_runs, folder / "culm.db"):
+                if await asyncio.to_thread(_has_work, folder, clock):
                     registry.resume(Path(known.path), Path(known.root))
         except (AppError, OSError) as exc:  # A time-out is an OSError.
             log.error("cannot go on with the runs of %s: %s", known.path, str(exc) or "time-out")

@@ -113,6 +113,26 @@ class GrantNotFound(NotFound):
         super().__init__(f"grant not found: {grant_id}")
 
 
+class AgentNotFound(NotFound):
+    code = "agent_not_found"
+
+    def __init__(self, agent_id: str = "") -> None:
+        super().__init__(f"agent not found: {agent_id}")
+
+
+class LetterNotFound(NotFound):
+    code = "letter_not_found"
+
+    def __init__(self, letter_id: str = "") -> None:
+        super().__init__(f"letter not found: {letter_id}")
+
+
+class BudgetReached(Rejected):
+    """Another question to a model would be one too many."""
+
+    code, status = "budget_reached", 429
+
+
 class RunIdReused(Conflict):
     code = "run_id_reused"
 

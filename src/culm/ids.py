@@ -17,6 +17,8 @@ RunId = NewType("RunId", str)
 CancelId = NewType("CancelId", str)
 AskId = NewType("AskId", str)
 GrantId = NewType("GrantId", str)
+AgentId = NewType("AgentId", str)
+LetterId = NewType("LetterId", str)
 Epoch = NewType("Epoch", str)
 
 # One id per path for ever: a client that reconnects after a restart finds its workspace again.
@@ -62,6 +64,12 @@ class Ids:
 
     def grant(self) -> GrantId:
         return GrantId(self._uuid())
+
+    def agent(self) -> AgentId:
+        return AgentId(self._uuid())
+
+    def letter(self) -> LetterId:
+        return LetterId(self._uuid())
 
     def chance(self) -> float:
         """At least 0 and below 1."""

@@ -67,6 +67,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_cost_max: Annotated[
         float, Meta(ge=0, description="A run costs at most about this many USD; 0 is any sum.")
     ] = 0.0
+    agents_depth_max: Annotated[
+        Count, Meta(description="Agents that agents start nest at most this deep.")
+    ] = 4  # As foreign workers have it.
+    agents_children_max: Annotated[
+        Count, Meta(description="An agent has at most this many others at work for it.")
+    ] = 100
+    agents_at_once: Annotated[
+        Count, Meta(description="So many agents of one tree work at once; the others wait.")
+    ] = 50  # Of some 5 MB each.
     away_s_max: Annotated[
         Seconds,
         Meta(description="Accepted runs go on by themselves if no server was away for longer."),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.asks import age_text, find_ask
+from culm.cli.asks import age_text, find_ask, words_of
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import MessageId, RunId
 from culm.testing.model_server import open_model_server
@@ -90,6 +90,21 @@ def test_an_ask_is_found_by_the_beginning_of_its_id_if_only_one_has_it() -> None
     for ask_id in ("", "b"):
         with pytest.raises(NotFound):
             find_ask([one, two], ask_id)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ([], "Do it"),
+        (["session", "a1"], "Do it (asked by outer)"),
+        (["session", "a1", "0123456789"], "Do it (asked by outer > 01234567)"),
+        (["a1"], "Do it (asked by outer)"),  # A client has started it, outside a conversation.
+    ],
+)
+def test_an_ask_is_told_with_the_agents_that_lead_to_it(path: list[str], words: str) -> None:
+    request = PermissionRequest("a", description="Do it")
+    ask = Ask(request, RunId("r"), MessageId("m"), agent_path=path)
+    assert words_of(ask, {"a1": "outer"}) == words
 
 
 def test_an_age_is_told_in_minutes_and_from_an_hour_on_in_hours() -> None:

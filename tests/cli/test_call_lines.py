@@ -15,6 +15,13 @@ from culm.wire.messages import ToolCall, ToolResult
         ("ls", "{}", "→ ls {}"),
         ("view", '{"file_path":7}', '→ view {"file_path":7}'),
         ("theirs", '{"a":1}', '→ theirs {"a":1}'),
+        ("agent", '{"prompt":"read a","name":"reader"}', "→ agent read a"),
+        (
+            "agent",
+            '{"assignments":[{"prompt":"read\\na"},{"name":"n","prompt":"b"},7]}',
+            "→ agent 3: read a; b; ?",
+        ),
+        ("agent_send", '{"agent":"a1","message":"stop"}', "→ agent_send a1 stop"),
         ("bash", '{"command":"ec', '→ bash {"command":"ec'),
     ],
 )

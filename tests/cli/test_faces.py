@@ -8,8 +8,10 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from culm.cli.faces import Face, JsonLines, Plain
-from culm.ids import AskId, MessageId, RunId, SessionId
+from culm.cli.faces import HELD_LINES_MAX, Face, Plain
+from culm.cli.json_lines import JsonLines
+from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
+from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, AskState
 from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
@@ -110,12 +112,102 @@ def test_what_is_asked_is_told_with_its_fate(
     asked, answered, allowed = map(json.loads, out.splitlines())
     assert asked == {
         **{"type": "ask", "id": "12345678-9", "call_id": "c", "tool": "bash"},
-        **{"action": "execute", "description": f"Run {ESCAPE}", "deadline": 9},
+        **{"action": "execute", "description": f"Run {ESCAPE}", "deadline": 9, "agent_path": []},
     }
     assert answered == {
         **{"type": "answered", "id": "12345678-9", "call_id": "c", "state": state, "by": "me"}
     }
     assert allowed == {"type": "allowed", "call_id": "d"}
+
+
+def agent(name: str, parent: str = "top") -> Agent:
+    ids = (AgentId(f"{name[:8]:0<8}-1"), parent, SessionId(f"s-{name}"))
+    return Agent(*ids, name=name, role="worker", depth=1)
+
+
+def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    face = Plain()
+    face.text(MessageId("m"), "So far.")
+    one, two = agent("read README.md"), agent("read README.md and more")
+    first = face.agent(one)
+    below = face.agent(replace(two, parent_id=one.agent_id, agent_id="x", is_read_only=True))
+    first.started(one)
+    below.started(replace(two, is_read_only=True))
+    first.text(MessageId("1"), "I loo")
+    below.text(MessageId("1"), f"Begun{ESCAPE}\n\nen")
+    first.text(MessageId("1"), "k.\n")
+    below.call(ToolCall("c", "bash", '{"command":"ls"}', finished=True))
+    below.output("c", "a\nb")
+    below.ask(ASK)
+    below.text(MessageId("2"), "x" * 201)
+    below.text(MessageId("3"), "y")
+    below.ended(replace(two, outcome="budget", reason="It is used up", tokens=1, cost=0.25))
+    again = face.agent(agent("read README.md"))
+    again.started(one)
+    run = Run(RunId("r"), SessionId("s"), outcome="end_turn", tree_tokens=1234, tree_cost=0.0123)
+    face.end(run, "", agents=2)
+    out, err = capsys.readouterr()
+    name = "[read README.md and…]"
+    assert (out, err.splitlines()) == (
+        "So far.\n",
+        [
+            "[read README.md] started: worker, read REA",
+            f"{name} started: worker, read REA, only reads, for read README.md",
+            f"{name} | Begun{SHOWN}",
+            f"{name} |",
+            "[read README.md] | I look.",
+            f"{name} | en",
+            f"{name} → bash ls",
+            f"{name}   | a",
+            f"{name} ? bash (read README.md > read README.md and…): Run ]0;pwned",
+            f"{name} | {'x' * 200}",
+            f"{name} | x",
+            f"{name} | y",
+            f"{name} budget: It is used up: 1 token, $0.2500",
+            "[read README.md 2] started: worker, read REA",
+            "tree: 3 agents, 1,234 tokens, $0.0123",
+        ],
+    )
+
+
+def test_agents_wait_while_somebody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    face = Plain()
+    talking = face.agent(agent("a"))
+    face.prompt("allow? ")
+    for number in range(HELD_LINES_MAX + 5):
+        talking.note(str(number))
+    assert capsys.readouterr().err == "allow? "
+    face.typed()
+    face.close_prompt()
+    talking.note("done")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["(what agents have said before is left out)", "[a] 5"]
+    assert (lines[-1], len(lines)) == ("[a] done", HELD_LINES_MAX + 2)
+
+
+def test_programs_are_told_whose_each_line_is(capsys: pytest.CaptureFixture[str]) -> None:
+    face = JsonLines()
+    one = replace(agent("reader"), outcome="completed", tokens=7, cost=0.5, run_id="r1")
+    telling = face.agent(one)
+    telling.started(one)
+    telling.text(MessageId("m"), "Hi.")
+    telling.ask(replace(ASK, agent_path=["top", "reader"]))
+    telling.ended(one)
+    run = Run(RunId("r"), SessionId("s"), outcome="end_turn", tree_tokens=9, tree_cost=0.5)
+    face.end(run, "", agents=1)
+    started, text, ask, ended, end = map(json.loads, capsys.readouterr().out.splitlines())
+    whose = {"agent_id": one.agent_id, "session_id": "s-reader"}
+    assert started == {
+        **{"type": "agent_started", **whose, "parent_id": "top", "name": "reader"},
+        **{"role": "worker", "provider": "", "model": "", "depth": 1, "run_id": "r1"},
+    }
+    assert text == {"type": "agent_text", **whose, "text": "Hi.", "message_id": "m"}
+    assert ask == {**ask, "type": "agent_ask", **whose, "agent_path": ["top", "reader"]}
+    assert ended == {
+        **{"type": "agent_ended", **whose, "outcome": "completed", "reason": ""},
+        **{"run_id": "r1", "tokens": 7, "cost": 0.5},
+    }
+    assert end == {**end, "type": "end", "agents": 1, "tree_tokens": 9, "tree_cost": 0.5}
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from culm.cli.agent_shown import JsonEvents
-from culm.cli.faces import JsonLines, Plain
+from culm.cli.faces import Plain
+from culm.cli.json_lines import JsonLines
 from culm.cli.streams import CannotWrite, let_go
 from culm.fleet.executor import completed
 from culm.ids import MessageId

@@ -10,7 +10,8 @@ import pytest
 
 from culm.cli.desk import Desk, lines_of, parse_response
 from culm.cli.faces import Plain
-from culm.client.stream import Follower, open_mirror
+from culm.client.stream import Follower
+from culm.client.tree import open_tree
 from culm.ids import MessageId, RunId
 from culm.wire.asks import (
     Ask,
@@ -46,11 +47,14 @@ class Typed:
 async def open_desk(stage: Stage, run_id: str, lines: Typed) -> AsyncGenerator[Follower]:
     async with (
         asyncio.timeout(WAIT_S),
-        open_mirror(stage.remote, interactive=True) as follower,
+        open_tree(stage.remote, stage.session_id, RunId(run_id), interactive=True) as (
+            follower,
+            tree,
+        ),
         asyncio.TaskGroup() as tasks,
     ):
         await follower.connected()
-        desk = Desk(stage.remote, follower, RunId(run_id), Plain(), lines)
+        desk = Desk(stage.remote, follower, tree, Plain(), lines)
         task = tasks.create_task(desk.serve(), name="desk")
         yield follower
         task.cancel()

@@ -32,6 +32,7 @@ AGENT_EVENTS = frozenset(
 )
 ONCE = ("text", "reasoning", "finish")  # Of several only the first is read.
 OURS = frozenset({"cursor", "rev", "culm_reason"})  # Keys a client ignores, and we meant it to.
+OURS_IN: Mapping[str, frozenset[str]] = {"permission_notification": frozenset({"session_id"})}
 
 
 def surprises(line: bytes) -> list[str]:
@@ -55,7 +56,8 @@ def surprises(line: bytes) -> list[str]:
         found += _in_dialog(raw["payload"]["payload"])
     if event.type == "question_batch_request":
         found += _in_form(raw["payload"]["payload"])
-    return [*found, *(f"key {key!r}" for key in _unread(event.type, raw) if key not in OURS)]
+    ours = OURS | OURS_IN.get(event.type, frozenset())
+    return [*found, *(f"key {key!r}" for key in _unread(event.type, raw) if key not in ours)]
 
 
 def _in_message(message: Record) -> Iterator[str]:

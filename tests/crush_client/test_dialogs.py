@@ -11,6 +11,7 @@ from tests.crush_client.agents import (
     Agent,
     assert_flawless,
     events_of,
+    finishes,
     open_agent,
     open_attached,
     said,
@@ -247,6 +248,7 @@ async def test_asks_of_two_sessions_are_shown_one_after_the_other_and_again_to_w
         second.screen.permission = None
         pauses.release()
         await dialog(second, "call_2")
+        await first.until(lambda: finishes(first)[-1:] == ["end_turn"])  # Else that one is busy.
         await second.cancel()
         await until_over(second, finish="canceled")
         await closed(first, second)

@@ -344,9 +344,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage() -> AsyncGenerator[Stage]:
+async def open_stage(
+    make: Callable[[asyncio.TaskGroup], Stage] = Stage,
+) -> AsyncGenerator[Stage]:
     async with asyncio.TaskGroup() as tasks:
-        stage = Stage(tasks)
+        stage = make(tasks)
         try:
             yield stage
         finally:

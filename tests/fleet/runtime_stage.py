@@ -122,12 +122,15 @@ class Brake:
 
 @dataclass(eq=False)
 class Above:
-    """`Host`. Without an answer it says nothing."""
+    """`Host`. Without an answer it says nothing; what a run wants set aside it has."""
 
     answer: bool | None = True
     asked: list[Event] = field(default_factory=list[Event])
     is_asked: asyncio.Event = field(default_factory=asyncio.Event)
     takes_calls: bool = False
+    calls: list[Event] = field(default_factory=list[Event])
+    # To the calls of one kind, in order; without one a call waits, and an exception is raised.
+    replies: dict[str, list[Json]] = field(default_factory=dict[str, list[Json]])
 
     async def ask(self, body: Event) -> bool:
         self.asked.append(body)
@@ -137,7 +140,22 @@ class Above:
         return bool(self.answer)
 
     async def call(self, args: Event, tool_call_id: str = "") -> Json:
-        raise AssertionError("no host call is made")
+        assert self.takes_calls
+        self.calls.append({**args, "for": tool_call_id} if tool_call_id else args)
+        replies = self.replies.get(args["op"])
+        if replies is None and args["op"] == "reserve":
+            return {"id": f"r-{len(self.of('reserve'))}"}
+        if not replies:
+            self.is_asked.set()
+            await asyncio.Event().wait()
+        reply = (replies or [])[0]
+        self.replies[args["op"]] = (replies or [])[1:]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def of(self, op: str) -> list[Event]:
+        return [call for call in self.calls if call["op"] == op]
 
 
 @dataclass(eq=False)
@@ -165,6 +183,10 @@ class Stage:
         return [message for message in body["messages"] if message["role"] != "system"]
 
 
+def extension_of(folder: Path, **fields: Json) -> Extension:
+    return Extension(env={"PATH": os.environ["PATH"], "HOME": str(folder)}, **fields)
+
+
 def provision_of(folder: Path, url: str = "", **fields: Json) -> Provision:
     """Of a worker whose model is at `url`; without one, of a worker without a model."""
     given = Provision(
@@ -173,7 +195,7 @@ def provision_of(folder: Path, url: str = "", **fields: Json) -> Provision:
         executor=RuntimeKind(),
         fabric_dir=str(folder / "fabric"),
         workspace=str(folder / "work"),
-        culm=Extension(env={"PATH": os.environ["PATH"], "HOME": str(folder)}),
+        culm=extension_of(folder),
     )
     if url:
         credential = Credential("demo", KEY, url, "openai-compat")

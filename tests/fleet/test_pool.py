@@ -14,6 +14,7 @@ from culm.fleet.provision import (
     Bus,
     Capabilities,
     CliKind,
+    Context,
     Credential,
     EchoKind,
     Extension,
@@ -79,6 +80,16 @@ UNLIKE_ONE: list[tuple[str, Json]] = [
     ("culm.env", {"A": "1"}),
     ("culm.rules", {"allow": ["view"]}),
     ("culm.rules", {"allow": []}),
+    ("culm.prompt", "You only look."),
+    ("culm.roles", "linter: lints"),
+    ("culm.chosen", ["demo", {}, {}, {"api_key": "key-1"}, False]),
+    ("culm.questions", True),
+    ("culm.ask_s", 5.0),
+    ("culm.approve", "deny"),
+    ("culm.hooks", [{"command": "true"}]),
+    ("culm.own_tools", {"greet": {"command": "true", "description": "Greets."}}),
+    ("culm.allowed_tools", ["bash"]),
+    ("culm.context_paths", Context(["RULES.md"])),
 ]
 
 

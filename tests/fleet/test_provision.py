@@ -116,6 +116,8 @@ def test_the_tags_of_executors_are_those_of_the_wire() -> None:
         ({"version": 0}, "version is not a version"),
         ({"culm": {"control_fd": 1}}, "control_fd is not"),
         ({"culm": {"control_fd": 1 << 31}}, "control_fd is not"),
+        ({"culm": {"ask_s": 0}}, "ask_s must be a number above 0"),
+        ({"culm": {"ask_s": 1e300}}, "ask_s must be a number above 0"),
         ({"owner": OWNER | {"process_id": 0}}, "owner.process_id is no process"),
         ({"owner": OWNER | {"process_id": -1}}, "owner.process_id is no process"),
         ({"owner": OWNER | {"process_id": 1 << 31}}, "owner.process_id is no process"),

@@ -466,11 +466,28 @@ def test_an_effort_is_the_greatest_the_model_knows_below_it(
     assert fitting_effort(effort, Model(context_window=1)) == ""
 
 
-def test_rules_that_cannot_be_read_are_no_provision(tmp_path: Path) -> None:
-    provision = provision_of(tmp_path, culm=Extension(rules=[{"decision": "alow"}]))
+@contract("FLEET-34")
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"rules": [{"decision": "alow"}]}, "rule 1 is wrong"),
+        ({"approve": "perhaps"}, "approve must be ask, allow, deny or a list of rules"),
+        ({"hooks": [{"name": "no command"}]}, r"missing required field `command` - at `\$.hooks"),
+        ({"hooks": [{"command": "true"}] * 65}, "length <= 64"),
+        ({"own_tools": {"Bad Name": {"command": "x", "description": "y"}}}, "own_tools"),
+        ({"chosen": ["demo", {}, {}, {"api_key": [KEY]}, False]}, r"got `array` - at `\$.chosen"),
+        ({"chosen": {"api_key": KEY}}, r"Expected `array \| null`, got `object`"),
+    ],
+)
+def test_what_cannot_be_read_of_our_own_parents_words_is_no_provision(
+    tmp_path: Path, said: dict[str, Json], words: str
+) -> None:
+    provision = provision_of(tmp_path, culm=Extension(**said))
     services = Services(LoopClock(), Ids(1), NoCustody(), tmp_path)
-    with pytest.raises(BadProvision, match="rule 1 is wrong"):
+    with pytest.raises(BadProvision, match=words) as refusal:
         make_bamboo_runtime(provision, services)
+    assert KEY not in str(refusal.value)
+    assert KEY not in repr(provision)
 
 
 @dataclass(eq=False)

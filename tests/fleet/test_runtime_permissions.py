@@ -15,13 +15,23 @@ from culm.fleet.worker.executors.runtime_admission import (
     body_of,
     policy_terms_of,
 )
+from culm.fleet.worker.executors.runtime_given import Given
 from culm.model.base import ToolSpec
 from culm.testing.script import Reply
 from culm.tools.base import Action, Call, Plan, Result, Watch
 from culm.wire.codec import Json
 from culm.wire.rules import Rule
 from culm.wire.runs import CrashPolicy
-from tests.fleet.runtime_stage import ASKS, NEVER, Above, Brake, Event, calling, open_stage
+from tests.fleet.runtime_stage import (
+    ASKS,
+    NEVER,
+    Above,
+    Brake,
+    Event,
+    calling,
+    extension_of,
+    open_stage,
+)
 from tests.support import contract
 
 TOUCH = calling("bash", command="touch made")
@@ -77,9 +87,13 @@ class Doing:
         raise AssertionError("it is only decided upon")
 
 
+async def no_hooks(call: Call) -> None:
+    return None
+
+
 @contract("FLEET-50")
 @pytest.mark.parametrize(
-    ("capabilities", "rules", "action", "fate"),
+    ("capabilities", "given", "action", "fate"),
     [
         (ASKS, [], COMMAND, ASKED),
         (ASKS, [], INSIDE, ASKED),
@@ -109,14 +123,22 @@ class Doing:
         (named("dont_ask"), [ALLOW], COMMAND, ALLOWED),
         (named("bypass", "bypass"), [], COMMAND, ALLOWED),
         (named("auto", "auto"), [], COMMAND, ALLOWED),
+        # What the caller of the whole run said holds here, too.
+        (ASKS, Given(approve="allow"), COMMAND, ALLOWED),
+        (ASKS, Given(approve="deny"), COMMAND, REFUSED),
+        (ASKS, Given(approve=(ALLOW,)), COMMAND, ALLOWED),
+        (ASKS, Given(approve="allow", rules=(DENY,)), COMMAND, REFUSED),
+        (named("dont_ask"), Given(approve="allow"), COMMAND, REFUSED),
+        (ASKS, Given(allowed_tools=("bash:execute",)), COMMAND, ALLOWED),
     ],
 )
 async def test_rules_and_the_mode_say_whether_a_call_is_allowed_asked_about_or_refused(
-    capabilities: Capabilities, rules: list[Rule], action: Action, fate: str
+    capabilities: Capabilities, given: list[Rule] | Given, action: Action, fate: str
 ) -> None:
-    terms, is_read_only = policy_terms_of(capabilities, rules, workspace="/srv", home="/home")
+    said = given if isinstance(given, Given) else Given(rules=tuple(given))
+    terms, is_read_only = policy_terms_of(capabilities, said, workspace="/srv", home="/home")
     above, call = Above(answer=True), Call("a", "doing", "{}", {})
-    admission = Admission(above, LoopClock(), terms, is_read_only)
+    admission = Admission(above, LoopClock(), terms, is_read_only, no_hooks)
     admitted = await admission.admit(Doing(action), call)
     found = ALLOWED if isinstance(admitted, Plan) else REFUSED
     assert (ASKED if above.asked else found) == fate
@@ -211,12 +233,14 @@ async def test_what_a_host_denies_is_not_done_and_ends_the_turn(tmp_path: Path) 
 async def test_a_host_that_does_not_answer_by_the_deadline_has_not_allowed_it(
     tmp_path: Path,
 ) -> None:
-    async with open_stage(tmp_path, [TOUCH], capabilities=ASKS) as stage:
+    culm = extension_of(tmp_path, ask_s=20.0)
+    async with open_stage(tmp_path, [TOUCH], capabilities=ASKS, culm=culm) as stage:
         stage.above.answer = None
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(stage.run())
             await stage.above.is_asked.wait()
-            stage.clock.hand.advance(300)
+            assert stage.above.asked[0]["deadline"] == "2027-01-15T08:00:20.000Z"
+            stage.clock.hand.advance(20)
         assert (run.result().error or "").endswith("in time")
         (refused,) = stage.ear.of("tool_error")
         assert refused["error"] == "Nobody answered the permission request in time"

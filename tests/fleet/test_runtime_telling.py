@@ -36,7 +36,7 @@ async def test_what_grows_while_a_host_is_slow_is_joined_in_order_and_only_outpu
             telling.grow("token", f"{n} ")
         telling.grow("tool_token", "x" * OUTPUT_CHARS_MAX * 2, "a")
         telling.grow("tool_token", "lost", "a")
-        telling.repeat({"type": "runner_progress"})
+        telling.say_nowait({"type": "runner_progress"})
         telling.grow("token", "y" * EVENT_CHARS_MAX)
         telling.grow("token", "z")
         async with asyncio.TaskGroup() as tasks:

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from culm.client.stream import Told
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
@@ -56,15 +58,15 @@ def notified(heard: Heard) -> list[PermissionNotification]:
 
 
 def waits(request: PermissionRequest) -> PermissionNotification:
-    return PermissionNotification(request.tool_call_id)
+    return PermissionNotification(request.tool_call_id, session_id=request.session_id)
 
 
 def granted(request: PermissionRequest) -> PermissionNotification:
-    return PermissionNotification(request.tool_call_id, granted=True)
+    return msgspec.structs.replace(waits(request), granted=True)
 
 
 def denied(request: PermissionRequest) -> PermissionNotification:
-    return PermissionNotification(request.tool_call_id, denied=True)
+    return msgspec.structs.replace(waits(request), denied=True)
 
 
 # --- answering

@@ -10,6 +10,7 @@ import pytest
 
 from culm.assemble import Server, open_server
 from culm.client.http import Client, open_client
+from culm.fleet.parent.base import Launcher
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from culm.tools.base import Tool
@@ -63,6 +64,7 @@ async def open_flow(
     clock: FakeClock | None = None,
     config: Mapping[str, object] | None = None,
     tools: Mapping[str, Tool] | None = None,
+    launcher: Launcher | None = None,
 ) -> AsyncGenerator[FlowServer]:
     clock = clock or FakeClock()
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
@@ -76,7 +78,7 @@ async def open_flow(
                 flow.left.set()
 
         options = serve_options(folder, *hosts, settings=settings, config=config)
-        async with open_server(options, clock, Ids(), on_leave, tools) as server:
+        async with open_server(options, clock, Ids(), on_leave, tools, launcher) as server:
             flow = FlowServer(server, clock, folder)
             flows.append(flow)
             try:

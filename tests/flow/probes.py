@@ -48,7 +48,8 @@ class Wound(FakeClock):
 
     def _retries(self, delay_s: float) -> Iterator[float]:
         longest_s = delay_s * (1 + JITTER)
-        return (asked_s for asked_s in self._waiting() if delay_s < asked_s <= longest_s)
+        by_chance = (asked_s for asked_s in self._waiting() if not asked_s.is_integer())
+        return (asked_s for asked_s in by_chance if delay_s < asked_s <= longest_s)
 
     def _waiting(self) -> Iterator[float]:
         """How long those who wait asked for."""

@@ -109,6 +109,7 @@ async def open_line(flow: FlowServer) -> AsyncGenerator[Line]:
 NO_INTEGERS = ["1.0", "1e3", "-0.0", "1E0", str(1 << 63), str(-(1 << 63) - 1), "9" * 400, '"1"']
 NO_VALUES: dict[type[inspect.Type], list[str]] = {
     inspect.StrType: ["1", "true", "[]", "{}"],
+    inspect.LiteralType: ['"no such word"', "1", "[]"],
     inspect.BoolType: ["1", "0", '"true"', "[]"],
     inspect.IntType: [*NO_INTEGERS, "true", "[]"],
     inspect.FloatType: ['"1"', "true", "1e999"],

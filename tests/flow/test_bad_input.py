@@ -91,6 +91,7 @@ async def test_many_bodies_that_never_end_are_408_and_closed_while_others_are_se
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "BODY_S", 0.3)
+    monkeypatch.setattr(app, "LINGER_S", 0.3)
     async with open_flow(tmp_path, kind) as flow:
         remote = await opened(flow)
         target = remote.path("/sessions")
@@ -191,8 +192,9 @@ async def test_a_stranger_over_tcp_is_refused_before_any_handler_and_loses_its_c
 
 @pytest.mark.parametrize(("field", "status"), [("Authorization", 401), ("Host", 403)])
 async def test_a_stranger_whose_body_never_comes_is_refused_and_closed_without_reading_it(
-    tmp_path: Path, field: str, status: int
+    tmp_path: Path, field: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(app, "LINGER_S", 0.3)
     async with open_flow(tmp_path, "tcp") as flow, open_line(flow) as line:
         fields = {field: "x", "Content-Length": "1000000"}
         line.writer.write(request_bytes(flow, "POST", "/v1/workspaces", fields) + b"{")

@@ -15,9 +15,14 @@ from tests.flow.runs import Stage, open_runs, open_stage
 from tests.flow.written import config_of, provider
 from tests.support import contract, model_config
 
-SMALL: dict[str, object] = {"context_window": 1000, "cost_per_1m_in": 10.0, "cost_per_1m_out": 20.0}
+WINDOW = 10_000
+SMALL: dict[str, object] = {
+    "context_window": WINDOW,
+    "cost_per_1m_in": 10.0,
+    "cost_per_1m_out": 20.0,
+}
 HELD = Reply(deltas=["In ", "short."], hold_after=1)
-FULL = ScriptedUsage(input=790, output=10)  # Of a window of 1,000 a fifth is left.
+FULL = ScriptedUsage(input=7_990, output=10)  # A fifth of the window is left.
 
 
 def summing(reply: Reply, *replies: Reply, then: str = "Fine.") -> Script:
@@ -305,7 +310,7 @@ async def test_a_summary_that_fails_in_mid_turn_ends_the_run_and_the_next_one_ru
 
 @pytest.mark.parametrize("why", ["switched off", "window unknown", "room enough"])
 async def test_nothing_is_summarized_that_need_not_or_must_not_be(tmp_path: Path, why: str) -> None:
-    window = {"switched off": 1000, "window unknown": 0, "room enough": 1001}[why]
+    window = {"switched off": WINDOW, "window unknown": 0, "room enough": WINDOW + 1}[why]
     play = summing(Reply(text="In short."), nearly_full(Reply(text="All of it.")))
     async with open_model_server(play) as model:
         config = model_config(model.url, context_window=window)
@@ -318,9 +323,9 @@ async def test_nothing_is_summarized_that_need_not_or_must_not_be(tmp_path: Path
 
 
 async def test_a_context_that_was_written_to_a_cache_is_as_full_as_any(tmp_path: Path) -> None:
-    cached = ScriptedUsage(input=10, output=10, cache_write=780)
+    cached = ScriptedUsage(input=10, output=10, cache_write=7_980)
     play = summing(Reply(text="In short."), Reply(text="All of it.", usage=cached))
-    about = {"id": "demo-1", "name": "Demo One", "context_window": 1000}
+    about = {"id": "demo-1", "name": "Demo One", "context_window": WINDOW}
     async with open_model_server(play) as model:
         config = config_of({"demo": provider(model.url, type="anthropic", models=[about])})
         async with open_stage(tmp_path, "unix", model, config=config) as stage:

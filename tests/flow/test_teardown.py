@@ -242,7 +242,7 @@ async def test_nothing_of_a_closed_workspace_waits_on_the_clock(flow: FlowServer
         await events.end()
     await closed(flow, remote)
     await flow.settle()
-    assert flow.clock.armed() == 1  # The server's own linger.
+    assert flow.clock.armed() == 2  # The server's own: its linger, and the sweep of its fleet.
 
 
 @contract("EXC-19")

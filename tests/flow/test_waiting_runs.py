@@ -29,7 +29,7 @@ from tests.flow.drive import closed
 from tests.flow.lives import AWAY_S, ends, open_lives, outcomes
 from tests.flow.probes import Gate, Probe, Wound, calling, script
 from tests.flow.reading import assert_answered, assert_paired, results_of
-from tests.flow.runs import Image, Stage, open_heard
+from tests.flow.runs import Image, Stage, open_heard, says
 from tests.support import contract, model_config
 
 
@@ -58,6 +58,7 @@ async def test_an_open_ask_outlives_the_server_and_its_call_runs_once(
                 assert await request_in(crush) == ask
             assert await asks(stage) == {ask.id: "open"}
             assert await outcomes(stage) == {run_id: "waiting"}
+            assert await request_in(stage.heard) == ask  # It is told how things stand by then.
             assert await answer(stage, ask.id, "allow")
             complete = await stage.heard.complete(run_id)
             assert complete.text == "Fine."
@@ -222,7 +223,8 @@ async def test_an_ask_whose_call_no_longer_needs_it_is_withdrawn_and_the_turn_go
         config = model_config(lives.model.url) | (rules if change == "rule" else {})
         tools = [] if change == "gone" else [tool]
         async with lives.next(*tools, config=config) as stage:
-            await stage.heard.text("Hello")
+            # It may have said so before anybody listened: then that is in what they are shown.
+            await stage.heard.until(lambda told: "message" in told.type and says(told, "Hello"))
             assert await asks(stage, "all") == {ask.id: "withdrawn"}
             assert not await answer(stage, ask.id, "allow")
             assert await outcomes(stage) == {run_id: "active"}

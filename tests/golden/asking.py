@@ -28,7 +28,7 @@ async def ask_for_permission(story: Story, session_id: SessionId) -> None:
     model.add(Reply(deltas=["Deployed twice."], usage=USAGE))
     await prompt(story, session_id, "Deploy to staging, twice.")
     await story.question()
-    request = await _shown(story, "call_4")
+    request = await shown_ask(story, "call_4")
     await story.tick()
     await story.ask("GET", f"{W}/permissions/asks")
     await story.ask("GET", f"{W}/runs", query={"state": "waiting"})
@@ -36,10 +36,10 @@ async def ask_for_permission(story: Story, session_id: SessionId) -> None:
         raw = await story.attach(exits, 2, "delta", types=ASKS)
         await raw.until(b"permission_request")
     await story.gone(2)
-    await _answer(story, UNKNOWN, "allow")
-    await _answer(story, request.id, "maybe")
+    await answer_ask(story, UNKNOWN, "allow")
+    await answer_ask(story, request.id, "maybe")
     for client in (1, 0):  # The second comes too late.
-        await _answer(story, request.id, "allow_session", story.clients[client])
+        await answer_ask(story, request.id, "allow_session", story.clients[client])
     for _ in range(2):
         await story.question()
     await story.idle(session_id)
@@ -53,8 +53,8 @@ async def ask_for_permission(story: Story, session_id: SessionId) -> None:
     model.add(calling("call_6", "stage"))
     await prompt(story, session_id, "And once more.", 10)
     await story.question()
-    again = await _shown(story, "call_6")
-    await _answer(story, again.id, "deny")
+    again = await shown_ask(story, "call_6")
+    await answer_ask(story, again.id, "deny")
     await story.idle(session_id)
     await story.tick()
     await story.ask("GET", f"{W}/permissions/asks", query={"state": "all", "session": session_id})
@@ -101,13 +101,13 @@ async def stop_asking(story: Story, session_id: SessionId) -> None:
     model.add(Reply(calls=both, usage=USAGE))
     await prompt(story, session_id, "Deploy to both.", 11, interactive=True)
     await story.question()
-    first = await _shown(story, "call_9")
-    second = await _shown(story, "call_10", "deploy")
+    first = await shown_ask(story, "call_9")
+    second = await shown_ask(story, "call_10", "deploy")
     await story.tick()
-    await _answer(story, first.id, "allow_workspace")
+    await answer_ask(story, first.id, "allow_workspace")
     await story.heard(b'"tool_call_id":"call_9","name":"stage","content"')
     await story.settle()
-    await _answer(story, second.id, "deny")
+    await answer_ask(story, second.id, "deny")
     await story.idle(session_id)
     await story.tick()
     await story.ask("GET", skip)
@@ -129,14 +129,14 @@ async def stop_asking(story: Story, session_id: SessionId) -> None:
     await story.tick()
 
 
-async def _answer(story: Story, ask_id: str, action: str, client_id: str = "") -> None:
+async def answer_ask(story: Story, ask_id: str, action: str, client_id: str = "") -> None:
     """As a Crush client does, which sends the request back; it does not say who it is."""
     body = {"permission": {"id": ask_id, "tool_name": "bash", "params": None}, "action": action}
     query = {"client_id": client_id} if client_id else None
     await story.ask("POST", f"{W}/permissions/grant", body, query)
 
 
-async def _shown(story: Story, call_id: str, name: str = "stage") -> PermissionRequest:
+async def shown_ask(story: Story, call_id: str, name: str = "stage") -> PermissionRequest:
     """Wait until our own client is shown what a call asks for."""
     await story.heard(f'"tool_call_id":"{call_id}","tool_name":"{name}","description"'.encode())
     told = [one for one in story.streams[0].raw.events() if one.type == "permission_request"]

@@ -8,7 +8,9 @@ from pathlib import Path
 import uvloop
 
 from culm.testing.model_server import open_model_server
+from tests.fleet.parents import open_stage
 from tests.flow.conftest import open_flow
+from tests.golden.agents import Colleagues
 from tests.golden.scenario import SETTINGS, play
 from tests.golden.story import Story, StoryClock
 from tests.golden.transcript import HERE, kept, render
@@ -23,7 +25,10 @@ async def perform(folder: Path, kind: str) -> Story:
     async with (
         asyncio.timeout(PLAY_S),
         open_model_server(SCRIPT) as model,
-        open_flow(folder.resolve(), kind, clock=clock, settings=SETTINGS, tools=TOOLS) as flow,
+        open_stage(Colleagues) as stage,
+        open_flow(
+            folder.resolve(), kind, clock=clock, settings=SETTINGS, tools=TOOLS, launcher=stage
+        ) as flow,
     ):
         return await play(flow, clock, model)
 

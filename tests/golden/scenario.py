@@ -1,7 +1,7 @@
 """One fixed story that calls every route and tells every event, so that answers are full.
 
-What nothing in the product makes yet (a sub-agent, a language server) is put in where the product
-would put it: messages through the workspace, events through its store.
+What nothing in the product makes yet (a linked picture, a language server) is put in where the
+product would put it: messages through the workspace, events through its store.
 """
 
 from contextlib import AsyncExitStack
@@ -10,7 +10,7 @@ from culm.ids import Ids, SessionId
 from culm.settings import Settings
 from culm.store.base import Op
 from culm.store.history import add_file
-from culm.store.sessions import add_session, set_todos
+from culm.store.sessions import set_todos
 from culm.testing.model_server import ModelServer
 from culm.wire import messages as parts
 from culm.wire import workspaces as wire
@@ -20,6 +20,7 @@ from culm.wire.examples import EXAMPLES
 from culm.wire.sessions import Session, Todo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN
+from tests.golden.agents import hand_work_on, start_agents, write_letters
 from tests.golden.asking import ask_for_permission, ask_questions, stop_asking
 from tests.golden.story import A, S, Story, StoryClock, W
 from tests.golden.transcript import Names
@@ -84,6 +85,9 @@ async def play(flow: FlowServer, clock: StoryClock, model: ModelServer) -> Story
         await end_runs(story, session, other)
         await ask_for_permission(story, session)
         await ask_questions(story, session)
+        await start_agents(story)
+        await hand_work_on(story, session)
+        await write_letters(story, session)
         await stop_asking(story, session)
         await _ask_around(story)
         await _tell_what_is_not_made(story)
@@ -176,15 +180,10 @@ async def _begin_sessions(story: Story) -> tuple[SessionId, SessionId]:
 
 
 async def _write_what_is_not_made(story: Story, session_id: SessionId) -> None:
-    """A linked picture, a sub-agent, and a list of what is left to do."""
+    """A linked picture, and a list of what is left to do."""
     picture = parts.ImageUrlPart(parts.ImageUrl("https://example.com/shot.png", "low"))
-    message, written = story.workspace.messages.add(session_id, "user", [picture])
+    _, written = story.workspace.messages.add(session_id, "user", [picture])
     await written
-    await story.tick()
-    child = SessionId(f"{message.id}$$call_1")
-    await story.workspace.store.write(
-        add_session(child, "A sub-agent", parent_id=session_id, sessions_max=9)
-    )
     await story.tick()
     todos = [Todo("Look", "completed"), Todo("Run the tests", "in_progress", "Running the tests")]
     await story.workspace.store.write(set_todos(session_id, todos))

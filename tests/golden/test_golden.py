@@ -46,6 +46,18 @@ OURS = {
     f"DELETE {_W}/permissions/grants/{{grant_id}}",
     f"GET {_W}/questions",
     f"GET {_W}/processes",
+    f"GET {_W}/agents",
+    f"POST {_W}/agents",
+    f"GET {_W}/agents/{{agent_id}}",
+    f"POST {_W}/agents/{{agent_id}}/message",
+    f"POST {_W}/agents/{{agent_id}}/cancel",
+    f"POST {_W}/agents/{{agent_id}}/budget",
+    f"GET {_W}/mail",
+    f"POST {_W}/mail",
+    f"POST {_W}/mail/ring",
+    f"GET {_W}/mail/letters/{{letter_id}}",
+    f"POST {_W}/mail/letters/{{letter_id}}/reply",
+    "POST /v1/mail/ring",
 }
 # What this version refuses whatever it is asked; a route that is built leaves this list.
 UNBUILT = {

@@ -36,6 +36,8 @@ _NAMED = {
     "ask_changed": ("ask", "ask_id"),
     "question_changed": ("batch", "batch_id"),
     "grant_changed": ("grant", "id"),
+    "agent_started": ("agent", "agent_id"),
+    "letter_changed": ("letter", "letter_id"),
 }
 _BUILD = {
     "version": re.compile(r'(?<="version": ")[^"]+|(?<="build_id": "culm-)[^"]+'),

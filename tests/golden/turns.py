@@ -140,6 +140,7 @@ async def take_a_turn(story: Story, session_id: SessionId) -> None:
         model.add(reply)
     attachments = [{**SHOT, "content": "iVBORw0KGgo="}]
     said = "What fails here? “Ärger” 🙂 <b>&</b>"
+    clock.delays.clear()  # Others may wait as long as a retry does.
     await prompt(story, session_id, said, attachments=attachments, limits={"steps": 50})
     await story.question()
     await story.heard(b"A first try")

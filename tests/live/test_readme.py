@@ -54,19 +54,34 @@ async def test_the_examples_of_the_interface_page_run_as_they_stand(folder: Path
         assert "Expected `str`, got `int` - at `$.title`" in output
 
 
-async def test_the_demonstration_looks_changes_runs_and_is_refused_and_leaves_nothing_running(
+async def test_the_demonstration_has_two_agents_look_change_run_and_be_refused_and_leaves_nothing(
     folder: Path,
 ) -> None:
     ended = await run_process(folder, str(ROOT / "examples" / "first_run.py"))
     assert ended.status == 0
-    assert "culm's offline model" in ended.stdout
-    told = [line for line in ended.stderr.splitlines() if not line.startswith("  | ")]
-    assert [line.split(":")[0] for line in told if line[0] not in "←"] == [
-        *("→ view README.md", "→ grep height_m *.py", "→ view garden.py"),
-        *("→ edit garden.py", "allowed", "→ bash make test", "allowed"),
-        *("→ bash rm README.md", "✗ bash", "hint"),
-    ]
-    assert "  | OK" in ended.stderr.splitlines()
+    assert ended.stdout.count("culm's offline model") == 1
+    told = ended.stderr.splitlines()
+    assert told[0].startswith("→ agent 2: read README.md and run `rm README.md`; replace ")
+    assert told[-1].startswith("tree: 3 agents, ")
+    # What happened to each of them, in its order; they work side by side.
+    happened = {
+        name: [
+            line.removeprefix(f"[{name}] ").split(":")[0]
+            for line in told
+            if line.startswith(f"[{name}] ") and line[len(name) + 3] not in "| ←"
+        ]
+        for name in ("read README.md", "edit garden.py")
+    }
+    assert happened == {
+        "read README.md": [
+            *("started", "→ view README.md", "→ bash rm README.md", "✗ bash", "hint", "completed"),
+        ],
+        "edit garden.py": [
+            *("started", "→ view garden.py", "→ edit garden.py", "allowed"),
+            *("→ bash make test", "allowed", "completed"),
+        ],
+    }
+    assert "[edit garden.py]   | OK" in told
     assert ended.stdout.splitlines()[-2:] == [
         "-    return min(age_years, 8) * 5",
         "+    return min(age_years, 8) * 0.5",

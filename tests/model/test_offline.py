@@ -7,9 +7,18 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.ids import MessageId, SessionId
+from culm.agents.results import Report, result_of
+from culm.agents.roles import BUILT_IN
+from culm.ids import AgentId, MessageId, SessionId
 from culm.model.base import CallBegan, CallDelta, Done, ModelEvent, Request, TextDelta, ToolSpec
-from culm.model.offline import SUMMARY_WORDS, TITLE_WORDS, OfflineModel, Use, answer_to
+from culm.model.offline import (
+    FOR_AGENT_WORDS,
+    SUMMARY_WORDS,
+    TITLE_WORDS,
+    OfflineModel,
+    Use,
+    answer_to,
+)
 from culm.model.offline_answers import INTRODUCTION
 from culm.model.offline_intents import INTENTS_MAX
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM, summary_prompt
@@ -18,6 +27,7 @@ from culm.store.sessions import add_session
 from culm.tools.base import Call, Tool
 from culm.tools.jobs import open_jobs
 from culm.tools.registry import make_tools
+from culm.wire.agents import Agent
 from culm.wire.codec import Json
 from culm.wire.messages import (
     Binary,
@@ -46,7 +56,7 @@ PARAMETERS = {
     "write": ["file_path", "content"],
     "fetch": ["url", "format"],
     "download": ["url", "file_path"],
-    "agent": ["prompt"],
+    "agent": ["prompt", "name", "assignments"],
 }
 ALL = tuple(
     ToolSpec(name, "", {"type": "object", "properties": {key: {} for key in keys}})
@@ -224,6 +234,33 @@ def test_everything_else_is_one_call() -> None:
         assert answer_to(Request("", [said(prompt)], ALL)).uses == (use,)
 
 
+def test_agents_side_by_side_are_one_call_and_the_answer_has_what_each_reported() -> None:
+    messages = [said("have one agent read a.txt and another have an agent rest")]
+    (use,) = answer_to(Request("", messages, ALL)).uses
+    assignments = [
+        {"prompt": "read a.txt", "name": "read a.txt"},
+        {"prompt": "have an agent rest"},
+    ]
+    assert use == Use("agent", {"assignments": assignments})
+    agents = [
+        Agent(AgentId(f"id{n}"), "", SessionId("s"), name=name, state="ended", outcome="completed")
+        for n, name in enumerate(("read a.txt", "have an agent rest"))
+    ]
+    reported = result_of([Report(agents[0], "a.txt:\nhi"), Report(agents[1], "Done.\n[1]")])
+    messages += [called("agent"), resulted("agent", reported.content)]
+    assert answer_to(Request("", messages, ALL)).text == (
+        "The 2 sub-agents answered:\n\n"
+        "## read a.txt\na.txt:\nhi\n\n## have an agent rest\nDone.\n[1]"
+    )
+
+
+def test_only_whoever_talks_to_people_introduces_itself() -> None:
+    system = BUILT_IN["worker"].prompt
+    assert FOR_AGENT_WORDS in system
+    assert not answer_to(Request(system, [said("hello")], ALL)).text.startswith(INTRODUCTION)
+    assert answer_to(Request("", [said("hello")], ALL)).text.startswith(INTRODUCTION)
+
+
 def test_an_attached_file_is_named_with_its_size() -> None:
     attached = BinaryPart(Binary("notes.txt", "text/plain", b"x" * 1234))
     answer = answer_to(Request("", [message("user", TextPart(Text("hm?")), attached)], ALL))
@@ -280,6 +317,7 @@ def test_a_summary_of_much_is_bounded() -> None:
 
 WORDS = (
     *("list", "read", "search for", "how many", "run", "create", "replace", "ask a sub-agent to"),
+    *("have one agent", "another", "two agents"),
     *("files", "lines", "the", "first", "python", "file", "README.md", "a.txt", "TODO", "make"),
     *("and", "then", "in", "with", "by", "$", '"', "`", "```", "\n", ",", "."),
 )

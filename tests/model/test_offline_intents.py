@@ -114,8 +114,35 @@ PHRASES: dict[str, Intent] = {
     "What has changed so far?": Run("git status --short"),
     "show me the changes": Run("git status --short"),
     # delegate
-    "ask a sub-agent to list the files and read a.py": Delegate("list the files and read a.py"),
-    "delegate: count the files\nand rest": Delegate("count the files\nand rest"),
+    "ask a sub-agent to list the files and read a.py": Delegate(("list the files and read a.py",)),
+    "delegate: count the files\nand rest": Delegate(("count the files\nand rest",)),
+    "delegate read a.txt to another agent": Delegate(("read a.txt",)),
+    "have an agent have another agent read a.txt": Delegate(("have another agent read a.txt",)),
+    "ask an agent to compare this file and another file": Delegate(
+        ("compare this file and another file",)
+    ),
+    # several agents
+    "Have one agent read README.md and another count the TODOs in *.py files": Delegate(
+        ("read README.md", "count the TODOs in *.py files")
+    ),
+    "Have one agent read a.txt, another one run `make` and a third list the files.": Delegate(
+        ("read a.txt", "run `make`", "list the files")
+    ),
+    "let one sub-agent read a.txt and run make, and let another sub-agent read b": Delegate(
+        ("read a.txt and run make", "read b")
+    ),
+    "have one agent have another agent read a.txt and another read b.txt": Delegate(
+        ("have another agent read a.txt", "read b.txt")
+    ),
+    'ask two agents: "read README.md", "search for height_m"': Delegate(
+        ("read README.md", "search for height_m")
+    ),
+    "ask two agents to read README.md and search for height_m": Delegate(
+        ("read README.md", "search for height_m")
+    ),
+    "use 3 agents:\n- read a\n- read b\n- list the files and read c": Delegate(
+        ("read a", "read b", "list the files and read c")
+    ),
 }
 
 

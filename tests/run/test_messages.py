@@ -16,7 +16,8 @@ from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.workspace.workspace import About, Workspace, open_workspace
+from culm.workspace.about import About
+from culm.workspace.workspace import Workspace, open_workspace
 from tests.support import NO_EQUIPMENT, WAIT_S, FakeClock, contract, fixed_origins
 
 PATH = Path("/project")

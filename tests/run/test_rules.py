@@ -25,6 +25,7 @@ class Standing:
     stop: rules.Stop | None = None
     cancelled: bool = False
     asked_of: tuple[object, ...] = ("provider", "model", None)
+    joins: bool = False
 
 
 def test_whoever_finds_others_live_is_queued() -> None:
@@ -51,6 +52,7 @@ def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
         (Standing("folded"), Standing("active"), False),
         (Standing(asked_of=("provider", "other", None)), Standing("active"), False),
         (Standing(asked_of=("provider", "model", "allow")), Standing("active"), False),
+        (Standing(asked_of=("provider", "other", "deny"), joins=True), Standing("active"), True),
     ],
 )
 def test_a_queued_prompt_folds_unless_its_caller_gave_an_id(
@@ -82,11 +84,14 @@ def crashed(
     *,
     cancelled: bool = False,
     waits: bool = False,
+    waited_for: bool = False,
+    letter: bool = False,
     behind: bool = False,
     unusable: str = "",
     away_s: float = 0.0,
 ) -> Crashed:
-    return Crashed(state, cancelled, waits, behind, unusable, away_s, AWAY_S_MAX)
+    about = (state, cancelled, waits, waited_for, letter, behind, unusable, away_s, AWAY_S_MAX)
+    return Crashed(*about)
 
 
 @contract("EXC-16")
@@ -104,6 +109,10 @@ def crashed(
         (crashed("accepted", cancelled=True), End(CANCELED)),
         (crashed("queued", cancelled=True, behind=True, away_s=1e9), End(CANCELED)),
         (crashed("accepted"), Resume()),
+        (crashed("accepted", waited_for=True), End(INTERRUPTED)),
+        (crashed("queued", letter=True, behind=True, away_s=1e9), Resume()),
+        (crashed("queued", letter=True, unusable="no key"), Hold("no key")),
+        (crashed("queued", waited_for=True, cancelled=True), End(CANCELED)),
         (crashed("queued", away_s=AWAY_S_MAX), Resume()),
         (crashed("queued", behind=True), Hold(rules.BEHIND_INTERRUPTED)),
         (crashed("accepted", unusable="no key"), Hold("no key")),

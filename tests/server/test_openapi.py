@@ -33,6 +33,7 @@ from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Rule, Script
 from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
+from tests.fleet.parents import open_stage
 from tests.support import WAIT_S, FakeClock, model_config, serve_options
 
 FOR_EVER = "Take all the time there is."
@@ -100,6 +101,10 @@ CHECKS: list[object] = [
 OPERATIONS = {o.label: o for o in (found.ok() for found in load(document()).get_all_operations())}
 
 
+# Nobody is told so of what there is.
+NOT_FOUND = ("workspace_not_found", "run_not_found", "agent_not_found", "letter_not_found")
+
+
 def operation_of(label: str) -> dict[str, Json]:
     route = BY_LABEL[label]
     return document()["paths"][route.path][route.method.lower()]
@@ -143,6 +148,28 @@ class Running:
         assert made.status_code == 202, made.text
         return made.headers[RUN_HEADER]
 
+    def new_agent(self) -> str:
+        self._name_model()
+        path = f"/v1/workspaces/{self.workspace_id}/agents"
+        made = self.ask("POST", path, {"prompt": "x"})
+        assert made.status_code == 202, made.text
+        return str(made.json()["agent_id"])
+
+    def new_letter(self) -> str:
+        path = f"/v1/workspaces/{self.workspace_id}/mail"
+        made = self.ask("POST", path, {"to": self.new_agent(), "text": "x"})
+        assert made.status_code == 202, made.text
+        return str(made.json()["letter_id"])
+
+    def new_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of things that are made anew for each request, of those that are named."""
+        make = {
+            "run_id": self.new_run,
+            "agent_id": self.new_agent,
+            "letter_id": self.new_letter,
+        }
+        return {name: make[name]() for name in names if name in make}
+
     def _name_model(self) -> None:
         """Whatever a test has made of the configuration meanwhile."""
         path = f"/v1/workspaces/{self.workspace_id}/config"
@@ -154,8 +181,7 @@ class Running:
     def path_of(self, route: Route) -> str:
         """Its path, with what there is in it."""
         ids = {"workspace_id": self.workspace_id, "session_id": self.session_id}
-        if "{run_id}" in route.path:
-            ids["run_id"] = self.new_run()
+        ids |= self.new_ids(re.findall(r"{(\w+)}", route.path))
         return route.path.format(**ids, client_id=self.visitor, lsp="gopls")
 
 
@@ -174,7 +200,8 @@ def open_threaded_server(folder: Path) -> Generator[tuple[Server, str]]:
         options = serve_options(folder, "tcp://127.0.0.1:0", settings=Settings(queue_max=1000))
         async with (
             open_model_server(SCRIPT) as model,
-            open_server(options, FakeClock(), Ids(), lambda: None) as server,
+            open_stage() as stage,
+            open_server(options, FakeClock(), Ids(), lambda: None, launcher=stage) as server,
         ):
             servers.append((server, model.url))
             started.set()
@@ -281,7 +308,10 @@ def test_every_example_of_a_request_is_accepted_as_it_stands(running: Running, l
     path = running.path_of(BY_LABEL[label])
     needs_client = any(p["name"] == "client_id" for p in operation_of(label)["parameters"])
     query = f"?client_id={running.visitor}" if needs_client else ""
-    answer = running.ask(BY_LABEL[label].method, path + query, content["example"])
+    example = content["example"]
+    if "worktree" in example:
+        example = {**example, "worktree": False}  # There is no repository here.
+    answer = running.ask(BY_LABEL[label].method, path + query, example)
     if answer.status_code >= 300:
         # It was understood; there may still be no such session, or a workspace open.
         assert answer.json()["code"] != "invalid_request", answer.text
@@ -303,8 +333,7 @@ def tame(label: str, case: Drawn, running: Running, *, real: bool) -> None:
     ids = {"workspace_id": running.workspace_id, "session_id": running.session_id}
     if label == f"DELETE {_W}/sessions/{{session_id}}":
         ids["session_id"] = running.new_session()
-    if "run_id" in case.path_parameters:
-        case.path_parameters["run_id"] = running.new_run()
+    ids |= running.new_ids(case.path_parameters)
     _replace(case.path_parameters, ids)
     ids["client_id"] = running.visitor
     _replace(case.query, ids)
@@ -324,7 +353,7 @@ def check(label: str, case: Drawn, response: Response, *, real: bool) -> None:
         assert str(status) in documented, "a success is documented by its number"
         assert "content" in documented[str(status)] or response.content == b""
     elif real and "workspace_id" in case.path_parameters:
-        assert response.json()["code"] not in ("workspace_not_found", "run_not_found")
+        assert response.json()["code"] not in NOT_FOUND
 
 
 bounded = settings(

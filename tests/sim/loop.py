@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-SEEDS = range(int(os.environ.get("CULM_SIM_SEEDS", "120")))
+# How many worlds of a kind a test tries; `make soak` goes on from there.
+SEEDS_MAX = int(os.environ.get("CULM_SIM_SEEDS", "120"))
 
 
 class Deadlock(Exception):

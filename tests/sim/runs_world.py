@@ -19,10 +19,11 @@ from culm.store.store import Store
 from culm.tools.base import Tool
 from culm.wire.agent import RunComplete
 from culm.wire.state import StoreHealth
+from culm.workspace.about import About
 from culm.workspace.claims import Created, Fate
 from culm.workspace.configuration import Origins
 from culm.workspace.workshop import Equipment
-from culm.workspace.workspace import About, Workspace
+from culm.workspace.workspace import Workspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks
 from tests.sim.runs_outside import WINDOW, Question, SimModel, SimTool, Step, World, draw_plan

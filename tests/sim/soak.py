@@ -1,4 +1,4 @@
-"""More seeds than a test has time for: worlds of runs, asks and fleets, as long as one wishes.
+"""More seeds than a test has time for: runs, asks, fleets and trees, as long as one wishes.
 
 `python -m tests.sim.soak [--seeds N] [--from K] [--minutes M] [--jobs J]` tells how far it is, each
 seed that fails, and how to repeat it. The exit status is 1 if one did.
@@ -20,10 +20,11 @@ from tests.sim.test_asks import one_world as world_of_asks
 from tests.sim.test_fleet import one_world as world_of_fleets
 from tests.sim.test_fleet import strange_world
 from tests.sim.test_runs import one_world as world_of_runs
+from tests.sim.test_tree import one_world as world_of_trees
 
 BATCH = 25  # Seeds between two looks at the clock.
 # Each seed is one of each.
-WORLDS = (world_of_runs, world_of_asks, world_of_fleets, strange_world)
+WORLDS = (world_of_runs, world_of_asks, world_of_fleets, strange_world, world_of_trees)
 Tried = tuple[
     int, list[tuple[int, str]]
 ]  # How many worlds, and the seeds that failed, each with why.

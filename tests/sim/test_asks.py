@@ -3,7 +3,6 @@ none approved by nobody."""
 
 import asyncio
 import contextlib
-import os
 
 import pytest
 
@@ -17,20 +16,17 @@ from tests.sim.asks_actors import (
 )
 from tests.sim.asks_checks import check_asks
 from tests.sim.asks_outside import AskWorld
-from tests.sim.loop import SimLoop, simulate
+from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.runs_actors import SESSIONS, trouble
 from tests.sim.runs_checks import check_all, log_is_told_in_order
 from tests.sim.runs_disk import number_tasks
-from tests.sim.test_runs import begin, no_log, settle, start_once_more
+from tests.sim.test_runs import begin, settle, start_once_more
 from tests.support import contract
 
 CLIENTS = 3
 OPERATIONS = 8  # Of each.
-SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "240")) // 2
 BATCH = 20
 REST = 4.0  # People need time to answer, between two crashes.
-
-__all__ = ["no_log"]  # A fixture of these tests, too.
 
 
 async def one_world(loop: SimLoop) -> None:
@@ -74,7 +70,7 @@ async def live_through(server: AskServer) -> None:
 
 
 @contract("INV-77", "EXC-5", "EXC-8", "EXC-9")
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, SEEDS_MAX, BATCH))
 def test_every_ask_is_answered_once_by_somebody_and_none_is_lost(first: int) -> None:
-    for seed in range(first, min(first + BATCH, SEEDS)):
+    for seed in range(first, min(first + BATCH, SEEDS_MAX)):
         simulate(seed, one_world)

@@ -21,12 +21,10 @@ from culm.store.base import Op, Tx
 from culm.store.sql import QUERIES
 from culm.wire.asks import PermissionGrant
 from tests.sim.loop import simulate
-from tests.sim.test_asks import no_log, one_world
+from tests.sim.test_asks import one_world
 from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
 
-SEEDS = range(150)
-
-__all__ = ["no_log"]  # A fixture of these tests, too.
+SEEDS = range(120)
 
 
 # --- what is switched off

@@ -4,7 +4,6 @@ Every run ends once, and no process, link, record or task is left.
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -14,17 +13,14 @@ from tests.sim.fleet_actors import Trouble
 from tests.sim.fleet_checks import check_fleet
 from tests.sim.fleet_strangers import Stranger, check_strangers, start_worker
 from tests.sim.fleet_world import FleetWorld
-from tests.sim.loop import SimLoop, simulate
-from tests.sim.test_runs import no_log
+from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.support import contract
 
-SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "1000"))
-BATCH = 125
+FLEETS = 4 * SEEDS_MAX  # They are small.
+BATCH = 120
 WORLD_S = 3_000.0  # A parent that is there for so long hangs.
 SETTLE_S = 80.0  # The time that a worker has to leave, and a lease.
 STRANGE_S = 300.0
-
-__all__ = ["no_log"]  # A fixture of these tests, too.
 
 
 async def one_world(loop: SimLoop) -> FleetWorld:
@@ -74,16 +70,16 @@ async def suffer_strangers(world: FleetWorld) -> None:
 
 
 @contract("FLEET-25", "FLEET-27", "FLEET-98", "FLEET-99", "FLEET-P4", "FLEET-P5")
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, FLEETS, BATCH))
 def test_every_run_ends_once_and_nothing_is_left(first: int) -> None:
-    for seed in range(first, min(first + BATCH, SEEDS)):
+    for seed in range(first, min(first + BATCH, FLEETS)):
         simulate(seed, one_world)
 
 
 @contract("FLEET-7", "FLEET-26", "FLEET-27", "FLEET-P4", "FLEET-P5")
-@pytest.mark.parametrize("first", range(0, SEEDS // 4, BATCH))
+@pytest.mark.parametrize("first", range(0, SEEDS_MAX, BATCH))
 def test_a_worker_ends_every_run_once_whatever_its_parent_says(first: int) -> None:
-    for seed in range(first, min(first + BATCH, SEEDS // 4)):
+    for seed in range(first, min(first + BATCH, SEEDS_MAX)):
         simulate(seed, strange_world)
 
 

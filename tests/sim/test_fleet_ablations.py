@@ -25,12 +25,10 @@ from culm.fleet.serving.sink import Sink
 from culm.wire.codec import Json
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop, simulate
-from tests.sim.test_fleet import no_log, one_world, strange_world
+from tests.sim.test_fleet import one_world, strange_world
 from tests.sim.test_runs_ablations import Ablation, is_missed, name_of
 
 SEEDS = range(300)
-
-__all__ = ["no_log"]  # A fixture of these tests, too.
 
 
 # --- in a worker

@@ -24,9 +24,10 @@ from culm.store.store import open_memory_store
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace import claims
 from culm.workspace import workspace as workspace_module
+from culm.workspace.about import About
 from culm.workspace.registry import Registry, open_registry
-from culm.workspace.workspace import About, Workspace, open_workspace
-from tests.sim.loop import SEEDS, SimClock, SimLoop, simulate
+from culm.workspace.workspace import Workspace, open_workspace
+from tests.sim.loop import SEEDS_MAX, SimClock, SimLoop, simulate
 from tests.support import NO_EQUIPMENT, contract, fixed_origins
 
 PATHS = ("/simulated/a", "/simulated/b")
@@ -179,7 +180,7 @@ async def live_through(loop: SimLoop, opener: Opener) -> None:
 
 
 @contract("INV-5", "INV-9", "INV-10", "INV-13", "INV-14", "INV-20", "INV-23", "INV-24", "INV-25")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(SEEDS_MAX))
 def test_a_workspace_lives_exactly_as_long_as_somebody_needs_it(seed: int) -> None:
     simulate(seed, one_world)
 

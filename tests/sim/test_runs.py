@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import logging
-import os
-from collections.abc import Iterator
 
 import pytest
 
 from culm.errors import AppError
 from culm.ids import Ids
 from culm.workspace.workspace import Workspace
-from tests.sim.loop import SimLoop, simulate
+from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.runs_actors import SESSIONS, Client, Observer, trouble
 from tests.sim.runs_checks import check_all, log_is_told_in_order
 from tests.sim.runs_disk import number_tasks
@@ -22,7 +19,6 @@ from tests.support import contract
 CLIENTS = 3
 OPERATIONS = 10  # Of each.
 SETTLE_S = 20_000.0  # Virtual; retries, stalls and slow tools are well inside.
-SEEDS = int(os.environ.get("CULM_SIM_SEEDS", "240"))
 BATCH = 20
 
 
@@ -110,19 +106,11 @@ async def start_once_more(server: RunServer) -> None:
     assert server.last_seq() == before, "a start on a settled store told something"
 
 
-@pytest.fixture(autouse=True)
-def no_log() -> Iterator[None]:
-    """Simulated servers complain much, and formatting that takes a fifth of the time."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 @contract("INV-29", "INV-32", "INV-34", "INV-35", "INV-36", "INV-37", "INV-39", "INV-40", "INV-41")
 @contract("INV-42", "INV-43", "INV-44", "INV-47", "INV-48", "INV-49", "INV-50", "INV-53", "INV-56")
 @contract("INV-57", "INV-58", "INV-82", "EXC-1", "EXC-3", "EXC-8", "EXC-9", "EXC-10", "EXC-11")
 @contract("EXC-12", "EXC-16", "EXC-18", "EXC-20")
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, SEEDS_MAX, BATCH))
 def test_every_run_ends_once_and_its_record_is_true(first: int) -> None:
-    for seed in range(first, min(first + BATCH, SEEDS)):
+    for seed in range(first, min(first + BATCH, SEEDS_MAX)):
         simulate(seed, one_world)

@@ -18,7 +18,8 @@ from culm.wire.codec import decode, encode
 from culm.wire.events import Resync
 from culm.wire.messages import Message
 from culm.wire.state import Snapshot
-from culm.workspace.workspace import About, Workspace
+from culm.workspace.about import About
+from culm.workspace.workspace import Workspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.support import NO_EQUIPMENT, fixed_origins
 

@@ -5,7 +5,7 @@ They join no workspace and start no server; where there is none, nothing is aske
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from culm.cli.call_lines import head_of
+from culm.cli.call_notes import path_text
 from culm.cli.lines import columns
 from culm.client.http import Refused, RemoteWorkspace, open_client
 from culm.client.launch import Wanted, find_token, is_answered
@@ -24,6 +25,7 @@ from culm.wire.asks import Ask, PermissionRequest
 from culm.wire.processes import Process
 
 T = TypeVar("T")
+Names = Mapping[str, str]  # Of agents, by their ids.
 
 ID_CHARS = 8  # Enough to tell apart what is open at once.
 ACTIONS = {
@@ -42,12 +44,36 @@ class Where:
 
 
 def show_asks(where: Where, *, as_json: bool) -> None:
-    found = _look(where, RemoteWorkspace.asks, [])
+    async def look(workspace: RemoteWorkspace) -> tuple[list[Ask[PermissionRequest]], Names]:
+        asks = await workspace.asks()
+        return asks, await _names_in(workspace, asks)
+
+    found, names = _look(where, look, ([], {}))
     rows = [
-        (ask.request.id[:ID_CHARS], ask.request.tool_name, head_of(ask.request.description))
-        for ask in found
+        (ask.request.id[:ID_CHARS], ask.request.tool_name, words_of(ask, names)) for ask in found
     ]
     _show(found, rows, "nothing is asked here", as_json=as_json)
+
+
+def words_of(ask: Ask[PermissionRequest], names: Names) -> str:
+    """What is asked, and which agents lead to it."""
+    # The first of a path may be the one that people talk to, which has no name.
+    path = [
+        names.get(agent_id) or agent_id[:ID_CHARS]
+        for place, agent_id in enumerate(ask.agent_path)
+        if place or agent_id in names
+    ]
+    by = f" (asked by {path_text(path)})" if path else ""
+    return f"{head_of(ask.request.description)}{by}"
+
+
+async def _names_in(
+    workspace: RemoteWorkspace, asks: Sequence[Ask[PermissionRequest]]
+) -> dict[str, str]:
+    """What the agents are called that ask."""
+    if not any(ask.agent_path for ask in asks):
+        return {}
+    return {agent.agent_id: agent.name for agent in await workspace.agents()}
 
 
 def show_processes(where: Where, *, as_json: bool) -> None:
@@ -62,17 +88,18 @@ def show_processes(where: Where, *, as_json: bool) -> None:
 def answer_ask(where: Where, ask_id: str, answer: str) -> None:
     """Raises `NotFound` if there is none, `InvalidRequest` if there are several."""
 
-    async def give(workspace: RemoteWorkspace) -> Ask[PermissionRequest]:
+    async def give(workspace: RemoteWorkspace) -> str:
         ask = find_ask(await workspace.asks(), ask_id)
+        names = await _names_in(workspace, [ask])
         if not await workspace.answer(ask, ACTIONS[answer]):
             raise Failed("it is not open any more: somebody was faster, or the run has ended")
-        return ask
+        return f"{ask.request.tool_name}: {words_of(ask, names)}"
 
-    ask = _look(where, give, None)
-    if ask is None:
+    answered = _look(where, give, None)
+    if answered is None:
         raise NotFound(f"nothing is asked in {where.directory}")
     state = "denied" if answer == "deny" else "allowed"
-    click.echo(f"{state}: {ask.request.tool_name}: {head_of(ask.request.description)}", err=True)
+    click.echo(f"{state}: {answered}", err=True)
 
 
 def find_ask(asks: Sequence[Ask[PermissionRequest]], ask_id: str) -> Ask[PermissionRequest]:

@@ -53,7 +53,9 @@ def asks(
     host: str | None,
     token_file: Path | None,
 ) -> None:
-    """List what the agent of this directory waits for permission for, the latest first.
+    """List what the agents of this directory wait for permission for, the latest first.
+
+    What an agent asks that works for another is listed with all agents that lead to it.
 
     \b
     Example:
@@ -93,7 +95,7 @@ def ps(
     host: str | None,
     token_file: Path | None,
 ) -> None:
-    """List the processes that run for this directory: commands, jobs, hooks.
+    """List the processes that run for this directory: commands, jobs, hooks, agents' workers.
 
     Each with its age, the memory of all its descendants, and what it was started for.
     """

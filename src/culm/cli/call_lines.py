@@ -6,18 +6,20 @@ Pure, from what the wire has to lines of text.
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import msgspec
 from msgspec import Struct
 
 from culm.cli.rules import arguments_of
-from culm.wire.codec import printable
+from culm.wire.codec import Json, printable
 from culm.wire.messages import ToolCall, ToolResult
 
 HEAD_CHARS = 200  # Of a call's input or an error, on one line.
 LINES_MAX = 12  # Of what one call put out or changed ...
 LINES_LAST = 3  # ... with its end, where a command says how it went.
 DIFF_CHARS_MAX = 50_000  # Comparing more takes longer than a person looks at it.
+ASSIGNMENTS_SHOWN_MAX = 10  # More are not read on one line.
 MARGIN = "  | "
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # All but tab and newline.
@@ -35,6 +37,9 @@ _TELLING: Mapping[str, tuple[str, ...]] = {
     "download": ("url", "file_path"),
     "job_output": ("shell_id",),
     "job_kill": ("shell_id",),
+    "agent": ("prompt",),
+    "agent_send": ("agent", "message"),
+    "mail": ("action", "to", "letter", "text"),
 }
 
 
@@ -61,9 +66,22 @@ def head_of(text: str) -> str:
 def call_line(call: ToolCall) -> str:
     """What is called, and with what."""
     given = arguments_of(call.input)
-    values = [given.get(name) for name in _TELLING.get(call.name, ())]
-    told = [value for value in values if isinstance(value, str) and value]
+    assignments = given.get("assignments")
+    if call.name == "agent" and isinstance(assignments, list):
+        several = cast("list[Json]", assignments)
+        told = [f"{len(several):,}:", "; ".join(map(_task_of, several[:ASSIGNMENTS_SHOWN_MAX]))]
+    else:
+        values = [given.get(name) for name in _TELLING.get(call.name, ())]
+        told = [value for value in values if isinstance(value, str) and value]
     return f"→ {call.name} {head_of(' '.join(told) or call.input)}"
+
+
+def _task_of(assignment: Json) -> str:
+    match assignment:
+        case {"prompt": str(prompt)}:
+            return head_of(prompt)
+        case _:
+            return "?"
 
 
 def result_lines(result: ToolResult, passed: int = 0) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The person at the terminal: is shown what a run asks, and answers it.
+"""The person at the terminal: is shown what a run and its agents ask, and answers it.
 
 Owns the conversation and what is typed. Whoever answers first counts, here or elsewhere, so a
 prompt that another client has answered closes by itself.
@@ -15,11 +15,20 @@ from typing import Protocol
 import aiohttp
 
 from culm.cli.call_lines import MARGIN, diff_lines, head_of
+from culm.cli.call_notes import path_text
 from culm.cli.faces import Face, Plain
 from culm.client.http import Refused, RemoteWorkspace
 from culm.client.stream import Follower, Mirror
-from culm.ids import AskId, RunId
-from culm.wire.asks import Ask, PermissionRequest, Question, QuestionResponse
+from culm.client.tree import Tree, id_of
+from culm.ids import AskId
+from culm.wire.asks import (
+    Ask,
+    AskChanged,
+    PermissionRequest,
+    Question,
+    QuestionChanged,
+    QuestionResponse,
+)
 from culm.wire.codec import Json, encode, printable
 
 LINE_BYTES_MAX = 4096  # No terminal has longer lines while they can still be edited.
@@ -55,10 +64,13 @@ class Terminal:
         # What was typed before the question was there is no answer to it.
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         self._face.prompt(prompt)
-        said = (await _readable(sys.stdin.fileno())).decode(errors="replace")
-        if said:
-            self._face.typed()
-        return said
+        try:
+            said = (await _readable(sys.stdin.fileno())).decode(errors="replace")
+            if said:
+                self._face.typed()
+            return said
+        finally:
+            self._face.close_prompt()
 
 
 async def _readable(descriptor: int) -> bytes:
@@ -82,19 +94,19 @@ async def _readable(descriptor: int) -> bytes:
 
 
 class Desk:
-    """Answers what one run asks, one thing after the other."""
+    """Answers what one run and its agents ask, one thing after the other."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
-        run_id: RunId,
+        tree: Tree,
         face: Face,
         lines: Lines,
     ) -> None:
         self._workspace = workspace
         self._follower = follower
-        self._run_id = run_id
+        self._tree = tree
         self._face = face
         self._lines = lines
         self._seen: set[AskId] = set()
@@ -102,77 +114,77 @@ class Desk:
     async def serve(self) -> None:
         """Answer for as long as the caller lets it."""
         while True:
-            await self._follower.until(lambda mirror: bool(self._open(mirror)))
-            for ask_id in self._open(self._follower.mirror):
+            await self._follower.until(lambda _: bool(self._open()))
+            for ask in self._open():
+                ask_id = id_of(ask)
                 try:
-                    await self._ask(ask_id)
+                    await self._ask(ask)
                     self._seen.add(ask_id)
                 except (Refused, *_UNREACHABLE) as exc:
                     self._face.note(f"(cannot answer: {exc}; trying again)")
                     await asyncio.sleep(AGAIN_S)
 
-    def _open(self, mirror: Mirror) -> list[AskId]:
-        asked = {**mirror.asks, **mirror.questions}
-        return [
-            ask_id
-            for ask_id, ask in asked.items()
-            if ask.run_id == self._run_id and ask.state == "open" and ask_id not in self._seen
-        ]
+    def _open(self) -> list[AskChanged | QuestionChanged]:
+        asked = self._tree.asked()
+        return [ask for ask in asked if ask.state == "open" and id_of(ask) not in self._seen]
 
-    async def _ask(self, ask_id: AskId) -> None:
-        if ask_id in self._follower.mirror.questions:
-            await self._answer_questions(ask_id)
+    async def _ask(self, asked: AskChanged | QuestionChanged) -> None:
+        if isinstance(asked, QuestionChanged):
+            await self._answer_questions(asked)
             return
         for ask in await self._workspace.asks():
-            if ask.request.id == ask_id:
-                await self._permit(ask)
+            if ask.request.id == asked.ask_id:
+                await self._permit(ask, asked)
 
-    async def _permit(self, ask: Ask[PermissionRequest]) -> None:
-        for line in lines_of(ask):
+    async def _permit(self, ask: Ask[PermissionRequest], asked: AskChanged) -> None:
+        for line in (*self._path_lines(ask.agent_path), *lines_of(ask)):
             self._face.note(line)
         wider = ", [s] for this session, [w] for this workspace" if ask.grains else ""
         action = None
         while action is None:
-            said = await self._line(AskId(ask.request.id), f"allow it? [y] once{wider}, [n]o: ")
+            said = await self._line(asked, f"allow it? [y] once{wider}, [n]o: ")
             if said is None:
                 return
             # Who closes the terminal has not agreed.
             action = ANSWERS.get(said.strip().lower()) if said else "deny"
         await self._workspace.answer(ask, action)  # What came of it is told to everybody.
 
-    async def _answer_questions(self, batch_id: AskId) -> None:
+    async def _answer_questions(self, asked: QuestionChanged) -> None:
         for ask in await self._workspace.questions():
-            if ask.request.id != batch_id:
+            if ask.request.id != asked.batch_id:
                 continue
+            for line in self._path_lines(ask.agent_path):
+                self._face.note(line)
             responses: list[QuestionResponse] = []
             for question in ask.request.questions:
-                response = await self._answer_one(batch_id, question)
+                response = await self._answer_one(asked, question)
                 if response is None:
                     return
                 responses.append(response)
-            await self._workspace.answer_questions(batch_id, responses)
+            await self._workspace.answer_questions(asked.batch_id, responses)
 
-    async def _answer_one(self, batch_id: AskId, question: Question) -> QuestionResponse | None:
+    async def _answer_one(
+        self, asked: QuestionChanged, question: Question
+    ) -> QuestionResponse | None:
         """None if somebody else has answered, or nobody here will."""
         for line in question_lines(question):
             self._face.note(line)
         while True:
-            said = await self._line(batch_id, _HOW[question.type])
+            said = await self._line(asked, _HOW[question.type])
             if said is None:
                 return None
             if not said:
-                await self._workspace.cancel_questions(batch_id)
+                await self._workspace.cancel_questions(asked.batch_id)
                 return None
             response = parse_response(question, said.strip())
             if response is not None:
                 return response
 
-    async def _line(self, ask_id: AskId, prompt: str) -> str | None:
+    async def _line(self, asked: AskChanged | QuestionChanged, prompt: str) -> str | None:
         """What is typed; None if the ask is closed before."""
 
-        def is_closed(mirror: Mirror) -> bool:
-            ask = mirror.asks.get(ask_id) or mirror.questions.get(ask_id)
-            return ask is not None and ask.state != "open"
+        def is_closed(_: Mirror) -> bool:
+            return self._tree.is_closed(asked)
 
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._lines.read(prompt), name="read a line")
@@ -182,6 +194,10 @@ class Desk:
             reading.cancel()
             closing.cancel()
         return reading.result() if is_said else None
+
+    def _path_lines(self, path: Sequence[str]) -> Iterator[str]:
+        if names := self._tree.titles(path):
+            yield f"  asked by {path_text(names)}"
 
 
 # --- what a person reads

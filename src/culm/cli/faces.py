@@ -1,33 +1,28 @@
-"""How one run looks to a person, or to a script: what is printed of it, and where.
+"""How a run is shown, and how it looks to a person: what is printed of it, and where.
 
 Data goes to stdout, all else to stderr.
 """
 
 import sys
+from collections import deque
 from typing import Protocol
 
-from culm.cli.call_lines import (
-    LINES_MAX,
-    call_line,
-    head_of,
-    margined,
-    result_lines,
-    without_controls,
-)
-from culm.cli.rules import rule_for
+from culm.cli.agent_lines import AgentLines, label_of, used_text
+from culm.cli.call_lines import without_controls
+from culm.cli.call_notes import CallNotes
 from culm.cli.streams import write
 from culm.ids import MessageId
+from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged
-from culm.wire.codec import Json, encode, printable
+from culm.wire.codec import printable
 from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
 
-# How the server refuses what it would have asked somebody who is not there; a test holds it to it.
-_ALONE = "Not allowed: this needs a person's permission"
+HELD_LINES_MAX = 1000  # Of agents that talk while a person thinks; the latest are kept.
 
 
-class Face(Protocol):
-    """How a run is shown."""
+class Telling(Protocol):
+    """How what an agent does is shown."""
 
     def text(self, message_id: MessageId, text: str) -> None: ...
     def again(self, message_id: MessageId) -> None:
@@ -50,20 +45,41 @@ class Face(Protocol):
         ...
 
     def note(self, words: str) -> None: ...
-    def end(self, run: Run, text: str) -> None: ...
 
 
-class Plain:
+class AgentFace(Telling, Protocol):
+    """How an agent that works for a run is shown."""
+
+    def started(self, agent: Agent) -> None:
+        """It was given something to do; perhaps not for the first time."""
+        ...
+
+    def ended(self, agent: Agent) -> None: ...
+
+
+class Face(Telling, Protocol):
+    """How a run is shown."""
+
+    def agent(self, agent: Agent) -> AgentFace:
+        """The face of one that works for the run, or for an agent that has one."""
+        ...
+
+    def end(self, run: Run, text: str, agents: int = 0) -> None:
+        """It is over; so many agents have worked for it."""
+        ...
+
+
+class Plain(CallNotes):
     """For people: the answer on stdout, one line for everything else on stderr."""
 
     def __init__(self, *, has_rules: bool = False) -> None:
-        self._by = "--approve or --allow" if has_rules else "an earlier answer, or a hook"
+        super().__init__(has_rules=has_rules)
         self._in_line = False  # Of stdout.
-        self._in_prompt = False  # Somebody is asked to type something.
+        self._in_prompt = False  # Somebody is asked to type something ...
+        self._held: deque[str] = deque(maxlen=HELD_LINES_MAX)  # ... while agents say this.
         self._message_id = ""
         self._is_screen = sys.stdout.isatty()
-        self._calls: dict[str, ToolCall] = {}  # Those that go on ...
-        self._outputs: dict[str, tuple[int, str]] = {}  # ... lines shown of each, and a begun one.
+        self._paths: dict[str, tuple[str, ...]] = {}  # Of agents, as they are named here.
 
     def text(self, message_id: MessageId, text: str) -> None:
         if message_id != self._message_id or self._in_prompt:
@@ -80,40 +96,9 @@ class Plain:
     def again(self, message_id: MessageId) -> None:
         self.note("(asked again)")
 
-    def call(self, call: ToolCall) -> None:
-        self._calls[call.id] = call
-        self.note(call_line(call))
-
-    def output(self, call_id: str, text: str) -> None:
-        passed, begun = self._outputs.get(call_id, (0, ""))
-        *lines, begun = (begun + text).split("\n")
-        for line in lines[: max(LINES_MAX - passed, 0)]:
-            self.note(margined(line))
-        # What a call puts out without end is counted, and not kept.
-        self._outputs[call_id] = passed + len(lines), begun[:1000]
-
-    def result(self, result: ToolResult) -> None:
-        call = self._calls.pop(result.tool_call_id, None)
-        passed, _ = self._outputs.pop(result.tool_call_id, (0, ""))
-        for line in result_lines(result, min(passed, LINES_MAX)):
-            self.note(line)
-        if call is not None and result.is_error and result.content.startswith(_ALONE):
-            self.note(f"hint: --approve allow, or --allow {rule_for(call.name, call.input)}")
-
-    def allowed(self, call: ToolCall) -> None:
-        self.note(f"allowed: {call.name}: by {self._by}")
-
-    def ask(self, ask: AskChanged) -> None:
-        self.note(f"? {ask.tool_name}: {head_of(ask.description)}")
-        if ask.deadline:
-            self.note(f"hint: `culm answer {ask.ask_id[:8]} allow`, or deny, answers it")
-
-    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        self.note(f"{ask.state}: {ask.tool_name}: {fate_of(ask, by_us=by_us)}")
-
     def note(self, words: str) -> None:
         self._end_line()
-        _note(words)
+        note_line(words)
 
     def prompt(self, words: str) -> None:
         """Ask for a line; what is noted next comes below, with or without an answer."""
@@ -125,8 +110,33 @@ class Plain:
         """It was typed, with its end."""
         self._in_prompt = False
 
-    def end(self, run: Run, text: str) -> None:
+    def close_prompt(self) -> None:
+        """Nobody is asked any more; what agents have said meanwhile follows."""
         self._end_line()
+        held = list(self._held)
+        self._held.clear()
+        if len(held) == HELD_LINES_MAX:
+            note_line("(what agents have said before is left out)")
+        for line in held:
+            note_line(line)
+
+    def agent(self, agent: Agent) -> AgentLines:
+        above = self._paths.get(agent.parent_id, ())
+        taken = {path[-1] for path in self._paths.values()}
+        path = self._paths[agent.agent_id] = (*above, label_of(agent, taken))
+        return AgentLines(path, self._aside, has_rules=self.has_rules)
+
+    def _aside(self, line: str) -> None:
+        """A line of an agent; it must not come between a question and its answer."""
+        if self._in_prompt:
+            self._held.append(line)
+        else:
+            self.note(line)
+
+    def end(self, run: Run, text: str, agents: int = 0) -> None:
+        self._end_line()
+        if agents:
+            self.note(f"tree: {agents + 1:,} agents, {used_text(run.tree_tokens, run.tree_cost)}")
         if run.outcome != "end_turn":
             words, hint = words_of(run)
             self.note(f"culm: {words}")
@@ -141,84 +151,13 @@ class Plain:
             self._in_line = False
 
 
-class JsonLines:
-    """For programs: one object a line on stdout; stderr is for people still."""
-
-    def text(self, message_id: MessageId, text: str) -> None:
-        self._put("text", text=text, message_id=message_id)
-
-    def again(self, message_id: MessageId) -> None:
-        self._put("again", message_id=message_id)
-
-    def call(self, call: ToolCall) -> None:
-        self._put("call", id=call.id, name=call.name, input=call.input)
-
-    def output(self, call_id: str, text: str) -> None:
-        self._put("output", id=call_id, text=text)
-
-    def allowed(self, call: ToolCall) -> None:
-        self._put("allowed", call_id=call.id)
-
-    def ask(self, ask: AskChanged) -> None:
-        self._put(
-            "ask",
-            id=ask.ask_id,
-            call_id=ask.tool_call_id,
-            tool=ask.tool_name,
-            action=ask.action,
-            description=ask.description,
-            deadline=ask.deadline,
-        )
-
-    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        self._put("answered", id=ask.ask_id, call_id=ask.tool_call_id, state=ask.state, by=ask.by)
-
-    def result(self, result: ToolResult) -> None:
-        content, is_error = result.content, result.is_error
-        self._put("result", id=result.tool_call_id, is_error=is_error, content=content)
-
-    def note(self, words: str) -> None:
-        _note(words)
-
-    def end(self, run: Run, text: str) -> None:
-        self._put(
-            "end",
-            outcome=run.outcome or run.state,
-            run_id=run.id,
-            session_id=run.session_id,
-            text=text,
-            error=": ".join(filter(None, (run.title, run.details))),
-            provider=run.provider,
-            model=run.model,
-            steps=run.steps,
-            prompt_tokens=run.prompt_tokens,
-            completion_tokens=run.completion_tokens,
-            cost=run.cost,
-        )
-
-    def _put(self, kind: str, **fields: Json) -> None:
-        # Bytes: JSON is UTF-8, whatever the terminal speaks.
-        write(sys.stdout.buffer, encode({"type": kind, **fields}) + b"\n")
-
-
-def _note(words: str) -> None:
+def note_line(words: str) -> None:
     """Tell a person. What files, models and providers say must not move the terminal."""
     lines = "\n".join(map(printable, words.split("\n")))
     try:
         write(sys.stderr, f"{lines}\n")
     except UnicodeEncodeError:
         write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")
-
-
-def fate_of(ask: AskChanged, *, by_us: bool) -> str:
-    """Who closed an ask."""
-    match ask.state:
-        case "expired":
-            return "nobody answered in time"
-        case "withdrawn":
-            return "it is not needed any more"
-        case _:
-            return "by you" if by_us else "by another client"
 
 
 def words_of(run: Run) -> tuple[str, str]:

@@ -7,9 +7,12 @@ import click
 
 from culm import __version__
 from culm.cli.agent_command import agent
+from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, asks, ps
 from culm.cli.config_commands import config, models, trust
+from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
+from culm.cli.mail_command import mail
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.cli.streams import CannotWrite, fill_streams, let_go
@@ -36,7 +39,10 @@ def culm() -> None:
     """
 
 
-for command in (run, asks, answer, ps, serve, agent, worker, models, config, trust):
+for command in (
+    *(run, asks, answer, ps, agents, mail, serve, agent, worker),
+    *(models, config, trust, doctor),
+):
     culm.add_command(command)
 
 

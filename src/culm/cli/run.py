@@ -14,15 +14,18 @@ from pathlib import Path
 import aiohttp
 import click
 
+from culm.cli.call_lines import head_of
 from culm.cli.desk import Desk, Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
-from culm.cli.faces import Face, JsonLines, Plain
-from culm.cli.shown import Shown
+from culm.cli.faces import Face, Plain
+from culm.cli.json_lines import JsonLines
+from culm.cli.shown import TreeShown
 from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
 from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
-from culm.client.stream import Follower, Mirror, open_mirror
+from culm.client.stream import Follower, Mirror
+from culm.client.tree import Tree, open_tree
 from culm.errors import Failed, InvalidRequest, NotFound, RunNotFound
 from culm.ids import Ids, MessageId, SessionId
 from culm.wire.config import ProviderConfig, SelectedModel
@@ -153,11 +156,11 @@ class _Asking:
             self._face.note(f"notice: {notice}")
         session = await self._session(workspace)
         interactive = options.interactive
-        async with open_mirror(workspace, session.id, interactive=interactive) as follower:
+        following = open_tree(workspace, session.id, self._run_id, interactive=interactive)
+        async with following as (follower, tree):
             async with asyncio.timeout(CONNECT_S):
                 await follower.connected()
-            mirror = follower.mirror
-            shown = Shown(self._face, self._run_id, mirror, workspace.client.id)
+            shown = TreeShown(self._face, self._run_id, tree, workspace.client.id)
             self._asked = True
             await workspace.prompt(
                 session.id,
@@ -167,15 +170,17 @@ class _Asking:
                 interactive=interactive,
                 approve=options.approve,
             )
-            run = await self._to_the_end(workspace, follower, shown)
+            run = await self._to_the_end(workspace, follower, tree, shown)
             if run is None:
                 self._face.note(f"culm: asked to cancel; no end was told in {CANCEL_S:g} s")
                 return EXIT_CANCELED
             last = await self._catch_up(workspace, follower, run)
-            shown.show_all(mirror)
-            self._face.end(run, full_text(last.parts) if last is not None else "")
+            shown.show_all()
+            for agent in shown.at_work():
+                self._face.note(f"({head_of(agent.name)} goes on: agent {agent.agent_id})")
+            self._face.end(run, full_text(last.parts) if last is not None else "", shown.agents)
             # Who lets go at once closes the workspace, and a model may still be naming the session.
-            known = mirror.sessions.get(session.id)
+            known = tree.sessions.get(session.id)
             is_named = known is None or known.title != title_of(options.prompt)
         if is_named or run.outcome != "end_turn":
             await _retire(workspace.client)
@@ -192,14 +197,14 @@ class _Asking:
         return sessions[0]
 
     async def _to_the_end(
-        self, workspace: RemoteWorkspace, follower: Follower, shown: Shown
+        self, workspace: RemoteWorkspace, follower: Follower, tree: Tree, shown: TreeShown
     ) -> Run | None:
         """None if it was told to stop and nobody said that it did."""
         try:
             async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
                 beside = [tasks.create_task(self._cancel(workspace, bound), name="cancel")]
                 if self._lines is not None:
-                    desk = Desk(workspace, follower, self._run_id, self._face, self._lines)
+                    desk = Desk(workspace, follower, tree, self._face, self._lines)
                     beside.append(tasks.create_task(desk.serve(), name="desk"))
                 run = await self._follow(workspace, follower, shown)
                 for task in beside:
@@ -217,7 +222,9 @@ class _Asking:
         with suppress(Refused, *_UNREACHABLE):  # What came of it is told by the run itself.
             await workspace.cancel_run(self._run_id)
 
-    async def _follow(self, workspace: RemoteWorkspace, follower: Follower, shown: Shown) -> Run:
+    async def _follow(
+        self, workspace: RemoteWorkspace, follower: Follower, shown: TreeShown
+    ) -> Run:
         """Show the run until it is over; raises `Failed` if the server is gone."""
         loop = asyncio.get_running_loop()
         heard_s = loop.time()
@@ -255,19 +262,21 @@ class _Asking:
     async def _catch_up(
         self, workspace: RemoteWorkspace, follower: Follower, run: Run
     ) -> Message | None:
-        """The run's last answer, once the mirror has all of it."""
-        if not run.message_id:
-            return None
+        """The run's last answer, once the mirror has all of it and of the run."""
         message_id = MessageId(run.message_id)
 
         def is_whole(mirror: Mirror) -> bool:
+            if run.id in mirror.runs and run.state != "held":
+                return False  # Those who worked for it have ended before it.
             found = mirror.messages.get(message_id)
-            return found is not None and is_finished(found.parts)
+            return not message_id or (found is not None and is_finished(found.parts))
 
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await follower.until(is_whole)
         except TimeoutError:
+            if not message_id:
+                return None
             if (stored := await workspace.find_message(run.session_id, message_id)) is not None:
                 follower.mirror.put_message(stored)
         return follower.mirror.messages.get(message_id)

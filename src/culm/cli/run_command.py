@@ -89,23 +89,27 @@ def run(
 
     PROMPT is all words together. What is piped in is added below it, or is the prompt. The server
     is found, or started on its socket; it leaves by itself when nobody needs it. The answer goes
-    to stdout as it comes; calls of tools and everything else go to stderr.
+    to stdout as it comes; calls of tools and everything else go to stderr. So does all that the
+    agents do which work for it, in lines that begin with their names; the last line says what they
+    have used together.
 
-    What needs permission (to change a file, to run a command, to fetch a page) is asked: at this
-    terminal if it is one, and of every other client with a person. Where nobody can be asked it is
-    refused, and the agent goes on without. A RULE is a tool, or a tool with the command or the
-    files it is for; a * alone stands for any number of words, ** for any number of directories.
-    What the configuration denies stays denied.
+    What needs permission (to change a file, to run a command, to fetch a page) is asked, also for
+    those agents: at this terminal if it is one, and of every other client with a person. Where
+    nobody can be asked it is refused, and the agent goes on without. A RULE is a tool, or a tool
+    with the command or the files it is for; a * alone stands for any number of words, ** for any
+    number of directories. What the configuration denies stays denied.
 
-    Ctrl-C cancels the run and waits for its end; a second one leaves at once, and the run ends when
-    the server has heard of the first. If this process is killed or nobody reads its stdout, the run
-    goes on.
+    Ctrl-C cancels the run with all its agents and waits for its end; a second one leaves at once,
+    and the run ends when the server has heard of the first. If this process is killed or nobody
+    reads its stdout, the run goes on.
 
     With --json the lines are {"type": "text", "text", "message_id"}, "again" (the message's text
     so far is void), "call" (id, name, input), "output" (id, text: what it puts out as it runs),
     "ask" (id, call_id, tool, action, description), "answered" (id, call_id, state), "allowed"
     (call_id: by a rule or an earlier answer), "result" (id, is_error, content) and at last "end"
-    (outcome, run_id, session_id, text, error, what was used).
+    (outcome, run_id, session_id, text, error, what was used, also by the tree of agents). Of an
+    agent they are "agent_started", "agent_text", "agent_call" and so on to "agent_ended", with
+    agent_id and session_id.
 
     \b
     Exit status:

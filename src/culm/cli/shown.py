@@ -4,9 +4,14 @@ What was printed is compared with the state of the run, so that a connection tha
 repeats nor loses a word.
 """
 
-from culm.cli.faces import Face
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from culm.cli.faces import AgentFace, Face, Telling
 from culm.client.stream import Mirror
-from culm.ids import AskId, MessageId, RunId
+from culm.client.tree import Branch, Tree
+from culm.ids import AgentId, AskId, MessageId, RunId
+from culm.wire.agents import Agent
 from culm.wire.asks import AskState
 from culm.wire.messages import (
     Message,
@@ -20,12 +25,23 @@ from culm.wire.runs import RunRetry
 
 
 class Shown:
-    """What of one run has been shown, so that each state of the mirror adds only what is new."""
+    """What of one run has been shown, so that each state of the mirror adds only what is new.
 
-    def __init__(self, face: Face, run_id: RunId, mirror: Mirror, client_id: str = "") -> None:
+    Without a run it is a session of which everything is shown.
+    """
+
+    def __init__(
+        self,
+        face: Telling,
+        run_id: RunId | None,
+        mirror: Mirror,
+        client_id: str = "",
+        before_result: Callable[[], None] = lambda: None,
+    ) -> None:
         self._face = face
         self._run_id = run_id
         self._client_id = client_id
+        self._before_result = before_result  # Shows what has led to it.
         self._others = set(mirror.messages)  # Of other runs, and what is shown to its end.
         self._texts: dict[MessageId, tuple[int, str]] = {}  # With their rev.
         self._calls: set[tuple[MessageId, str]] = set()
@@ -38,18 +54,18 @@ class Shown:
 
     def show(self, mirror: Mirror) -> bool:
         """Show what is new; True if the mirror does not know the run as one that goes on."""
+        assert self._run_id is not None, "a run is shown"
         run = mirror.runs.get(self._run_id)
         if run is not None and run.state in ("accepted", "queued"):
             self._others |= mirror.messages.keys()  # It waits: all this is by others.
         elif run is not None:
             self._began = True
-        self._show_retry(mirror.retries.get(self._run_id))
         if self._began:
             self.show_all(mirror)
-            self._show_outputs(mirror)
         return run is None or run.state == "held"
 
     def show_all(self, mirror: Mirror) -> None:
+        self._show_retry(mirror)
         for message in mirror.messages.values():
             if message.id in self._others:
                 continue
@@ -60,14 +76,19 @@ class Shown:
             for part in message.parts:
                 if isinstance(part, ToolResultPart):
                     self._show_asks(mirror)  # What was asked of it comes before.
+                    self._before_result()
                     self._unasked.pop(part.data.tool_call_id, None)
                     self._going.pop(part.data.tool_call_id, None)
                     self._face.result(part.data)
             if message.role != "assistant" or is_finished(message.parts):
                 self._others.add(message.id)
+                self._texts.pop(message.id, None)
         self._show_asks(mirror)
+        self._show_outputs(mirror)
 
-    def _show_retry(self, retry: RunRetry | None) -> None:
+    def _show_retry(self, mirror: Mirror) -> None:
+        of_session = next(reversed(mirror.retries.values()), None)
+        retry = mirror.retries.get(self._run_id) if self._run_id is not None else of_session
         if retry is not None and retry is not self._retry:
             words = f"{retry.title}: {retry.details}" if retry.details else retry.title
             self._face.note(f"({words}; asking again in {retry.delay_s:.0f} s)")
@@ -115,7 +136,7 @@ class Shown:
     def _show_asks(self, mirror: Mirror) -> None:
         for ask in mirror.asks.values():
             before = self._asks.get(ask.ask_id)
-            if ask.run_id != self._run_id or ask.state == before:
+            if self._run_id not in (None, ask.run_id) or ask.state == before:
                 continue
             self._asks[ask.ask_id] = ask.state
             self._unasked.pop(ask.tool_call_id, None)
@@ -125,3 +146,67 @@ class Shown:
                 self._face.answered(ask, by_us=ask.by == self._client_id != "")
         for call_id in [one for one in self._unasked if one in mirror.granted]:
             self._face.allowed(self._unasked.pop(call_id))
+
+
+@dataclass(slots=True)
+class _Seat:
+    """An agent, as it is shown."""
+
+    face: AgentFace
+    shown: Shown
+    is_at_work: bool = False  # It was told that it has started, and not yet that it has ended.
+
+
+class TreeShown:
+    """What of a run and of all who work for it has been shown."""
+
+    def __init__(self, face: Face, run_id: RunId, tree: Tree, client_id: str = "") -> None:
+        self._face = face
+        self._tree = tree
+        self._client_id = client_id
+        self._seats: dict[AgentId, _Seat] = {}
+        self._top = Shown(face, run_id, tree, client_id, self._show_agents)
+
+    @property
+    def agents(self) -> int:
+        """How many have worked for the run."""
+        return len(self._seats)
+
+    def show(self, _: Mirror) -> bool:
+        """Show what is new; True if the run is not known as one that goes on."""
+        is_over = self._top.show(self._tree)
+        self._show_agents()
+        return is_over
+
+    def show_all(self) -> None:
+        self._top.show_all(self._tree)
+        self._show_agents()
+
+    def at_work(self) -> list[Agent]:
+        """Those that go on when the run is over."""
+        return [branch.agent for branch in self._tree.branches.values()]
+
+    def _show_agents(self) -> None:
+        # To show one may show others in between, whose work it tells of.
+        while self._tree.touched:
+            session_id = next(iter(self._tree.touched))
+            del self._tree.touched[session_id]
+            branch = self._tree.branches[session_id]
+            self._show_agent(branch)
+            if branch.agent.state == "ended" and session_id not in self._tree.touched:
+                self._tree.drop(session_id)
+
+    def _show_agent(self, branch: Branch) -> None:
+        agent = branch.agent
+        seat = self._seats.get(agent.agent_id)
+        if seat is None:
+            face = self._face.agent(agent)
+            shown = Shown(face, None, Mirror(), self._client_id, self._show_agents)
+            seat = self._seats[agent.agent_id] = _Seat(face, shown)
+        if not seat.is_at_work:
+            seat.is_at_work = True
+            seat.face.started(agent)
+        seat.shown.show_all(branch.mirror)
+        if agent.state == "ended":
+            seat.is_at_work = False
+            seat.face.ended(agent)

@@ -11,8 +11,18 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from culm.errors import InvalidRequest
 from culm.ids import ClientId, Ids, MessageId, SessionId, WorkspaceId
 from culm.wire.agent import Prompt
+from culm.wire.agents import (
+    Agent,
+    AgentDetails,
+    LetterShown,
+    SaidToAgent,
+    SayToAgent,
+    SendLetter,
+    StartAgent,
+)
 from culm.wire.asks import (
     Ask,
     CancelQuestions,
@@ -24,12 +34,12 @@ from culm.wire.asks import (
     QuestionResponse,
     Resolved,
 )
-from culm.wire.codec import decode, encode
+from culm.wire.codec import clean, decode, encode
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
 from culm.wire.processes import Process
 from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Run
+from culm.wire.runs import CancelAnswer, Limits, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Problem, Snapshot
 from culm.wire.workspaces import Control, CreateWorkspace, CurrentSession, VersionInfo, Workspace
@@ -106,8 +116,11 @@ class Client:
     def _wish(
         self, path: str | os.PathLike[str], data_dir: str, env: Mapping[str, str]
     ) -> CreateWorkspace:
+        place = str(Path(path).absolute())  # Links and `..` are the server's to resolve.
+        if place != clean(place):
+            raise InvalidRequest(f"{clean(place)} cannot be a workspace: its path is not UTF-8")
         return CreateWorkspace(
-            path=str(Path(path).absolute()),  # Links and `..` are the server's to resolve.
+            path=place,
             client_id=self.id,
             data_dir=data_dir,
             env=[f"{name}={value}" for name, value in env.items()],
@@ -236,6 +249,44 @@ class RemoteWorkspace:
     async def processes(self) -> list[Process]:
         return await self.client.ask("GET", self.path("/processes"), list[Process])
 
+    # --- agents, and letters to them
+
+    async def agents(self, below: str = "") -> list[Agent]:
+        """All agents, or those below one, in the order they were started."""
+        path = self.path(f"/agents?below={quote(below, safe='')}")
+        return await self.client.ask("GET", path, list[Agent])
+
+    async def agent(self, agent_id: str) -> AgentDetails:
+        return await self.client.ask("GET", self._agent_path(agent_id), AgentDetails)
+
+    async def start_agent(self, wish: StartAgent) -> Agent:
+        """Start one outside a conversation."""
+        return await self.client.ask("POST", self.path("/agents"), Agent, wish)
+
+    async def say_to_agent(self, agent_id: str, text: str) -> SaidToAgent:
+        """Steer one that works, or give one that has ended more to do."""
+        path = f"{self._agent_path(agent_id)}/message"
+        return await self.client.ask("POST", path, SaidToAgent, SayToAgent(text))
+
+    async def cancel_agent(self, agent_id: str) -> Agent:
+        """Stop an agent and all below it."""
+        return await self.client.ask("POST", f"{self._agent_path(agent_id)}/cancel", Agent)
+
+    async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
+        path = f"{self._agent_path(agent_id)}/budget"
+        return await self.client.ask("POST", path, Agent, budget)
+
+    async def send_letter(self, letter: SendLetter) -> LetterShown:
+        return await self.client.ask("POST", self.path("/mail"), LetterShown, letter)
+
+    async def letter(self, letter_id: str) -> LetterShown:
+        path = self.path(f"/mail/letters/{quote(letter_id, safe='')}")
+        return await self.client.ask("GET", path, LetterShown)
+
+    async def letters(self, agent_id: str = "") -> list[LetterShown]:
+        path = self.path(f"/mail?agent={quote(agent_id, safe='')}")
+        return await self.client.ask("GET", path, list[LetterShown])
+
     # --- what people are asked
 
     async def asks(self, session_id: str = "") -> list[Ask[PermissionRequest]]:
@@ -267,6 +318,9 @@ class RemoteWorkspace:
     async def _resolve(self, path: str, body: msgspec.Struct) -> bool:
         path = self.path(f"{path}?client_id={self.client.id}")
         return (await self.client.ask("POST", path, Resolved, body)).resolved
+
+    def _agent_path(self, agent_id: str) -> str:
+        return self.path(f"/agents/{quote(agent_id, safe='')}")
 
     def _session_path(self, session_id: SessionId) -> str:
         return self.path(f"/sessions/{quote(session_id, safe='')}")

@@ -122,12 +122,12 @@ class Stream:
     ) -> None:
         self.cursor = cursor
         self.connections = 0  # How often it has been connected so far.
-        self._workspace = workspace
+        self.workspace = workspace
+        self.on_connected = on_connected
         self._view = view
         self._sessions = sessions
         self._types = types
         self._interactive = interactive
-        self._on_connected = on_connected
 
     async def events(self) -> AsyncGenerator[Told]:
         """Yield events for ever; reconnect and rejoin as needed.
@@ -154,7 +154,7 @@ class Stream:
     async def rejoin(self) -> bool:
         """Whether it is there again; if not, the next round tries."""
         try:
-            await self._workspace.rejoin()
+            await self.workspace.rejoin()
             return True
         except _UNREACHABLE:
             return False
@@ -164,7 +164,7 @@ class Stream:
             return False
 
     async def _connection(self) -> AsyncGenerator[Told]:
-        query = {"client_id": self._workspace.client.id, "view": self._view}
+        query = {"client_id": self.workspace.client.id, "view": self._view}
         if self.cursor:
             query["cursor"] = self.cursor
         if self._sessions:
@@ -173,12 +173,12 @@ class Stream:
             query["types"] = ",".join(sorted(self._types))
         if self._interactive:
             query["interactive"] = "1"
-        path = self._workspace.path(f"/events?{urlencode(query)}")
-        async with self._workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as response:
+        path = self.workspace.path(f"/events?{urlencode(query)}")
+        async with self.workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as response:
             self.connections += 1
             self.cursor = self.cursor or response.headers.get(CURSOR_HEADER, "")
-            if self._on_connected is not None:
-                self._on_connected()
+            if self.on_connected is not None:
+                self.on_connected()
             lines = Lines()
             async for data in response.content.iter_any():
                 for told in lines.feed(data):
@@ -225,10 +225,8 @@ class Mirror:
 
     def apply(self, told: Told) -> Gap | None:
         """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
-        if told.cursor:
-            if _seq(told.cursor) <= _seq(self.cursor):
-                return None
-            self.cursor = told.cursor
+        if not self.pass_by(told):
+            return None
         match told.type, told.op:
             case "session", "deleted":
                 gone = told.read(Session).id
@@ -279,6 +277,14 @@ class Mirror:
                 pass  # A newer server's event; it is none of this state.
         return None
 
+    def pass_by(self, told: Told) -> bool:
+        """Move the cursor to an event; False if that has passed it already."""
+        if told.cursor:
+            if _seq(told.cursor) <= _seq(self.cursor):
+                return False
+            self.cursor = told.cursor
+        return True
+
     def _put_out(self, output: CallOutput) -> None:
         """Of what was missed only the end is known; so much is for watching."""
         before = self.outputs.pop(output.tool_call_id, "")[: output.offset]
@@ -323,22 +329,15 @@ def _seq(cursor: str) -> int:
 
 
 class Follower:
-    """A mirror that keeps itself up to date. Made by `open_mirror`."""
+    """A mirror that keeps itself up to date. Made by `open_mirror`, or by `open_tree`."""
 
-    def __init__(
-        self, workspace: RemoteWorkspace, sessions: frozenset[str], *, interactive: bool = False
-    ) -> None:
-        self.mirror = Mirror()
-        self._workspace = workspace
-        self._sessions = sessions
+    def __init__(self, mirror: Mirror, stream: Stream, load: Callable[[], Awaitable[None]]) -> None:
+        self.mirror = mirror
+        self.stream = stream
+        self._load = load  # Begins the mirror again, from what is stored.
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
-        self.stream = Stream(
-            workspace,
-            sessions=sessions,
-            interactive=interactive,
-            on_connected=self._connected.set,
-        )
+        stream.on_connected = self._connected.set
 
     async def until(self, condition: Callable[[Mirror], bool]) -> None:
         """Wait for a state; the caller bounds the wait."""
@@ -351,7 +350,7 @@ class Follower:
 
     async def run(self) -> None:
         while True:
-            await self._keep_trying(self._load)
+            await self._keep_trying(self._begin)
             await self._follow()
 
     async def _follow(self) -> None:
@@ -379,13 +378,13 @@ class Follower:
                     raise
             await backoff.pause()
 
-    async def _load(self) -> None:
-        self.mirror.load(await self._workspace.snapshot(*(self._sessions or "*")))
+    async def _begin(self) -> None:
+        await self._load()
         self.stream.cursor = self.mirror.cursor
         self._changed.set()
 
     async def _fill(self, gap: Gap) -> None:
-        message = await self._workspace.find_message(gap.session_id, gap.message_id)
+        message = await self.stream.workspace.find_message(gap.session_id, gap.message_id)
         if message is not None:
             self.mirror.put_message(message)
 
@@ -398,7 +397,19 @@ async def open_mirror(
 
     `interactive` says that a person is here who can be asked for permission.
     """
-    follower = Follower(workspace, frozenset(sessions), interactive=interactive)
+    mirror = Mirror()
+    stream = Stream(workspace, sessions=frozenset(sessions), interactive=interactive)
+
+    async def load() -> None:
+        mirror.load(await workspace.snapshot(*(sessions or "*")))
+
+    async with open_follower(Follower(mirror, stream, load)) as follower:
+        yield follower
+
+
+@asynccontextmanager
+async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
+    """Keep its mirror up to date while in the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(follower.run(), name="mirror")
         try:

@@ -34,8 +34,8 @@ def _merged(under: Document, over: Document, depth: int, inside: str = "") -> Do
             fields = cast("Document", value)
             if depth == 1 and inside == "models":
                 below = _left_of_selection(below, fields)
-            elif depth == 1 and inside == "own_tools":
-                below = {}  # One tool is not made of two.
+            elif depth == 1 and inside in ("own_tools", "roles"):
+                below = {}  # One of them is not made of two.
             result[name] = _merged(below, fields, depth + 1, top)
         elif isinstance(value, list) and isinstance(known, list) and (depth, top) in _JOINED:
             result[name] = [*cast("list[Json]", known), *cast("list[Json]", value)]

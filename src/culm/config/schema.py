@@ -15,17 +15,18 @@ from culm.wire.codec import Json
 from culm.wire.config import (
     LspConfig,
     McpConfig,
+    ModelType,
     Options,
     Permissions,
     ProviderConfig,
     SelectedModel,
 )
-from culm.wire.config import ModelType as Role
 from culm.wire.rules import RULES_MAX, Rule
-from culm.wire.runs import CrashPolicy
+from culm.wire.runs import CrashPolicy, Limits
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 HOOKS_MAX = 64  # For one event; each is a process before every call.
+ROLES_MAX = 64  # Each is a line in what a model reads of the tool that starts agents.
 OWN_TOOLS_MAX = 64  # A model that is offered more chooses worse.
 
 Texts = dict[str, str]
@@ -142,6 +143,34 @@ class OwnTool(Struct):
     is_free: Annotated[bool, Meta(description="Nobody is asked before it runs.")] = False
 
 
+class RoleLimits(Limits):
+    wall_s: Annotated[float, Meta(ge=0)] = 0
+    steps: Annotated[int, Meta(ge=0)] = 0
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    cost: Annotated[float, Meta(ge=0)] = 0
+
+
+class Role(Struct):
+    """What an agent is started as: words it works by, and what narrows it."""
+
+    description: Annotated[
+        str, Meta(description="When to use it; shown to models.", max_length=500)
+    ] = ""
+    prompt: Annotated[str, Meta(description="Put behind the system prompt.", max_length=32_000)] = (
+        ""
+    )
+    model: Annotated[
+        str, Meta(description="`provider/model`, or `large` or `small`.", max_length=256)
+    ] = ""
+    tools: Annotated[
+        list[str] | None, Meta(description="The only tools it may use; else those above it.")
+    ] = None
+    read_only: Annotated[bool, Meta(description="It may only look.")] = False
+    limits: Annotated[
+        RoleLimits, Meta(description="What it may use up: wall_s, steps, tokens, cost (USD).")
+    ] = field(default_factory=RoleLimits)
+
+
 # `$` alone would let a line end pass, and `\\Z` is not known to editors.
 ToolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$(?!\n)")]
 
@@ -151,15 +180,15 @@ class ProjectFile(Struct):
 
     schema: Annotated[str, Meta(description="For editors.")] = field(default="", name="$schema")
     models: Annotated[
-        dict[Role, SelectedModel],
+        dict[ModelType, SelectedModel],
         Meta(description="Which model does large and which does small work."),
-    ] = field(default_factory=dict[Role, SelectedModel])
+    ] = field(default_factory=dict[ModelType, SelectedModel])
     fallbacks: Annotated[
-        dict[Role, list[SelectedModel]],
+        dict[ModelType, list[SelectedModel]],
         Meta(description="Who is asked, in this order, when the selected model fails."),
-    ] = field(default_factory=dict[Role, list[SelectedModel]])
-    recent_models: dict[Role, list[SelectedModel]] = field(
-        default_factory=dict[Role, list[SelectedModel]]
+    ] = field(default_factory=dict[ModelType, list[SelectedModel]])
+    recent_models: dict[ModelType, list[SelectedModel]] = field(
+        default_factory=dict[ModelType, list[SelectedModel]]
     )
     providers: Annotated[
         dict[str, ProviderFile], Meta(description="Who has models, and how to reach them.")
@@ -185,6 +214,10 @@ class ProjectFile(Struct):
         dict[ToolName, Annotated[OwnTool, WHOLE]],
         Meta(description="Commands that are tools.", max_length=OWN_TOOLS_MAX),
     ] = field(default_factory=dict[ToolName, Annotated[OwnTool, WHOLE]])
+    roles: Annotated[
+        dict[ToolName, Annotated[Role, WHOLE]],
+        Meta(description="What agents may be started as.", max_length=ROLES_MAX),
+    ] = field(default_factory=dict[ToolName, Annotated[Role, WHOLE]])
     env: Annotated[
         Texts, Meta(description="Variables for references and tools, over the environment.")
     ] = field(default_factory=Texts)
@@ -209,5 +242,5 @@ def json_schema() -> dict[str, Json]:
         kind["additionalProperties"] = False  # So that an editor marks what nobody knows.
     properties = schema["$defs"]["UserFile"]["properties"]
     for name in ("models", "fallbacks", "recent_models"):
-        properties[name]["propertyNames"] = {"enum": list(get_args(Role))}
+        properties[name]["propertyNames"] = {"enum": list(get_args(ModelType))}
     return {"$schema": SCHEMA_URL, "title": "culm.json", **schema}

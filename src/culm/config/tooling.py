@@ -10,7 +10,7 @@ import msgspec
 
 from culm.config.checking import Document
 from culm.config.layers import spelled
-from culm.config.schema import HOOKS_MAX, Hook, OwnTool, ToolName
+from culm.config.schema import HOOKS_MAX, Hook, OwnTool, Role, ToolName
 from culm.errors import InvalidRequest
 from culm.wire.codec import Json, fit
 from culm.wire.config import Options, Permissions
@@ -26,6 +26,7 @@ class Tooling:
     rules: tuple[Rule, ...] = ()
     hooks: tuple[Hook, ...] = ()  # Before a call, in the order they are written.
     own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
+    roles: dict[str, Role] = field(default_factory=dict[str, Role])  # What agents are started as.
     env: dict[str, str] = field(default_factory=dict[str, str])  # Without references.
 
 
@@ -33,6 +34,7 @@ class _Config(msgspec.Struct):
     options: Options = msgspec.field(default_factory=Options)
     permissions: Permissions = msgspec.field(default_factory=Permissions)
     own_tools: dict[ToolName, OwnTool] = msgspec.field(default_factory=dict[ToolName, OwnTool])
+    roles: dict[ToolName, Role] = msgspec.field(default_factory=dict[ToolName, Role])
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
@@ -51,6 +53,7 @@ def read_tooling(document: Document) -> Tooling:
         ),
         hooks=tuple(hooks),
         own_tools=dict(config.own_tools),
+        roles=dict(config.roles),
         # What refers to something else may be a key: that is for providers, not for every tool.
         env={name: value for name, value in config.env.items() if "$" not in value},
     )

@@ -15,7 +15,7 @@ class Owner:
     """For whom a process runs. Shown in `GET …/processes`."""
 
     workspace_id: str
-    kind: str  # call, job, hook, tool, shell
+    kind: str  # call, job, hook, tool, shell, agent
     session_id: str = ""
     run_id: str = ""
     tool_call_id: str = ""

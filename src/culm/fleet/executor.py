@@ -81,12 +81,19 @@ class Host(Protocol):
         ...
 
     async def ask(self, body: Mapping[str, Json]) -> bool:
-        """Whether it may: False if it was denied, if nobody answered, or the host is gone."""
+        """Whether it may: False if it was denied, if nobody answered, or the host is gone.
+
+        Raises `NotAsked` if the host says that there is nobody to ask.
+        """
         ...
 
     async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
         """Have a host call done; raises `CallFailed` with the host's reason, `RunOver`."""
         ...
+
+
+class NotAsked(Exception):
+    """It may not, and nobody was asked. Says why, in words."""
 
 
 class CallFailed(Exception):

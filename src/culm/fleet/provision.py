@@ -194,16 +194,35 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
         return "bypass" if self.bypass else "default"
 
 
+class Context(Struct, frozen=True, omit_defaults=True):
+    """Files that agents read first: of the project, and of the user wherever they are."""
+
+    project: list[str] = []
+    user: list[str] = []
+
+
 class Extension(Struct, frozen=True, omit_defaults=True):
-    """What only our parent says to our worker."""
+    """What only our parent says to our worker; what is Json is checked by who works with it."""
 
     control_fd: int | None = None  # The socket to whoever launched it; its end is the owner's.
     host_calls: bool = False  # Host calls, and receipts of steering, are understood above.
     env: dict[str, str] | None = None  # Of the processes that tools start.
-    rules: Json | UnsetType = UNSET  # Permission rules, as in the configuration.
+    prompt: str = ""  # A role's words, behind the system prompt.
+    roles: str = ""  # What its model is told of the roles that it may start agents as.
+    # A `model.choice.Chosen`, with how to reach it and what it costs: instead of credentials.
+    chosen: Json | UnsetType = UNSET
+    questions: bool = False  # People may be asked questions, by a host call.
+    ask_s: float | None = None  # So long somebody may think about an ask.
+    approve: Json | UnsetType = UNSET  # What decides instead of a person, as with a prompt.
+    # As in the configuration of the workspace, as far as it is trusted.
+    rules: Json | UnsetType = UNSET
+    hooks: Json | UnsetType = UNSET
+    own_tools: Json | UnsetType = UNSET
+    allowed_tools: list[str] = []  # Need not be asked about.
+    context_paths: Context | None = None  # None are the usual ones.
 
     def __repr__(self) -> str:
-        # An environment is full of keys.
+        # An environment is full of keys, and a chosen model has one.
         return f"Extension(control_fd={self.control_fd}, host_calls={self.host_calls}, …)"
 
 
@@ -303,8 +322,7 @@ def check_provision(provision: Provision) -> None:
     _check_places(provision)
     _check_limits(provision.limits)
     _check_capabilities(provision.capabilities)
-    if provision.culm.control_fd is not None and not 3 <= provision.culm.control_fd <= _INT_MAX:
-        raise BadProvision("culm.control_fd is not a descriptor of its own")
+    _check_extension(provision.culm)
 
 
 def _check_identity(identity: Identity) -> None:
@@ -346,6 +364,13 @@ def _check_limits(limits: Limits) -> None:
         # What is not above 0 is also what is no number.
         if value is not None and (not value > 0 or value == math.inf):
             raise BadProvision(f"limits.{name} must be a number above 0")
+
+
+def _check_extension(given: Extension) -> None:
+    if given.control_fd is not None and not 3 <= given.control_fd <= _INT_MAX:
+        raise BadProvision("culm.control_fd is not a descriptor of its own")
+    if given.ask_s is not None and not 0 < given.ask_s <= SECONDS_MAX:
+        raise BadProvision("culm.ask_s must be a number above 0")
 
 
 def _check_capabilities(given: Capabilities) -> None:

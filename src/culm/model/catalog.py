@@ -6,7 +6,7 @@ is not in it works as well: its price and its window are then unknown, which is 
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pkgutil import get_data
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -63,6 +63,7 @@ def find_provider(provider_id: str) -> KnownProvider | None:
     return _providers().get(provider_id)
 
 
+@lru_cache(256)  # Asked several times for every turn, of the few that are configured.
 def vendor_of(provider_id: str, base_url: str) -> str:
     """Whose accent a provider has: by its address, else by its name; empty if neither tells."""
     host = _host_of(base_url)

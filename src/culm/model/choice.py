@@ -120,6 +120,12 @@ class Models:
             named += config.fallbacks.get(role, [])
         return named
 
+    def names(self) -> list[str]:
+        """Those that are named for something and can be used, as `provider/model`."""
+        named = (*self._named("large"), *self._named("small"))
+        usable = (one for one in named if not self.why_not(one.provider, one.model))
+        return list(dict.fromkeys(f"{one.provider}/{one.model}" for one in usable))
+
     def selected(self, kind: ModelType) -> SelectedModel:
         """What the configuration names, whether it can be used or not."""
         return self._config().models.get(kind, SelectedModel())
@@ -144,6 +150,15 @@ class Models:
             return f"no model of provider {provider_id!r} is selected"
         return why_unusable(provider_id, provider, Variables(config.env, self._present().env))
 
+    def why_unlisted(self, provider_id: str, model_id: str) -> str:
+        """Why nobody knows a model: the configuration lists its provider's, and not this one."""
+        provider = self._config().providers.get(provider_id, ProviderFile())
+        listed = [model.id for model in provider.models]
+        named = f"{provider_id}/{model_id}" in self.names()
+        if not listed or model_id in listed or named:
+            return ""
+        return f"provider {provider_id!r} has no such model, but {', '.join(listed[:20])}"
+
     def info(self, named: SelectedModel) -> ModelInfo:
         """What is known of a model, whether it can be used or not."""
         provider = self._config().providers.get(named.provider, ProviderFile())
@@ -165,7 +180,11 @@ class Models:
         return chosen_of(provider_id, provider, settings)
 
     async def open(self, chosen: Chosen) -> Model:
-        """A model to ask; every reference is read now. Raises `ModelFailed`."""
+        """A model to ask; raises `ModelFailed`."""
+        return self._make(await self.resolve(chosen))
+
+    async def resolve(self, chosen: Chosen) -> Chosen:
+        """As it is reached: every reference is read now. Raises `ModelFailed`."""
         variables = Variables(self._config().env, self._present().env)
         access, place = chosen.access, f"providers.{chosen.provider_id}"
 
@@ -181,7 +200,7 @@ class Models:
             api_key=await read("api_key", access.api_key),
             headers={k: await read("extra_headers", v) for k, v in access.headers.items()},
         )
-        return self._make(chosen._replace(access=resolved))
+        return chosen._replace(access=resolved)
 
     async def _run_command(self, command: str) -> str:
         async with self._commands:

@@ -27,6 +27,7 @@ from culm.model.offline_answers import (
     first_path,
     is_unread,
     missing,
+    name_of,
     tell,
     unanswered,
 )
@@ -55,6 +56,8 @@ from culm.wire.messages import Message, ToolCallPart, ToolResult, ToolResultPart
 # How the system prompts begin that ask for something else than a turn; a test holds them to it.
 TITLE_WORDS = "Write a title"
 SUMMARY_WORDS = "Summarize this conversation"
+# What a system prompt says to one that works for another agent, which has introduced itself.
+FOR_AGENT_WORDS = "You work on a part of a larger task, for another agent."
 
 _PIECES = re.compile(r"\s*(?:\S+\s*){1,3}|\s+")  # About as much as an LLM says at a time.
 
@@ -101,7 +104,7 @@ def answer_to(request: Request) -> Answer:
     if not request.tools and request.system.startswith(SUMMARY_WORDS):
         return Answer(summary_of(messages))
     answered = any(message.role == "assistant" for message in messages)
-    introduction = "" if answered else INTRODUCTION
+    introduction = "" if answered or FOR_AGENT_WORDS in request.system else INTRODUCTION
     place = next((n for n in reversed(range(len(messages))) if messages[n].role == "user"), None)
     prompt = None if place is None else messages[place]
     intents = parse_intents(full_text(prompt.parts)) if prompt else ()
@@ -241,10 +244,19 @@ def _first_use(intent: Intent) -> Use:
             return Use("download", {"url": url, "file_path": path})
         case Write(path=path, content=content):
             return Use("write", {"file_path": path, "content": content})
-        case Delegate(prompt=prompt):
-            return Use("agent", {"prompt": prompt})
+        case Delegate(prompts=(prompt,)):
+            return Use("agent", _assignment(prompt))
+        case Delegate(prompts=prompts):
+            return Use("agent", {"assignments": [_assignment(prompt) for prompt in prompts]})
         case _:
             assert_never(intent)
+
+
+def _assignment(prompt: str) -> dict[str, Json]:
+    """What an agent is told, and what it is called: the first thing it will do."""
+    first = next(iter(parse_intents(prompt)), None)
+    name = "" if first is None else name_of(first)
+    return {"prompt": prompt, "name": name} if name else {"prompt": prompt}
 
 
 def _grep(search: Search) -> Use:

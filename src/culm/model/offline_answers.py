@@ -3,6 +3,7 @@
 Pure. Which tools are called is `offline.py`; what was asked for is `offline_intents.py`.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from typing import assert_never
 
@@ -37,6 +38,9 @@ READ_LINES = 40
 READ_LINES_MAX = 200  # However many were asked for.
 LINE_CHARS = 200
 ERROR_LINES = 8
+NAME_CHARS = 40
+# The line below each report, with the agent's id and what it has cost; a test holds culm to it.
+_FACTS = re.compile(r"^\[agent [^\n]*\]$\n?", re.MULTILINE)
 _REFUSED = "Not allowed: "  # How a refusal begins that the model may go on after.
 
 
@@ -84,10 +88,28 @@ def tell(intent: Intent, result: ToolResult) -> str:
             return f"{done}\n{_block(lines, READ_LINES)}" if lines.strip() else done
         case Fetch(url=url):
             return f"{url}:\n{_block(result.content, READ_LINES)}"
-        case Delegate():
-            return f"The sub-agent answered:\n\n{_head(result.content, READ_LINES)[0]}"
+        case Delegate(prompts=prompts):
+            return _reports(result, len(prompts))
         case _:
             assert_never(intent)
+
+
+def name_of(intent: Intent) -> str:
+    """A few words for whoever does it; nothing if its own are as good."""
+    match intent:
+        case Read(path=path):
+            words = f"read {path}"
+        case Search(pattern=pattern) | CountMatches(search=Search(pattern=pattern)):
+            words = f"search {pattern}"
+        case Replace(path=path):
+            words = f"edit {path}"
+        case Write(path=path):
+            words = f"write {path}"
+        case Run(command=command):
+            words = f"run {command}"
+        case _:
+            return ""
+    return " ".join(words.split())[:NAME_CHARS]
 
 
 def first_path(result: ToolResult) -> str:
@@ -125,7 +147,7 @@ def abilities(tools: Collection[str], message: Message | None) -> str:
             ("edit", "replace text in files"),
             ("write", "create files"),
             ("fetch", "fetch pages"),
-            ("agent", "ask a sub-agent"),
+            ("agent", "have sub-agents work"),
         )
         if tool in tools
     ]
@@ -139,6 +161,7 @@ def abilities(tools: Collection[str], message: Message | None) -> str:
             ("grep", "how many times does TODO occur?"),
             ("edit", "replace `teh` by `the` in README.md"),
             ("bash", "run `make test`"),
+            ("agent", "have one agent read README.md and another search for TODO"),
         )
         if tool in tools
     )
@@ -196,6 +219,14 @@ def _file(path: str, lines_max: int, result: ToolResult, about: _Metadata) -> st
     asked = f"read the first {min(4 * lines_max, READ_LINES_MAX)} lines of {path}"
     hint = f" To see them: `{asked}`." if lines_max < READ_LINES_MAX else ""
     return f"{answer}\n{more} not shown.{hint}"
+
+
+def _reports(result: ToolResult, count: int) -> str:
+    """What agents have reported, without their ids: whoever reads this has seen who it was."""
+    who = "The sub-agent" if count == 1 else f"The {count} sub-agents"
+    shown, left = _head(_FACTS.sub("", result.content), count * READ_LINES)
+    more = f"\n{left} more {_noun(str(left), 'line')} not shown." if left else ""
+    return f"{who} answered:\n\n{shown}{more}"
 
 
 # --- numbers and texts

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from culm.model.offline_agents import DELEGATE
 from culm.wire.codec import clean
 
 PROMPT_CHARS = 4000  # Requests that rules can understand are short; the rest is not looked at.
@@ -46,12 +47,6 @@ _COURTESY = re.compile(
 _FULL_STOP = re.compile(r"(?<=[\w)\ue000-\uf8ff])[.:,;]{1,3}$")
 _POLITE_END = re.compile(r",?\s(?:please|bitte|for me|now|thanks|thank you)$", re.I)
 COMMAND = re.compile(r"(?:run|execute)\b\s*(?:the (?:shell )?command\b)?[:\s]*(.+)", re.I | re.S)
-DELEGATE = re.compile(
-    r"(?:delegate\b(?:\s+to\s+(?:a|an|another)\s+(?:sub-?\s?)?agent)?"
-    r"|(?:ask|tell|let|have|start|use)\s+(?:a|an|another|the)\s+(?:sub-?\s?)?agent)"
-    r"(?::|\s+to\b)?\s+(.+)",
-    re.IGNORECASE | re.DOTALL,
-)
 CREATE = re.compile(
     r"(?:create|write|make|erstelle)\s+(?:(?:a|an|the|new|empty|file|called|named)\s+)*(\S+)"
     r"(?:,?\s+(?:with|containing|mit)(?:\s+(?:the\s+)?(?:content|contents|text))?(?::|\s)\s*(.+))?",

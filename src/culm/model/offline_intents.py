@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from culm.model.offline_agents import tasks_of
 from culm.model.offline_clauses import (
     COMMAND,
     CREATE,
-    DELEGATE,
     FILES,
     HOLE,
     IN,
@@ -119,7 +119,9 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    prompt: str
+    """Have agents work side by side."""
+
+    prompts: tuple[str, ...]  # One for each of them.
 
 
 Intent = (
@@ -177,7 +179,7 @@ def _is_whole(intent: Intent) -> bool:
             return False
         case Search(pattern="") | CountMatches(search=Search(pattern="")) | Replace(old=""):
             return False
-        case Find(pattern="") | Run(command="") | Delegate(prompt="") | Download(path=""):
+        case Find(pattern="") | Run(command="") | Delegate(prompts=()) | Download(path=""):
             return False
         case _:
             return True
@@ -187,11 +189,11 @@ def _is_whole(intent: Intent) -> bool:
 
 
 def _delegate(clause: Clause) -> Intent | None:
-    match = DELEGATE.fullmatch(clause.text)
-    if match is None:
+    tasks = tasks_of(clause.text)
+    if not tasks:
         return None
-    task = re.sub(r"\s+to\s+(?:a|an|another)\s+(?:sub-?\s?)?agent$", "", match[1], flags=re.I)
-    return Delegate(clause.plain(task))
+    told = (clause.plain(without_end(task)) for task in tasks)
+    return Delegate(tuple(filter(None, told)))
 
 
 def _run(clause: Clause) -> Intent | None:

@@ -1,14 +1,13 @@
-"""The way of every call from what a model wrote to what may be done.
+"""Who decides on the calls of a workspace's runs: the policy, what people allowed, and people.
 
-Hooks first, which may rewrite or refuse it; then the tool resolves what it would do; then the
-policy decides; then, if it must be, a person. What comes out is a plan that may be carried out as
-it stands, or the result that the model reads instead.
+Owns what they are asked and have allowed there. The way of a call is `admitting.py`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -17,14 +16,23 @@ from culm.clock import Clock
 from culm.errors import LimitExceeded
 from culm.events.hub import Live
 from culm.ids import AskId, Ids, MessageId, RunId, SessionId
+from culm.permission.admitting import (
+    DECLINED,
+    DENIED,
+    EXPIRED,
+    NOBODY_ANSWERS,
+    Gate,
+    RunHooks,
+    admit,
+    refused,
+)
 from culm.permission.asks import Asks, Closed
 from culm.permission.grants import Grants
-from culm.permission.hooks import HookVerdict
 from culm.permission.policy import Allowed, Asked, Refused, Terms, decide
 from culm.permission.telling import PermissionVoice, QuestionVoice, notification
 from culm.store.asks import AnyAsk, tell_skip
 from culm.store.store import Store
-from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool, Watch
+from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool
 from culm.wire.asks import (
     Ask,
     Grant,
@@ -32,18 +40,15 @@ from culm.wire.asks import (
     PermissionRequest,
     QuestionAnswer,
     QuestionRequest,
+    QuestionResponse,
     SkipChanged,
 )
-from culm.wire.codec import Json, decode, encode
+from culm.wire.codec import encode
 from culm.wire.rules import Approve
 
 log = logging.getLogger(__name__)
 
 HEADLESS_WAIT_S = 300  # A run that nobody started by hand waits so long for somebody.
-DENIED = "User denied permission"
-DECLINED = "User cancelled this question"
-EXPIRED = "Nobody answered the permission request in time"
-NOBODY_ANSWERS = "Nobody is there to answer. Decide yourself, and say so."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,22 @@ class Consent:
 
     headless: bool = False
     approve: Approve | None = None
+
+
+class NobodyThere(Exception):
+    """Somebody would have to be asked. Says so, in words for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Petition:
+    """A call that a person is to allow."""
+
+    call: Call
+    action: Action
+    digest: str
+    why: str
+    deadline: int  # In Unix seconds; 0 if it waits.
+    path: Sequence[str] = ()  # Which agents lead to whoever asks.
 
 
 class Clearance:
@@ -64,7 +85,7 @@ class Clearance:
         ids: Ids,
         *,
         tell: Callable[[Live], None],
-        run_hooks: Callable[[Call], Awaitable[HookVerdict | None]],
+        run_hooks: RunHooks,
         terms: Callable[[], Terms],  # As the configuration has them now.
         is_watched: Callable[[], bool],  # Whether somebody could answer.
         skip: bool,
@@ -95,32 +116,19 @@ class Clearance:
         elif isinstance(tool, Result):
             admitted = tool
         else:
-            admitted = await self._admit(tool, call, consent)
+            gate = Gate(
+                self._run_hooks,
+                partial(self._check, consent=consent),
+                partial(self._inquire, consent=consent),
+            )
+            admitted = await admit(tool, call, gate)
         for asks in (self.permissions, self.questions):
             await asks.settle(call.message_id, call.id)
         return admitted
 
-    async def _admit(self, tool: Tool, call: Call, consent: Consent) -> Plan | Result:
-        verdict = await self._run_hooks(call)
-        if verdict is not None:
-            if verdict.halt or verdict.decision == "deny":
-                return _stopped_by(verdict)
-            if verdict.updated_input is not None:
-                text = encode(verdict.updated_input).decode()
-                call = replace(call, input=text, arguments=verdict.updated_input)
-        plan = await prepare(tool, call)
-        if isinstance(plan, Inquiry):
-            plan = await self._inquire(plan, call, consent)
-        elif isinstance(plan, Plan):
-            hooked = verdict is not None and verdict.decision == "allow"
-            refusal = await self._check(plan.action, call, consent, hooked=hooked)
-            plan = refusal or plan
-        return plan if verdict is None else _with_hook(plan, verdict)
-
     async def _check(
-        self, action: Action, call: Call, consent: Consent, *, hooked: bool
+        self, action: Action, call: Call, *, hooked: bool, consent: Consent
     ) -> Result | None:
-        """None if it may go ahead."""
         terms = replace(
             self._terms(),
             skip=self.is_skipped(call.session_id),
@@ -130,14 +138,14 @@ class Clearance:
         )
         match decide(action, terms):
             case Allowed(by=by):
-                self._tell_allowed(call, by)
+                self.tell_allowed(call, by)
                 return None
             case Refused(reason=reason):
-                return Result(f"Not allowed: {reason}.", is_error=True)
+                return refused(reason)
             case Asked(why=why):
                 return await self._ask(action, call, consent, why)
 
-    def _tell_allowed(self, call: Call, by: str) -> None:
+    def tell_allowed(self, call: Call, by: str) -> None:
         """Clients show what a hook, an earlier answer or the run's caller let through."""
         if by in ("grant", "approve"):
             self._tell(notification(call.session_id, call.id))
@@ -146,11 +154,22 @@ class Clearance:
 
     async def _ask(self, action: Action, call: Call, consent: Consent, why: str) -> Result | None:
         if self._is_alone(consent) and not self.permissions.had_asked(call.message_id, call.id):
-            reason = f" ({why.rstrip('.')})" if why else ""
-            return Result(
-                f"Not allowed: this needs a person's permission{reason}, and nobody can be asked.",
-                is_error=True,
-            )
+            return refused(_alone(why))
+        petition = Petition(call, action, action.digest, why, self._deadline(consent))
+        try:
+            closed = await self._put(petition)
+        except LimitExceeded as exc:
+            return refused(exc.message)
+        match closed.state:
+            case "allowed":
+                return None
+            case "expired":
+                return Result(EXPIRED, is_error=True, ends_turn="denied")
+            case _:
+                return Result(DENIED, is_error=True, ends_turn="denied")
+
+    async def _put(self, petition: Petition) -> Closed:
+        call, action = petition.call, petition.action
         request = PermissionRequest(
             id=self._ids.ask(),
             session_id=call.session_id,
@@ -165,25 +184,45 @@ class Clearance:
             request,
             RunId(call.run_id),
             MessageId(call.message_id),
-            digest=action.digest,
+            digest=petition.digest,
             grains=list(action.grains),
-            why=why,
-            deadline=self._deadline(consent),
+            why=petition.why,
+            deadline=petition.deadline,
             created_at=int(self._clock.now_s()),
+            agent_path=list(petition.path),
         )
+        _, closed = await self.permissions.put(ask)
+        return closed
+
+    async def allow_agent(self, petition: Petition, consent: Consent, above: Sequence[str]) -> bool:
+        """Whether an agent's call may go ahead, which its rules leave to people.
+
+        What people have said of the sessions `above` holds for it, too. Raises `NobodyThere`.
+        """
+        call, action = petition.call, petition.action
+        sessions = (*above, call.session_id)
+        if any(self.is_skipped(session_id) for session_id in sessions):
+            return True
+        granted = {one for place in sessions for one in self.grants.covering(action, place)}
+        if action.grains and granted.issuperset(action.grains):
+            self.tell_allowed(call, "grant")
+            return True
+        if self._is_alone(consent):
+            raise NobodyThere(_alone(petition.why))
         try:
-            _, closed = await self.permissions.put(ask)
+            return (await self._put(petition)).state == "allowed"
         except LimitExceeded as exc:
-            return Result(f"Not allowed: {exc.message}.", is_error=True)
-        match closed.state:
-            case "allowed":
-                return None
-            case "expired":
-                return Result(EXPIRED, is_error=True, ends_turn="denied")
-            case _:
-                return Result(DENIED, is_error=True, ends_turn="denied")
+            log.warning("an agent's call is refused: %s", exc.message)
+            return False
 
     async def _inquire(self, inquiry: Inquiry, call: Call, consent: Consent) -> Result:
+        answered = await self.ask_people(inquiry, call, consent)
+        return answered if isinstance(answered, Result) else inquiry.answer(*answered)
+
+    async def ask_people(
+        self, inquiry: Inquiry, call: Call, consent: Consent, path: Sequence[str] = ()
+    ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | Result:
+        """What was asked and answered, or what the model reads because nobody did."""
         if self._is_alone(consent) and not self.questions.had_asked(call.message_id, call.id):
             return Result(NOBODY_ANSWERS, is_error=True)
         questions = [
@@ -206,6 +245,7 @@ class Clearance:
             digest=action.digest,
             deadline=self._deadline(consent),
             created_at=int(self._clock.now_s()),
+            agent_path=list(path),
         )
         try:
             asked, closed = await self.questions.put(ask)
@@ -213,7 +253,7 @@ class Clearance:
             return Result(f"This cannot be asked: {exc.message}.", is_error=True)
         if closed.state != "answered":
             return Result(DECLINED, is_error=True, ends_turn="end_turn")
-        return inquiry.answer(asked.request, closed.responses)
+        return asked.request, closed.responses
 
     def _is_alone(self, consent: Consent) -> bool:
         """Whether there is nobody to ask: who was asked may come back."""
@@ -322,38 +362,6 @@ class Clearance:
         self.questions.stop()
 
 
-async def prepare(tool: Tool, call: Call) -> Plan | Inquiry | Result:
-    """What a call would do. What a tool raises is its result."""
-    try:
-        return await tool.prepare(call)
-    except Exception as exc:  # boundary: what a tool raises is for the model to read
-        log.exception("%s cannot be prepared", call.name)
-        return Result(f"{type(exc).__name__}: {exc}", is_error=True)
-
-
-# --- hooks
-
-
-def _stopped_by(verdict: HookVerdict) -> Result:
-    reason = verdict.reason or "a hook refused it"
-    result = Result(reason, is_error=True, ends_turn="end_turn" if verdict.halt else None)
-    return _marked(result, verdict)
-
-
-def _with_hook(plan: Plan | Result, verdict: HookVerdict) -> Plan | Result:
-    """Let what the hooks say be read with the result."""
-    if isinstance(plan, Result):
-        return _marked(plan, verdict)
-    run = plan.run
-
-    async def hooked(watch: Watch) -> Result:
-        return _marked(await run(watch), verdict)
-
-    return replace(plan, run=hooked)
-
-
-def _marked(result: Result, verdict: HookVerdict) -> Result:
-    content = f"{result.content}\n{verdict.context}" if verdict.context else result.content
-    known = decode(result.metadata or "{}", dict[str, Json])
-    metadata = encode({**known, "hook": verdict.metadata}).decode()
-    return replace(result, content=content, metadata=metadata)
+def _alone(why: str) -> str:
+    reason = f" ({why.rstrip('.')})" if why else ""
+    return f"this needs a person's permission{reason}, and nobody can be asked"

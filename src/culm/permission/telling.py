@@ -58,7 +58,7 @@ class QuestionVoice:
 
 def notification(session_id: str, tool_call_id: str, *, granted: bool = False) -> Live:
     """A call waits, or was let through without being asked about."""
-    told = PermissionNotification(tool_call_id, granted=granted)
+    told = PermissionNotification(tool_call_id, granted=granted, session_id=session_id)
     return Live("permission_notification", session_id, encode(told), "created")
 
 

@@ -160,12 +160,13 @@ class Answer:
             )
         return calls
 
-    async def complete(self, calls: list[Call], after: Unit | None = None) -> None:
-        """Store every call with its whole input; `after` happens together with that."""
+    def complete(self, calls: list[Call], after: Unit | None = None) -> asyncio.Future[None]:
+        """Store every call with its whole input; `after` happens together with that.
+
+        The future is done when that is durable, and must not be cancelled.
+        """
         parts: dict[int, Part] = {
             place: ToolCallPart(ToolCall(call.id, call.name, call.input, finished=True))
             for place, call in zip(sorted(self._calls.values()), calls, strict=True)
         }
-        if parts:
-            written = self._messages.put_all(self.draft, parts, after=after)
-            await asyncio.shield(self._track(written))
+        return self._track(self._messages.put_all(self.draft, parts, after=after))

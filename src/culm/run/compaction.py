@@ -5,7 +5,7 @@ from typing import Protocol
 
 from culm.model.base import Request
 from culm.run.context import SUMMARY_SYSTEM, summary_prompt, user_message
-from culm.run.loop import Growing, Pause, Speaker, Speakers, ask
+from culm.run.loop import Growing, Meter, Pause, Speaker, Speakers, ask
 from culm.wire.messages import Message
 from culm.wire.runs import Used
 from culm.wire.sessions import Session
@@ -21,7 +21,7 @@ class SummaryJournal(Growing, Protocol):
 
 
 async def summarize(
-    speakers: Speakers, journal: SummaryJournal, pause: Pause, prompt: str = ""
+    speakers: Speakers, journal: SummaryJournal, pause: Pause, meter: Meter, prompt: str = ""
 ) -> None:
     """Write a summary of what the model has read; with a prompt, it goes on from there with it."""
     session = journal.session
@@ -31,5 +31,5 @@ async def summarize(
     def request_of(speaker: Speaker) -> Request:
         return Request(SUMMARY_SYSTEM, [*history, question], (), speaker.settings)
 
-    _, used = await ask(speakers, request_of, journal, pause)
+    _, used = await ask(speakers, request_of, journal, pause, meter)
     await journal.end_summary(used, prompt)

@@ -22,6 +22,7 @@ from culm.run.setting import Setting
 from culm.run.step_calls import StepCalls
 from culm.store.base import Tx, Unit, together
 from culm.store.calls import add_calls, set_call_state
+from culm.store.letters import admit_letters
 from culm.store.messages import close_message_of, conversation, delete_message
 from culm.store.runs import count_on_run, end_run, fold_runs, name_model, start_run, unless_ended
 from culm.store.sessions import add_usage, set_summary
@@ -66,10 +67,11 @@ class TurnJournal:
         self.history: list[Message] = []  # What the model reads.
         self.session = Session(run.session_id)  # As it was when the turn began.
         self._began = False  # The run is active, its user message and an answer are stored.
-        self._said: list[Message] = []  # By people, in this turn.
+        self.said_messages: list[Message] = []  # By people, in this turn.
         self._answer: Answer | None = None
         self._calls = StepCalls()
         self._used: Used | None = None
+        self._is_counted = False  # That is stored.
         self._last: Message | None = None  # The latest answer.
         self._closed_by: Ending | None = None  # What that answer was finished with, if for good.
         self._writes: set[asyncio.Future[None]] = set()
@@ -96,14 +98,19 @@ class TurnJournal:
         self._began, self._last = True, message
         self._calls.known = [replace(call, run_id=self._run.id) for call in calls_in(message)]
         self._calls.take_over(results)
-        self._said = [said for said in self.history if said.role == "user"][-1:]
-        self._used = estimate(self.history, message.parts)  # What it really used is lost.
-        self._run.spent = self._run.spent.plus(self._used)
+        self.said_messages = [said for said in self.history if said.role == "user"][-1:]
+        self._used = estimate(self.history, message.parts)  # About; what it used is counted.
+        self._is_counted = True
 
     @property
     def reentered(self) -> Sequence[Call]:
         """The calls of the step that an earlier server had begun."""
         return self._calls.known if self._run.reenters else ()
+
+    @property
+    def answer_id(self) -> str:
+        """Of the answer that is open, or was the latest."""
+        return "" if self._last is None else self._last.id
 
     def known_results(self) -> Mapping[str, Result]:
         return self._calls.before
@@ -127,6 +134,7 @@ class TurnJournal:
     async def begin_step(self) -> list[Message]:
         """One transaction: the run is active, what was said is stored, an answer is begun."""
         self._check_going()
+        self._closed_by = None
         run, units, said = self._run, list[Unit](), list[Message]()
         joining = list(self._joining())
         if not self._began:
@@ -141,7 +149,9 @@ class TurnJournal:
 
         def committed() -> None:
             self.history += said
-            self._said += said
+            self.said_messages += said
+            for one in (run, *joining):
+                one.admit()
 
         written = self._open(together(*units), committed)
 
@@ -156,20 +166,20 @@ class TurnJournal:
 
     def said(self) -> str:
         """What people asked for in this turn."""
-        return "\n\n".join(full_text(message.parts) for message in self._said)
+        return "\n\n".join(full_text(message.parts) for message in self.said_messages)
 
     async def begin_summary(self) -> list[Message]:
         """As `begin_step`, for a summary: nothing is said, and nobody joins."""
         self._check_going()
         was_queued = self._run.state == "queued"
         starts = None if self._began else start_run(self._run.id, was_queued=was_queued)
-        await asyncio.shield(self._open(starts, _do_nothing, summary=True))
+        await asyncio.shield(self._open(starts, lambda: None, summary=True))
         return self.history
 
     def _open(
         self, before: Unit | None, on_commit: Callable[[], None], *, summary: bool = False
     ) -> asyncio.Future[None]:
-        self._used = None
+        self._used, self._is_counted = None, False
         self._calls = StepCalls()
 
         def committed() -> None:
@@ -225,8 +235,16 @@ class TurnJournal:
         answer.end_reasoning()
         calls = self._calls.known = [replace(c, run_id=self._run.id) for c in answer.calls()]
         rows = [(call.id, call.name, self._crash_of(call.name)) for call in calls]
-        await answer.complete(calls, add_calls(self._run.id, answer.draft.message.id, rows))
+        if calls:
+            known = add_calls(self._run.id, answer.draft.message.id, rows)
+            written = answer.complete(calls, together(known, self._usage()))
+            self._is_counted = self._used is not None
+            written.add_done_callback(self._check_counted)
+            await asyncio.shield(written)
         return calls
+
+    def _check_counted(self, written: asyncio.Future[None]) -> None:
+        self._is_counted = self._is_counted and written.exception() is None
 
     def _crash_of(self, name: str) -> CrashPolicy:
         tool = self._setting.tools.get(name)
@@ -258,7 +276,7 @@ class TurnJournal:
     # --- the end of a step
 
     def count(self, used: Used) -> None:
-        self._used = used
+        self._used, self._is_counted = used, False
 
     def is_nearly_full(self) -> bool:
         """Whether the context has so little room left that it should be summarized."""
@@ -275,7 +293,7 @@ class TurnJournal:
         missing = [] if ending is None else self._missing_results(draft.fold(), ending)
 
         def committed() -> None:
-            self._answer = None
+            self._answer, self._is_counted = None, True
             self._closed_by = ending
             results = self._calls.stored_results()
             self.history += [draft.message, *results, *(message for message, _ in missing)]
@@ -285,14 +303,10 @@ class TurnJournal:
         await asyncio.shield(self._track(written))
 
     def _usage(self) -> Unit | None:
-        if self._used is None:
+        """What the answer used, once: with its calls if it has any, else with its end."""
+        if self._used is None or self._is_counted:
             return None
-        session = add_usage(
-            self._run.session_id,
-            prompt_tokens=self._used.prompt_tokens,
-            completion_tokens=self._used.completion_tokens,
-            cost=self._used.cost,
-        )
+        session = add_usage(self._run.session_id, self._used)
         return together(session, count_on_run(self._run.id, self._used))
 
     async def end_summary(self, used: Used, prompt: str) -> None:
@@ -301,12 +315,7 @@ class TurnJournal:
         draft = self._present().draft
         if not full_text(draft.fold().parts).strip():
             raise ModelFailed("No summary", "The model answered the request for one with nothing.")
-        replaces = set_summary(
-            self._run.session_id,
-            draft.message.id,
-            completion_tokens=used.completion_tokens,
-            cost=used.cost,
-        )
+        replaces = set_summary(self._run.session_id, draft.message.id, used)
 
         def committed() -> None:
             self._answer = None
@@ -404,9 +413,10 @@ class TurnJournal:
         elif self._run.kind == "prompt" and (self._leaves_rows or ending.failed):
             said = self._messages.compose(self._run.session_id, "user", self._run.asked.parts())
             row, unit = self._closing_row(ending)
-            units = [said[1], unit]
+            units = [said[1], lambda tx: admit_letters(tx, self._run.id), unit]
+            self._run.was_admitted = True
             answer = None if ending.outcome == "canceled" else row
-        units.append(self._end_after(answer, ending, settled))
+        units += [self._usage(), self._end_after(answer, ending, settled)]
         # A cancel may have ended it already, if all it had done was wait.
         await self._insist(unless_ended(self._run.id, together(*units)), on_commit)
 
@@ -416,11 +426,12 @@ class TurnJournal:
     def _end_after(
         self, answer: Message | None, ending: Ending, settled: Settled | None
     ) -> Callable[[Tx], None]:
+        text = self._run.answer = "" if answer is None else full_text(answer.parts)
         return end_run(
             self._run.id,
             ending,
             message_id="" if answer is None else answer.id,
-            text="" if answer is None else full_text(answer.parts),
+            text=text,
             settled=settled,
             left=self._run.left,
         )
@@ -486,7 +497,3 @@ class TurnJournal:
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
         return write
-
-
-def _do_nothing() -> None:
-    pass

@@ -26,6 +26,7 @@ from culm.wire.messages import (
 )
 from culm.wire.runs import Limits, Used
 
+ANSWER_BYTES = 4000  # A usual answer; what is set aside for one that has no bound of its own.
 IMAGE_BYTES = 4000  # A picture is read as some thousand tokens, whatever its file weighs.
 
 RETRIES_MAX = 3
@@ -129,6 +130,20 @@ def _size(part: Part) -> int:
             return 0
 
 
+class Estimate(NamedTuple):
+    """What a question to a model may use, before it is asked."""
+
+    tokens: int
+    cost: float
+
+
+def estimate_request(request: Request, price: Price) -> Estimate:
+    used = _estimated(request.messages, ANSWER_BYTES)
+    asked, answer = used.prompt_tokens, request.max_tokens or used.completion_tokens
+    cost = (asked * price.input + answer * price.output) / 1_000_000
+    return Estimate(asked + answer, cost)
+
+
 # --- limits
 
 
@@ -158,19 +173,33 @@ class Spent(NamedTuple):
     cost: float = 0.0
 
     def plus(self, used: Used) -> "Spent":
-        return Spent(self.steps + 1, self.tokens + used.all_tokens, self.cost + used.cost)
+        return self.and_(Spent(1, used.all_tokens, used.cost))
+
+    def and_(self, more: "Spent") -> "Spent":
+        return Spent(self.steps + more.steps, self.tokens + more.tokens, self.cost + more.cost)
+
+    def without(self, less: "Spent") -> "Spent":
+        """Never below nothing: sums of fractions are not exact."""
+        cost = max(0.0, self.cost - less.cost)
+        return Spent(self.steps - less.steps, self.tokens - less.tokens, cost)
 
 
-def over_limit(spent: Spent, limits: Limits) -> Ending | None:
-    """Whether another step is one too many. Wall time is watched by a timer instead."""
+def used_up(spent: Spent, limits: Limits) -> str:
+    """Which limit is reached, in words; empty if none is. Wall time has a timer instead."""
     for what, has, limit in (
         ("steps", spent.steps, limits.steps),
         ("tokens", spent.tokens, limits.tokens),
         ("USD", spent.cost, limits.cost),
     ):
         if limit and has >= limit:
-            return Ending("budget", "Limit reached", f"The run has used its {limit:g} {what}.")
-    return None
+            return f"{limit:g} {what.removesuffix('s') if limit == 1 else what}"
+    return ""
+
+
+def over_limit(spent: Spent, limits: Limits) -> Ending | None:
+    """Whether another step is one too many."""
+    limit = used_up(spent, limits)
+    return Ending("budget", "Limit reached", f"The run has used its {limit}.") if limit else None
 
 
 # --- loops

@@ -28,9 +28,11 @@ from culm.model.base import (
 )
 from culm.run.limits import (
     LOOPED,
+    Estimate,
     Interaction,
     Price,
     Spent,
+    estimate_request,
     fingerprint,
     over_limit,
     repeats_itself,
@@ -93,6 +95,34 @@ class Journal(Growing, Protocol):
         ...
 
 
+class Meter(Protocol):
+    """What a turn and all others of its tree may use up together."""
+
+    async def reserve(self, estimate: Estimate) -> str:
+        """Set something aside for one question; raises `BudgetReached`.
+
+        What is never settled, because its answer was cut off, stays set aside.
+        """
+        ...
+
+    def settle(self, reservation: str, used: Used) -> None: ...
+
+    def forfeit(self, reservation: str) -> None:
+        """It failed, and another model is asked."""
+        ...
+
+
+class Speakers(Protocol):
+    """Who answers now, and who does when that one fails."""
+
+    @property
+    def current(self) -> "Speaker": ...
+
+    async def fall_back(self, failure: ModelFailed) -> bool:
+        """Let the next one speak, with nothing said yet; False if there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Speaker:
     """A model, and how it is asked."""
@@ -101,17 +131,6 @@ class Speaker:
     settings: SelectedModel
     price: Price
     system: str
-
-
-class Speakers(Protocol):
-    """Who answers now, and who does when that one fails."""
-
-    @property
-    def current(self) -> Speaker: ...
-
-    async def fall_back(self, failure: ModelFailed) -> bool:
-        """Let the next one speak, with nothing said yet; False if there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +143,8 @@ class Turn:
     admit: Callable[[Tool | Result, Call], Awaitable[Plan | Result]]
     watch: Callable[[Call], Watch]  # Who is told what a call puts out.
     journal: Journal
-    limits: Limits
+    limits: Callable[[], Limits]  # As they are now: they may be changed while it goes on.
+    meter: Meter
     pause: Pause
     spent: Spent  # Before this turn began, or went on.
     # Called between steps: replaces what the model reads by a summary if the context is nearly
@@ -143,7 +163,8 @@ async def take_turn(turn: Turn, reentered: Sequence[Call] = ()) -> Ending:
     while True:
         if not calls:
             request_of = partial(_request, turn, await turn.journal.begin_step())
-            done, used = await ask(turn.speakers, request_of, turn.journal, turn.pause)
+            asking = ask(turn.speakers, request_of, turn.journal, turn.pause, turn.meter)
+            done, used = await asking
             turn.journal.count(used)
             spent = spent.plus(used)
             calls = await turn.journal.know_calls()
@@ -157,7 +178,7 @@ async def take_turn(turn: Turn, reentered: Sequence[Call] = ()) -> Ending:
         fingerprints.append(fingerprint(_interactions(calls, results)))
         if repeats_itself(fingerprints):
             return LOOPED
-        if (ending := over_limit(spent, turn.limits)) is not None:
+        if (ending := over_limit(spent, turn.limits())) is not None:
             return ending
         await turn.journal.end_step()
         await turn.compact(None)
@@ -187,18 +208,23 @@ async def ask(
     request_of: Callable[[Speaker], Request],
     journal: Growing,
     pause: Pause,
+    meter: Meter,
 ) -> tuple[Done, Used]:
     """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
     while True:
         speaker = speakers.current
         request = request_of(speaker)
+        reservation = await meter.reserve(estimate_request(request, speaker.price))
         try:
             done, size = await _ask_again(speaker.model, request, journal, pause)
         except ModelFailed as exc:
             if not await speakers.fall_back(exc):
                 raise
+            meter.forfeit(reservation)
             continue
-        return done, used_of(done.usage, speaker.price, request, size)
+        used = used_of(done.usage, speaker.price, request, size)
+        meter.settle(reservation, used)
+        return done, used
 
 
 async def _ask_again(

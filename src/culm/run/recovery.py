@@ -11,9 +11,11 @@ from typing import assert_never
 from culm.ids import Ids, MessageId, RunId, SessionId
 from culm.run.live import Asked
 from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash, words_for_unanswered
+from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
 from culm.store.base import Tx
 from culm.store.calls import calls_of_message, set_call_state
+from culm.store.letters import admit_letters, brings_letter
 from culm.store.messages import (
     add_message,
     capture,
@@ -75,6 +77,8 @@ def recover(
                     state=run.state,
                     cancelled=one.cancelled,
                     waits=waits_in is not None or run.host_run_id in reentered,
+                    is_waited_for=bool(run.parent_run_id) and not run.is_detached,
+                    is_letter=brings_letter(tx, run.id),
                     behind_interrupted=run.session_id in interrupted,
                     unusable=why_not(run.provider, run.model),
                     away_s=away_s,
@@ -100,6 +104,7 @@ def recover(
                     assert_never(fate)
         # There are no others, unless somebody else wrote them.
         close_open_messages(tx, but=reentered.values())
+        end_lost_agents(tx)
         held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
         return Recovered(resumed, reentered, asks, held, len(gone))
 
@@ -112,7 +117,8 @@ def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
     A call of it is asked about, none was started whose result is not known, and nobody has decided
     about another in the last moment.
     """
-    if run.state != "active" or not open_asks_of_run(tx, run.id):
+    # Who worked in a process of its own has lost that, and with it what it was about to do.
+    if run.agent_id or run.state != "active" or not open_asks_of_run(tx, run.id):
         return None
     message = find_open_message(tx, run.session_id)
     if message is None:
@@ -130,6 +136,7 @@ def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:
     elif run.state == "accepted" and run.kind == "prompt":
         asked = Asked("prompt", *body_of(tx.connection, run.id))
         _add(tx, ids, run.session_id, "user", asked.parts(), Finish("stop", 0))
+        admit_letters(tx, run.id)
         _add_answer(tx, ids, one, ending)
     end_run(
         run.id,

@@ -6,14 +6,15 @@ Nothing here waits, reads a clock or writes. Who acts on a decision is `runs.py`
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from culm.errors import AppError, ModelFailed, StoreBusy
+from culm.errors import AppError, BudgetReached, ModelFailed, StoreBusy
 from culm.wire.endings import CANCELED, INTERRUPTED, Ending
 from culm.wire.runs import CrashPolicy, Kind, Settled, State
 from culm.wire.runs import settled_by as outcome_word
 
 # Why a run is being stopped before its turn is over; the first reason counts.
 # `parked`: it waits for a person, and goes on waiting when there is a server again.
-Stop = Literal["canceled", "interrupted", "budget", "store", "parked"]
+# `parent_ended`: the run that wanted its result wants nothing any more.
+Stop = Literal["canceled", "interrupted", "budget", "store", "parked", "parent_ended"]
 
 BEHIND_INTERRUPTED = "the run before it was interrupted"
 
@@ -33,6 +34,8 @@ class Standing(Protocol):
     def cancelled(self) -> bool: ...
     @property
     def asked_of(self) -> tuple[object, ...]: ...
+    @property
+    def joins(self) -> bool: ...
 
 
 S = TypeVar("S", bound=Standing)
@@ -63,7 +66,7 @@ def folds(run: Standing, host: Standing) -> bool:
         and run.kind == "prompt"
         and host.kind == "prompt"
         and not run.given
-        and run.asked_of == host.asked_of
+        and (run.joins or run.asked_of == host.asked_of)
     )
 
 
@@ -84,6 +87,8 @@ def ending_of_stop(stop: Stop) -> Ending:
     match stop:
         case "canceled":
             return CANCELED
+        case "parent_ended":
+            return Ending("canceled", "parent_ended", "The agent that it worked for has ended.")
         case "interrupted" | "parked":
             return INTERRUPTED
         case "budget":
@@ -99,6 +104,8 @@ def ending_of_error(error: AppError) -> Ending:
     match error:
         case ModelFailed(title=title, message=message, hint=hint):
             return Ending("error", title, f"{message}\nhint: {hint}" if hint else message)
+        case BudgetReached(message=message):
+            return Ending("budget", "Limit reached", message)
         case StoreBusy():
             return ending_of_stop("store")
         case _:
@@ -121,6 +128,8 @@ class Crashed(NamedTuple):
     state: State
     cancelled: bool  # A cancel covers it.
     waits: bool  # For a person and for nothing else, or it shares the turn of one that does.
+    is_waited_for: bool  # By a run that is gone; what it was given is not begun again unasked.
+    is_letter: bool  # It brings one, whose sender does not know of servers.
     behind_interrupted: bool  # In its session a run before it is ending `interrupted`.
     unusable: str  # Why its provider or model cannot be used now; empty if it can.
     away_s: float
@@ -147,6 +156,10 @@ def fate_after_crash(run: Crashed) -> End | Hold | Resume | None:
         return End(CANCELED)
     if run.state in ("active", "folded"):
         return Resume() if run.waits else End(INTERRUPTED)
+    if run.is_waited_for:
+        return End(INTERRUPTED)
+    if run.is_letter and not run.unusable:
+        return Resume()
     if run.behind_interrupted:
         return Hold(BEHIND_INTERRUPTED)
     if run.away_s > run.away_s_max:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from culm.errors import (
     AgentNotReady,
     AppError,
@@ -20,18 +22,27 @@ from culm.errors import (
     RunFolded,
     RunIdReused,
     RunNotHeld,
+    RunStarted,
     SessionBusy,
     WorkspaceClosing,
 )
 from culm.ids import RunId, SessionId
-from culm.permission.clearance import Consent
 from culm.run import rules
 from culm.run.journal import TurnJournal
 from culm.run.limits import Spent, effective
-from culm.run.live import Asked, LiveRun
+from culm.run.live import (
+    Asked,
+    Duty,
+    LiveRun,
+    account_of,
+    below_session,
+    live_again,
+    with_below,
+)
 from culm.run.recovery import Recovered
-from culm.run.titles import give_title
+from culm.run.titles import Titles
 from culm.run.turn import World, hold_turn, setting_of
+from culm.store.base import Unit
 from culm.store.runs import (
     Body,
     NewRun,
@@ -43,8 +54,7 @@ from culm.store.runs import (
 )
 from culm.wire.config import SelectedModel
 from culm.wire.endings import CANCELED, Ending
-from culm.wire.runs import CancelTarget, QueueChanged, RunChanged, State, changed_of
-from culm.wire.sessions import Session
+from culm.wire.runs import CancelTarget, Limits, QueueChanged, RunChanged, changed_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +71,7 @@ class Runs:
         self._workers: dict[SessionId, asyncio.Task[None]] = {}
         self._held: dict[RunId, RunChanged] = {}  # At rest, for a person to start or drop.
         self._turns: dict[asyncio.Task[Ending], RunId] = {}
-        self._titling: dict[SessionId, asyncio.Task[None]] = {}
+        self._titles = Titles(world)
         self._closing = False
 
     # --- looking
@@ -82,8 +92,7 @@ class Runs:
     def shown(self) -> Iterable[RunChanged | QueueChanged]:
         """How things stand, for whoever begins to listen."""
         durable = [run for run in self.live() if run.accepted.done()]
-        for run in durable:
-            yield RunChanged(run.id, run.session_id, run.shown_state, run.seq, run.given)
+        yield from (run.changed() for run in durable)
         yield from self._held.values()
         for session_id in self._lines:
             waiting = [run.head() for run in self.queued(session_id) if run in durable]
@@ -102,12 +111,17 @@ class Runs:
         asked: Asked,
         *,
         run_id: RunId | None = None,
+        given: bool = True,
         digest: str = "",
         steers: bool = False,
+        duty: Duty | None = None,
+        before: Unit | None = None,
     ) -> LiveRun:
         """Take something on. From this step on a cancel reaches it; durable once `accepted` is.
 
-        The same id with the same content is the same run. Raises what a caller must hear.
+        The same id with the same content is the same run. An id that is not `given` only makes
+        that sure, and the run may share a turn. What is to be there `before` it is written with it.
+        Raises what a caller must hear.
         """
         if self._closing:
             raise WorkspaceClosing
@@ -127,12 +141,13 @@ class Runs:
         if asked.kind == "summary" and line:
             raise SessionBusy
         self._check_room(line, asked)
+        works_for = None if duty is None else duty.works_for
         new = NewRun(
             id=run_id or self._world.ids.run(),
             session_id=session_id,
             kind=asked.kind,
             state=rules.state_at_acceptance(line),
-            given=run_id is not None,
+            given=given and run_id is not None,
             digest=digest,
             prompt=asked.prompt,
             attachments=asked.attachments,
@@ -141,6 +156,9 @@ class Runs:
             model=chosen.model,
             headless=asked.consent.headless,
             approve=asked.consent.approve,
+            agent_id="" if duty is None else duty.agent_id,
+            parent_run_id="" if works_for is None else works_for.id,
+            detached=duty is not None and duty.is_detached,
         )
         run = LiveRun(
             id=new.id,
@@ -152,11 +170,14 @@ class Runs:
             model=new.model,
             state=new.state,
             accepted=asyncio.get_running_loop().create_future(),
+            account=account_of(asked.limits, self._world.settings, works_for),
+            duty=duty,
         )
         self._enter(run)
         run.accepted = self._world.store.write(
-            accept_run(new), partial(self._accepted, run), lambda _: self._leave(run)
+            accept_run(new, before), partial(self._accepted, run), lambda _: self._leave(run)
         )
+        run.accepted.add_done_callback(lambda _: self.join(session_id))
         return run
 
     def _accepted(self, run: LiveRun, seq: int | None) -> None:
@@ -164,6 +185,11 @@ class Runs:
             self._leave(run)  # The same was accepted before, and has ended.
         else:
             run.seq = seq
+
+    def join(self, session_id: SessionId) -> None:
+        """Somebody may share the turn of who runs there: what it asks for is durable now."""
+        for host in self.line(session_id)[:1]:
+            host.on_join()
 
     def _check_room(self, line: Sequence[LiveRun], asked: Asked) -> None:
         settings = self._world.settings
@@ -179,13 +205,17 @@ class Runs:
         self._held = {run.id: changed_of(run) for run in recovered.held}
         self._world.clearance.restore(recovered.asks)
         for one, body in recovered.resumed:
-            state = one.run.state
-            run = _live_again(one, body, "waiting" if state == "active" else state)
+            run = live_again(one, body, one.run.state, self._world.settings)
+            if run.state == "active":
+                run.state = "waiting"  # As the last server left it.
+            run.account.spent = Spent(one.run.tree_steps, one.run.tree_tokens, one.run.tree_cost)
             run.reenters = recovered.reentered.get(run.id)
             tokens = one.run.prompt_tokens + one.run.completion_tokens
             run.spent = Spent(one.run.steps, tokens, one.run.cost)
             run.host = self._by_id.get(RunId(one.run.host_run_id))
             run.accepted.set_result(run.seq)
+            if run.state in ("waiting", "folded"):
+                run.admit()
             self._enter(run)
 
     def forget_held(self, run_id: RunId) -> None:
@@ -194,8 +224,7 @@ class Runs:
 
     def forget_session(self, session_id: SessionId) -> None:
         """It is gone, with all that was at rest there."""
-        if titling := self._titling.get(session_id):
-            titling.cancel()
+        self._titles.forget(session_id)
         self._held = {k: run for k, run in self._held.items() if run.session_id != session_id}
 
     def release(self, held: Stored, body: Body) -> LiveRun:
@@ -206,7 +235,7 @@ class Runs:
             raise RunNotHeld(known.id, known.state)
         line = self.line(held.run.session_id)
         state = rules.state_at_acceptance(line)
-        run = _live_again(held, body, state)
+        run = live_again(held, body, state, self._world.settings)
         self._check_room(line, run.asked)
         self._enter(run)
         run.accepted = self._world.store.write(
@@ -238,10 +267,12 @@ class Runs:
         if self._by_id.get(run.id) is not run:
             return
         del self._by_id[run.id]
+        run.account.abandon()
         line = self._lines[run.session_id]
         line.remove(run)
         if not line:
             del self._lines[run.session_id]
+        run.admitted.set()
         run.ended.set()
         self._world.clearance.forget_run(run.id)
         self._on_live(len(self._by_id))
@@ -255,19 +286,19 @@ class Runs:
     # --- stopping
 
     def cancel(
-        self, runs: Iterable[LiveRun], target: CancelTarget
+        self, runs: Iterable[LiveRun], target: CancelTarget, session_id: SessionId | None = None
     ) -> list[asyncio.Future[list[RunId]]]:
-        """Stop these runs now; the futures say when that is durable.
+        """Stop these runs and all that work for them; the futures say when that is durable.
 
         What is stopping already is not stopped again. A run accepted later is another object, so
         nothing here can touch it.
         """
-        named = list(runs)
+        named = with_below(runs, self._by_id.values())
         fresh = [run for run in named if rules.covers(run)]
         if fresh:
-            unit = add_cancel(
-                self._world.ids.cancel(), fresh[0].session_id, target, [run.id for run in fresh]
-            )
+            where = session_id or named[0].session_id
+            ids = [run.id for run in fresh]
+            unit = add_cancel(self._world.ids.cancel(), where, target, ids)
 
             def committed(ended: list[RunId]) -> None:
                 for run in fresh:
@@ -287,13 +318,27 @@ class Runs:
                 self._stop(run, "canceled")
         return [run.cancelling for run in named if run.cancelling is not None]
 
-    def cancel_session(self, session_id: SessionId) -> list[asyncio.Future[list[RunId]]]:
-        return self.cancel(self.line(session_id), "session")
+    def of_session(self, session_id: SessionId) -> list[LiveRun]:
+        """Its live runs, and those of all agents below it, detached or not."""
+        return [*self.line(session_id), *below_session(session_id, self._by_id.values())]
+
+    def cancel_session(
+        self, session_id: SessionId, target: CancelTarget = "session"
+    ) -> list[asyncio.Future[list[RunId]]]:
+        return self.cancel(self.of_session(session_id), target, session_id)
 
     def cancel_run(self, run: LiveRun) -> list[asyncio.Future[list[RunId]]]:
         if run.host is not None:
             raise RunFolded(run.id, run.host.id)
+        if run.is_told:
+            raise RunStarted(run.id)  # It was said, and is being read.
         return self.cancel([run], "run")
+
+    def orphan(self, run: LiveRun) -> None:
+        """Nobody wants its result any more."""
+        if run.host is None and not run.is_told:  # Else it is heard by somebody who goes on.
+            for one in with_below([run], self._by_id.values()):
+                self._stop(one, "parent_ended")
 
     def _stop(self, run: LiveRun, why: rules.Stop) -> None:
         if run.stop is not None:
@@ -316,8 +361,7 @@ class Runs:
         """
         self._closing = True
         self._world.clearance.stop()
-        for titling in self._titling.values():
-            titling.cancel()
+        self._titles.stop()
         for run in self.live():
             if run.task is not None:
                 self._stop(run, "parked" if self._parks(run) and not for_good else "interrupted")
@@ -333,11 +377,11 @@ class Runs:
             log.error("run %s does not let go; it is left behind", run_id)
         for run in self.live():
             run.ended.set()  # Here; whoever waits for more finds it at the next start.
-        interrupted = {run.session_id for run in stopped if _is_interrupted(run)}
+        interrupted = {run.session_id for run in stopped if run.is_interrupted}
         holding = [
             self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED))
             for run in self.live()
-            if run.session_id in interrupted and run.is_waiting
+            if run.session_id in interrupted and run.is_waiting and not run.joins
         ]
         if holding:
             await asyncio.wait(holding, timeout=STOP_S)
@@ -366,20 +410,26 @@ class Runs:
             world.store,
             world.messages,
             world.clock,
-            lambda: self._joining(run),
+            lambda: [other for other in self.joining(run) if run.hears(other)],
         )
-        run.may_park = lambda: world.clearance.waits(run.id) and not journal.has_begun_calls()
-        trouble = await self._prepare(run, journal)  # Beside the commit, which takes as long.
+        if run.duty is None:  # Else it is at work elsewhere, and what it does there would be lost.
+            run.may_park = lambda: world.clearance.waits(run.id) and not journal.has_begun_calls()
+        # Beside the commit, which takes as long; unless its session comes by that, too.
+        trouble = None if run.duty is not None else await self._prepare(run, journal)
         try:
             await asyncio.shield(run.accepted)
         except AppError:
             return  # It was refused, and has left.
+        if run.duty is not None:
+            trouble = await self._prepare(run, journal)
         while run.changing is not None and not run.is_settled:
             await asyncio.wait({run.changing})
         if run.ended.is_set() or self._closing:
             return
         if rules.next_run(self.line(run.session_id)) is not run:
             return  # A person has put another before it.
+        if run.is_orphan:
+            self._stop(run, "parent_ended")  # It was said to another turn till now, in vain.
         if run.stop is None:
             ending = trouble or await self._take_turn(run, journal)
         else:
@@ -388,7 +438,10 @@ class Runs:
             return  # As it stands: the next start finds it waiting.
         if run.stop == "canceled":
             run.left = await world.find_left(run.id)
-            stopped = (run.task is None or run.task.done()) and not run.left
+            is_over = run.task is None or run.task.done()
+            if not is_over and run.pid():
+                run.left.append(run.pid())
+            stopped = is_over and not run.left
             run.settled = rules.settled_by(ending, stopped=stopped)
         await journal.end(ending, run.settled, partial(self._ended, run))
 
@@ -403,7 +456,7 @@ class Runs:
             return Ending("error", "The conversation cannot be read", "See the server's log.")
         return None
 
-    def _joining(self, host: LiveRun) -> list[LiveRun]:
+    def joining(self, host: LiveRun) -> list[LiveRun]:
         """Who would share this turn now: of the others, those whose prompt is durable."""
         others = [run for run in self.line(host.session_id) if run is not host]
         return [run for run in others if run.is_settled and rules.folds(run, host)]
@@ -418,55 +471,30 @@ class Runs:
         self._turns[task] = run.id
         task.add_done_callback(self._turns.pop)
         run.given_up = loop.create_future()
-        timer = None
-        if limits.wall_s:
-            timer = self._world.clock.call_later(limits.wall_s, lambda: self._stop(run, "budget"))
+        run.began_s = self._world.clock.now_s()
+        self._limit_time(run, limits.wall_s)
         try:
             await asyncio.wait({task, run.given_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if timer is not None:
-                timer.cancel()
+            self._limit_time(run, 0)
         if task.done() and not task.cancelled():
             return task.result()
         if run.stop is None:  # Somebody cancelled it who does not own it.
             return Ending("error", "Internal error", "The run was cancelled from inside.")
         return rules.ending_of_stop(run.stop)
 
+    def set_limits(self, run: LiveRun, asked: Limits) -> None:
+        """Let it and all that works for it use up so much, from now on."""
+        limits = effective(asked, self._world.settings)
+        run.account.set_limits(msgspec.structs.replace(limits, steps=asked.steps))
+        if run.task is not None and not run.task.done():
+            self._limit_time(run, limits.wall_s)
+
+    def _limit_time(self, run: LiveRun, wall_s: float) -> None:
+        run.limit_time(self._world.clock, wall_s, lambda: self._stop(run, "budget"))
+
     def _turn(self, run: LiveRun, journal: TurnJournal) -> Coroutine[Any, Any, Ending]:
-        return hold_turn(self._world, run, journal, lambda: self._begin_title(run, journal.session))
-
-    def _begin_title(self, run: LiveRun, session: Session) -> None:
-        """Beside the turn, and not stopped with it: a cancelled prompt still names its session."""
-        if not run.asked.prompt.strip() or session.id in self._titling or self._closing:
-            return
-        titling = self._world.tasks.create_task(
-            give_title(self._world, session, run.asked), name=f"title {session.id}"
-        )
-        self._titling[session.id] = titling
-        titling.add_done_callback(lambda _: self._titling.pop(session.id))
-
-
-def _is_interrupted(run: LiveRun) -> bool:
-    """By what its end says, or because that is not written yet."""
-    return run.ending is None or run.ending.outcome == "interrupted"
-
-
-def _live_again(left: Stored, body: Body, state: State) -> LiveRun:
-    return LiveRun(
-        id=left.run.id,
-        session_id=left.run.session_id,
-        asked=Asked(
-            left.run.kind,
-            body.prompt,
-            tuple(body.attachments),
-            left.limits,
-            consent=Consent(left.headless, left.approve),
-        ),
-        given=left.run.run_id_given,
-        digest=left.digest,
-        provider=left.run.provider,
-        model=left.run.model,
-        state=state,
-        accepted=asyncio.get_running_loop().create_future(),
-        seq=left.run.seq,
-    )
+        if run.duty is not None:
+            return self._world.hold_elsewhere(run, journal)
+        begin_title = partial(self._titles.begin, run.asked)
+        return hold_turn(self._world, run, journal, lambda: begin_title(journal.session))

@@ -26,6 +26,35 @@ ANSWER_CHARS_MAX = 20_000  # With the thoughts of a model that thinks aloud.
 PROMPT_CHARS = 4000  # Enough of a prompt to name it by.
 
 
+class Titles:
+    """Those that are being looked for, one a session. Made with the runs of a workspace."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._tasks: dict[SessionId, asyncio.Task[None]] = {}
+        self._is_stopped = False
+
+    def begin(self, asked: Asked, session: Session) -> None:
+        """Beside the turn, and not stopped with it: a cancelled prompt still names its session."""
+        if not asked.prompt.strip() or session.id in self._tasks or self._is_stopped:
+            return
+        task = self._world.tasks.create_task(
+            give_title(self._world, session, asked), name=f"title {session.id}"
+        )
+        self._tasks[session.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(session.id))
+
+    def forget(self, session_id: SessionId) -> None:
+        """The session is gone."""
+        if task := self._tasks.get(session_id):
+            task.cancel()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        for task in self._tasks.values():
+            task.cancel()
+
+
 async def give_title(world: World, session: Session, asked: Asked) -> None:
     """Ask the small model, else the large one, and save what it says; never fails a run.
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from culm.clock import Clock, pause
-from culm.errors import AppError, ModelFailed
+from culm.errors import AppError, BudgetReached, ModelFailed
 from culm.events.hub import Live
 from culm.ids import Ids, SessionId
 from culm.model.choice import Chosen, Models
@@ -47,6 +48,8 @@ class World:
     tell: Callable[[Live], None]
     # The processes of a run's calls that are still there after it was stopped.
     find_left: Callable[[str], Awaitable[list[int]]]
+    # Holds the turn of an agent's run, which a process of its own does.
+    hold_elsewhere: Callable[[LiveRun, TurnJournal], Coroutine[Any, Any, Ending]]
     clock: Clock
     ids: Ids
     settings: Settings
@@ -84,7 +87,7 @@ async def _hold(
 
     if run.kind == "summary":
         if journal.history:
-            await summarize(speakers, journal, wait)
+            await summarize(speakers, journal, wait, run.account)
         return Ending("end_turn")
     if not has_text(journal.history) and not journal.session.parent_session_id:
         journal.on_answer = begin_title
@@ -95,7 +98,11 @@ async def _hold(
         if ending is not None:
             await journal.end_step(ending)
         prompt = "" if ending is not None else journal.said()
-        await summarize(speakers, journal, wait, prompt)
+        try:
+            await summarize(speakers, journal, wait, run.account, prompt)
+        except BudgetReached:
+            if ending is None:
+                raise  # It cannot go on. Else it has its answer, and the next turn begins so.
 
     tools = dict(world.tools())
     if run.asked.consent.headless:
@@ -106,7 +113,8 @@ async def _hold(
         admit=lambda tool, call: world.clearance.admit(tool, call, run.asked.consent),
         watch=lambda call: _watch(world, call),
         journal=journal,
-        limits=effective(run.asked.limits, world.settings),
+        limits=lambda: effective(run.account.limits, world.settings),
+        meter=run.account,
         pause=wait,
         spent=run.spent,
         compact=compact,

@@ -9,6 +9,7 @@ document is made from all of them.
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, get_type_hints
 from urllib.parse import unquote
 
@@ -42,7 +43,12 @@ class Route:
 
     def hints(self) -> dict[str, Any]:
         """Its types by `query`, `body` and `return`, where it has them."""
-        return get_type_hints(self.handler)
+        return _hints_of(self.handler)
+
+
+@cache  # Each takes a moment to resolve, and every server of a process has the same.
+def _hints_of(handler: Callable[..., Awaitable[object]]) -> dict[str, Any]:
+    return get_type_hints(handler)
 
 
 class HeadOnly(dict[str, str]):

@@ -11,6 +11,7 @@ from culm import __version__
 from culm.server.api import HeadOnly, Route, is_response
 from culm.server.routes import BY_NOUN
 from culm.wire.agent import RUN_HEADER
+from culm.wire.agents import Agent, RawAgent
 from culm.wire.codec import Json
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
@@ -29,6 +30,8 @@ _PATH_WORDS = {
     "client_id": "The client, by the UUID it made for itself.",
     "run_id": "The run.",
     "grant_id": "The grant.",
+    "agent_id": "The agent, by its id or that of its session.",
+    "letter_id": "The letter.",
     "lsp": "The language server, by its name.",
 }
 _PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "format": "uuid"}}
@@ -36,6 +39,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "fo
 _SAID_AS: dict[Any, Any] = {
     list[RawMessage]: list[Message],
     Snapshot[RawMessage]: Snapshot[Message],
+    list[RawAgent]: list[Agent],
 }
 
 

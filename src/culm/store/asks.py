@@ -41,6 +41,7 @@ def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], 
             *(request.id, kind_of(type(request)), request.session_id, ask.run_id),
             *(ask.message_id, request.tool_call_id, encode(request).decode(), ask.digest),
             *(encode(ask.grains).decode(), ask.why, ask.deadline, tx.now),
+            encode(ask.agent_path).decode(),
         ).fetchone()
         _tell(tx, ask_of(row), "created")
 
@@ -118,6 +119,7 @@ def _ask_of(row: sqlite3.Row, kind: type[R]) -> Ask[R]:
         by=row["answered_by"],
         created_at=row["created_at"],
         closed_at=row["closed_at"],
+        agent_path=decode(row["agent_path"], list[str]),
     )
 
 
@@ -132,6 +134,7 @@ def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
             tool_call_id=request.tool_call_id,
             state=ask.state,
             by=ask.by,
+            agent_path=ask.agent_path,
         )
     return AskChanged(
         ask_id=AskId(request.id),
@@ -145,6 +148,7 @@ def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
         state=ask.state,
         deadline=ask.deadline,
         by=ask.by,
+        agent_path=ask.agent_path,
     )
 
 
@@ -161,7 +165,12 @@ def _tell(tx: Tx, ask: AnyAsk, op: Op) -> None:
     else:
         granted = ask.state == "allowed"
         closes = encode(
-            PermissionNotification(ask.request.tool_call_id, granted=granted, denied=not granted)
+            PermissionNotification(
+                ask.request.tool_call_id,
+                granted=granted,
+                denied=not granted,
+                session_id=ask.request.session_id,
+            )
         )
         _tell_stored(tx, ask, "permission_notification", "created", closes)
 

@@ -8,7 +8,8 @@ import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import cache
 from typing import TypeVar
 
 from culm.clock import Clock
@@ -21,14 +22,22 @@ T = TypeVar("T")
 COMMIT_S = 0.0002  # What a lone durable commit takes on the machine we measured.
 
 
+@cache  # To migrate one takes milliseconds, and every run of a worker has its own.
+def empty_database() -> bytes:
+    """A file of the present schema with nothing in it."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection, ":memory:")
+        return connection.serialize()
+
+
 class MemoryFile:
     """What survives a crash."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.deserialize(empty_database())
         self.connection.row_factory = sqlite3.Row
         self.connection.execute("PRAGMA foreign_keys = ON")
-        migrate(self.connection, ":memory:")
         self.database: MemoryDatabase | None = None  # Who has it open.
         self.full = False  # While set, every commit fails as on a full disk.
         self.busy = False  # While set, every write is refused at once, as under overload.

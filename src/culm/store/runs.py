@@ -7,8 +7,10 @@ from typing import Literal, NamedTuple, cast
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
 from culm.ids import CancelId, RunId, SessionId
+from culm.store.agents import begin_agent, end_agent, find_agent, take_up_agent
 from culm.store.asks import close_asks_of_run
 from culm.store.base import Op, Tx, Unit
+from culm.store.letters import admit_letters
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
 from culm.wire.codec import Json, decode, encode
@@ -49,6 +51,9 @@ class NewRun:
     model: str
     headless: bool = False
     approve: Approve | None = None
+    agent_id: str = ""
+    parent_run_id: str = ""
+    detached: bool = False
 
 
 class Stored(NamedTuple):
@@ -60,6 +65,8 @@ class Stored(NamedTuple):
     cancelled: bool
     headless: bool
     approve: Approve | None
+    path: tuple[str, ...] = ()  # Of agents, from the top down to the one that does it ...
+    above: tuple[SessionId, ...] = ()  # ... and the sessions of those before it.
 
 
 class Body(NamedTuple):
@@ -72,13 +79,15 @@ class Body(NamedTuple):
 # --- the life of a run
 
 
-def accept_run(new: NewRun) -> Callable[[Tx], int | None]:
-    """Add it; returns its number, or None if the same was accepted before.
+def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | None]:
+    """Add it, after what is to be there `before`; its number, or None if it is known.
 
     Raises `SessionNotFound`, `RunIdReused`.
     """
 
     def unit(tx: Tx) -> int | None:
+        if before is not None:
+            before(tx)
         known = tx.run("get_run", new.id).fetchone()
         if known is not None:
             if known["digest"] != new.digest:
@@ -92,8 +101,10 @@ def accept_run(new: NewRun) -> Callable[[Tx], int | None]:
             *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
             *(tx.now, _next_place(tx, new.session_id)),
             *(new.headless, encode(new.approve).decode()),
+            *(new.agent_id, new.parent_run_id, new.detached),
         ).fetchone()
         tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
+        take_up_agent(tx, new.agent_id, new.id)
         run = _tell_run(tx, row, "created")
         _tell_queue_if(tx, new.session_id, new.state == "queued")
         return run.seq
@@ -105,6 +116,8 @@ def start_run(run_id: RunId, *, was_queued: bool) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
         run = _tell_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
         tx.run("delete_body", run_id)
+        begin_agent(tx, run.agent_id, run_id)
+        admit_letters(tx, run_id)
         _tell_queue_if(tx, run.session_id, was_queued)
 
     return unit
@@ -118,6 +131,7 @@ def fold_runs(run_ids: Iterable[RunId], host_id: RunId) -> Callable[[Tx], None]:
         for run_id in run_ids:
             run = _tell_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
             tx.run("delete_body", run_id)
+            admit_letters(tx, run_id)
         if run is not None:
             _tell_queue(tx, run.session_id)
 
@@ -173,6 +187,7 @@ def _end_one(
         return
     run = _tell_run(tx, row)
     close_asks_of_run(tx, run_id)
+    end_agent(tx, run.agent_id, run_id, ending)
     tx.run("delete_body", run_id)
     session = tx.run("get_session", run.session_id).fetchone()
     title = "" if session is None else session["title"]
@@ -231,9 +246,12 @@ def _next_place(tx: Tx, session_id: SessionId) -> int:
 
 
 def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
+    """Of it, and of the trees it belongs to."""
+
     def unit(tx: Tx) -> None:
         tokens = used.prompt_tokens, used.completion_tokens
         tx.run("count_on_run", *tokens, used.cost, used.estimated, run_id)
+        tx.run("count_on_tree", 1, sum(tokens), used.cost, run_id)
 
     return unit
 
@@ -291,11 +309,13 @@ def add_cancel(
         for row in known:
             tx.run("add_cancelled_run", cancel_id, row["id"])
         _tell_cancel(tx, cancel_id)
-        queued: list[RunId] = [row["id"] for row in known if row["state"] == "queued"]
+        waiting = [row for row in known if row["state"] == "queued"]
+        queued: list[RunId] = [row["id"] for row in waiting]
         for run_id in queued:
             _end_one(tx, run_id, CANCELED, "", "", with_event=True)
             tx.run("settle_cancelled_run", "canceled", "[]", run_id)
-        _tell_queue_if(tx, session_id, bool(queued))
+        for changed in dict.fromkeys(row["session_id"] for row in waiting):
+            _tell_queue(tx, changed)
         over = [row for row in known if row["state"] == "ended"]
         for row in over:
             tx.run("settle_cancelled_run", settled_by(row["outcome"]), "[]", row["id"])
@@ -357,6 +377,12 @@ def run_of(row: sqlite3.Row) -> Run:
         prompt_tokens=row["prompt_tokens"],
         completion_tokens=row["completion_tokens"],
         cost=float(row["cost"]),
+        agent_id=row["agent_id"],
+        parent_run_id=row["parent_run_id"],
+        is_detached=bool(row["detached"]),
+        tree_steps=row["tree_steps"],
+        tree_tokens=row["tree_tokens"],
+        tree_cost=float(row["tree_cost"]),
         estimated=bool(row["estimated"]),
         created_at=row["created_at"],
         started_at=row["started_at"],
@@ -409,6 +435,8 @@ def body_of(connection: sqlite3.Connection, run_id: str) -> Body:
 
 def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
     cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
+    agent = find_agent(row["agent_id"])(connection) if row["agent_id"] else None
+    above = connection.execute(QUERIES["sessions_above"], (row["session_id"],)).fetchall()
     return Stored(
         run=run_of(row),
         digest=row["digest"],
@@ -416,6 +444,8 @@ def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
         cancelled=cancels.fetchone() is not None,
         headless=bool(row["headless"]),
         approve=parse_approve(cast("Json", decode(row["approve"], object))),
+        path=() if agent is None else agent.path,
+        above=tuple(one["id"] for one in reversed(above)),
     )
 
 

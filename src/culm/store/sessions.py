@@ -5,11 +5,19 @@ from collections.abc import Callable
 
 from culm.errors import LimitExceeded, SessionNotFound
 from culm.ids import SessionId
+from culm.store.agents import (
+    StoredAgent,
+    count_on_agents,
+    delete_agent_of_session,
+    rebuild,
+    tree_of_session,
+)
 from culm.store.asks import delete_asks_of_session
 from culm.store.base import Op, Tx
 from culm.store.runs import delete_runs_of_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
+from culm.wire.runs import Used
 from culm.wire.sessions import Session, Todo
 
 
@@ -35,52 +43,85 @@ def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]
     return unit
 
 
-def delete_session(session_id: SessionId) -> Callable[[Tx], None]:
-    """Remove it with its messages, files and runs; only the session's own `deleted` is told."""
+def delete_session(session_id: SessionId) -> Callable[[Tx], list[StoredAgent]]:
+    """Remove it and those of all agents below it, each with its messages, files and runs.
 
-    def unit(tx: Tx) -> None:
-        row = tx.run("get_session", session_id).fetchone()
-        if row is None:
+    Of each only the session's own `deleted` is told, and that its agent is gone. Returns those.
+    """
+
+    def unit(tx: Tx) -> list[StoredAgent]:
+        if tx.run("get_session", session_id).fetchone() is None:
             raise SessionNotFound(session_id)
-        places = (place_of(row["no"], 0), place_of(row["no"] + 1, 0) - 1)
-        delete_runs_of_session(tx, session_id)
-        delete_asks_of_session(tx, session_id)
-        tx.run("delete_chunks_of_session", *places)
-        tx.run("delete_parts_of_session", *places)
-        tx.run("delete_messages_of_session", *places)
-        tx.run("delete_files_of_session", session_id)
-        tx.run("delete_read_files_of_session", session_id)
-        tx.run("delete_session", session_id)
-        gone = Session(id=session_id, parent_session_id=row["parent_id"])
-        tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
+        gone = tree_of_session(tx, session_id)
+        below = [agent.agent.session_id for agent in gone if agent.agent.session_id != session_id]
+        for one in (*reversed(below), session_id):
+            _delete_one(tx, one)
+        for recipient in (session_id, *(agent.agent.agent_id for agent in gone)):
+            tx.run("delete_letters_to", recipient)
+        if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
+            rebuild(tx)  # Those above stay, and have not used what is gone.
+        return gone
 
     return unit
 
 
-def add_usage(
-    session_id: SessionId, *, prompt_tokens: int, completion_tokens: int, cost: float
-) -> Callable[[Tx], None]:
+def _delete_one(tx: Tx, session_id: SessionId) -> None:
+    row = tx.run("get_session", session_id).fetchone()
+    if row is None:
+        return
+    places = (place_of(row["no"], 0), place_of(row["no"] + 1, 0) - 1)
+    delete_runs_of_session(tx, session_id)
+    delete_asks_of_session(tx, session_id)
+    delete_agent_of_session(tx, session_id)
+    tx.run("delete_chunks_of_session", *places)
+    tx.run("delete_parts_of_session", *places)
+    tx.run("delete_messages_of_session", *places)
+    tx.run("delete_files_of_session", session_id)
+    tx.run("delete_read_files_of_session", session_id)
+    tx.run("delete_session", session_id)
+    gone = Session(id=session_id, parent_session_id=row["parent_id"])
+    tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
+
+
+def add_usage(session_id: SessionId, used: Used) -> Callable[[Tx], None]:
     """The tokens of the latest step, and what it cost on top; what was not counted stays."""
 
     def unit(tx: Tx) -> None:
-        _tell_updated(
-            tx, tx.run("add_usage", prompt_tokens, completion_tokens, cost, tx.now, session_id)
-        )
+        values = (used.prompt_tokens, used.completion_tokens, used.cost, tx.now, session_id)
+        _tell_updated(tx, tx.run("add_usage", *values))
+        _count_above(tx, session_id, used)
 
     return unit
 
 
-def set_summary(
-    session_id: SessionId, message_id: str, *, completion_tokens: int, cost: float
-) -> Callable[[Tx], None]:
+def set_summary(session_id: SessionId, message_id: str, used: Used) -> Callable[[Tx], None]:
     """From here on a model reads the summary instead of what is before it."""
 
     def unit(tx: Tx) -> None:
-        _tell_updated(
-            tx, tx.run("set_summary", message_id, completion_tokens, cost, tx.now, session_id)
-        )
+        values = (message_id, used.completion_tokens, used.cost, tx.now, session_id)
+        _tell_updated(tx, tx.run("set_summary", *values))
+        _count_above(tx, session_id, used)
 
     return unit
+
+
+def sessions_above(session_id: str) -> Callable[[sqlite3.Connection], list[SessionId]]:
+    """Those of the agents above one, the nearest first."""
+
+    def query(connection: sqlite3.Connection) -> list[SessionId]:
+        rows = connection.execute(QUERIES["sessions_above"], (session_id,))
+        return [row["id"] for row in rows]
+
+    return query
+
+
+def _count_above(tx: Tx, session_id: SessionId, used: Used) -> None:
+    """What an agent costs is part of what the one above it costs, from the moment it is known."""
+    above = sessions_above(session_id)(tx.connection)
+    if used.cost:
+        for one in above:
+            _tell_updated(tx, tx.run("add_cost", used.cost, tx.now, one))
+    count_on_agents(tx, (session_id, *above), used)
 
 
 def set_title(

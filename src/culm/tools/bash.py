@@ -93,6 +93,9 @@ class BashArguments(Struct, frozen=True):
     ] = 0
 
 
+SPEC = make_spec("bash", DESCRIPTION, BashArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """How long a command is waited for, and when that is its end."""
@@ -276,7 +279,7 @@ class _Waiting:
 
 
 def make_bash(kit: Kit, jobs: Jobs) -> Bash:
-    spec = make_spec("bash", DESCRIPTION, BashArguments)
+    spec = SPEC
     return Bash(kit, jobs, Directories(kit.inside), spec)
 
 

@@ -7,7 +7,7 @@ and is removed if it does not. No file that is there already is replaced.
 import errno
 import os
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -53,14 +53,15 @@ class DownloadArguments(Struct, frozen=True):
     timeout: TimeoutSeconds = 0
 
 
+SPEC = make_spec("download", DESCRIPTION, DownloadArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Download:
     kit: Kit
     network: Network
     bytes_max: int = FILE_BYTES_MAX
-    spec: ToolSpec = field(
-        default_factory=lambda: make_spec("download", DESCRIPTION, DownloadArguments)
-    )
+    spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "ask"
 

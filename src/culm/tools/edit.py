@@ -33,10 +33,13 @@ class EditArguments(Struct, frozen=True):
     ] = False
 
 
+SPEC = make_spec("edit", DESCRIPTION, EditArguments)
+
+
 def make_edit(kit: Kit) -> ChangeTool[EditArguments]:
     return ChangeTool(
         kit,
-        make_spec("edit", DESCRIPTION, EditArguments),
+        SPEC,
         EditArguments,
         lambda given: given.file_path,
         _rewrite,

@@ -3,7 +3,7 @@
 import codecs
 import re
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -60,11 +60,14 @@ class FetchArguments(Struct, frozen=True):
     timeout: TimeoutSeconds = 0
 
 
+SPEC = make_spec("fetch", DESCRIPTION, FetchArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
     kit: Kit
     network: Network
-    spec: ToolSpec = field(default_factory=lambda: make_spec("fetch", DESCRIPTION, FetchArguments))
+    spec: ToolSpec = SPEC
     parallel: bool = True
     crash: CrashPolicy = "again"
 

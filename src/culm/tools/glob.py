@@ -51,6 +51,9 @@ class GlobArguments(Struct, frozen=True):
     ] = ""
 
 
+SPEC = make_spec("glob", DESCRIPTION, GlobArguments)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _File:
     changed_ns: int
@@ -60,7 +63,7 @@ class _File:
 def make_glob(kit: Ground) -> ReadTool[GlobArguments]:
     return ReadTool(
         kit,
-        make_spec("glob", DESCRIPTION, GlobArguments),
+        SPEC,
         GlobArguments,
         lambda given: _start(given)[0],
         lambda given, target, stop: _glob(kit.inside, given, target, stop),

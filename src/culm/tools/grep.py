@@ -70,8 +70,11 @@ class GrepArguments(Struct, frozen=True):
     ] = False
 
 
+SPEC = make_spec("grep", DESCRIPTION, GrepArguments)
+
+
 def make_grep(kit: Kit) -> "GrepTool":
-    return GrepTool(kit, make_spec("grep", DESCRIPTION, GrepArguments), Ripgrep(kit, kit.work))
+    return GrepTool(kit, SPEC, Ripgrep(kit, kit.work))
 
 
 @dataclass(frozen=True, slots=True)

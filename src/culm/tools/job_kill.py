@@ -24,6 +24,9 @@ class JobKillArguments(Struct, frozen=True):
     shell_id: Annotated[str, Meta(max_length=100, description="The job, such as job-1.")]
 
 
+SPEC = make_spec("job_kill", DESCRIPTION, JobKillArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class JobKill:
     jobs: Jobs
@@ -66,4 +69,4 @@ class JobKill:
 
 
 def make_job_kill(jobs: Jobs) -> JobKill:
-    return JobKill(jobs, make_spec("job_kill", DESCRIPTION, JobKillArguments))
+    return JobKill(jobs, SPEC)

@@ -27,6 +27,9 @@ class JobOutputArguments(Struct, frozen=True):
     wait: Annotated[bool, Meta(description="Whether to wait for its end. Default: false.")] = False
 
 
+SPEC = make_spec("job_output", DESCRIPTION, JobOutputArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class JobOutput:
     jobs: Jobs
@@ -52,7 +55,7 @@ class JobOutput:
 
 
 def make_job_output(jobs: Jobs, clock: Clock) -> JobOutput:
-    return JobOutput(jobs, clock, make_spec("job_output", DESCRIPTION, JobOutputArguments))
+    return JobOutput(jobs, clock, SPEC)
 
 
 def unknown_job(jobs: Jobs, job_id: str) -> Result:

@@ -44,6 +44,9 @@ class LsArguments(Struct, frozen=True):
     ] = DEPTH
 
 
+SPEC = make_spec("ls", DESCRIPTION, LsArguments)
+
+
 @dataclass(slots=True)
 class _Directory:
     """One that is listed; `note` says what is not shown of it."""
@@ -69,7 +72,7 @@ class _Listing:
 def make_ls(kit: Ground) -> ReadTool[LsArguments]:
     return ReadTool(
         kit,
-        make_spec("ls", DESCRIPTION, LsArguments),
+        SPEC,
         LsArguments,
         lambda given: given.path,
         lambda given, target, stop: _ls(kit.inside, given, target, stop),

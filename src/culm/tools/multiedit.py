@@ -41,10 +41,13 @@ class MultieditArguments(Struct, frozen=True):
     ]
 
 
+SPEC = make_spec("multiedit", DESCRIPTION, MultieditArguments)
+
+
 def make_multiedit(kit: Kit) -> ChangeTool[MultieditArguments]:
     return ChangeTool(
         kit,
-        make_spec("multiedit", DESCRIPTION, MultieditArguments),
+        SPEC,
         MultieditArguments,
         lambda given: given.file_path,
         _rewrite,

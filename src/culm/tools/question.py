@@ -82,6 +82,9 @@ class QuestionArguments(Struct):
     ] = ""
 
 
+SPEC = make_spec("question", DESCRIPTION, QuestionArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionTool:
     """It changes nothing, and what it asks is asked before it begins: see `Inquiry`."""
@@ -107,7 +110,7 @@ class QuestionTool:
 
 
 def make_question() -> QuestionTool:
-    return QuestionTool(make_spec("question", DESCRIPTION, QuestionArguments))
+    return QuestionTool(SPEC)
 
 
 def _question(number: int, given: QuestionArgument) -> Question:

@@ -1,7 +1,7 @@
 """`todos`: the list of what is left to do, kept with the session and shown by every client."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -43,10 +43,13 @@ class TodosArguments(Struct, frozen=True):
     ]
 
 
+SPEC = make_spec("todos", DESCRIPTION, TodosArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Todos:
     kit: Kit
-    spec: ToolSpec = field(default_factory=lambda: make_spec("todos", DESCRIPTION, TodosArguments))
+    spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "again"
 

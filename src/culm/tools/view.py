@@ -42,6 +42,9 @@ class ViewArguments(Struct, frozen=True):
     ] = 0
 
 
+SPEC = make_spec("view", DESCRIPTION, ViewArguments)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What was read: some lines, how many there were up to here, and why it ended."""
@@ -55,7 +58,7 @@ class _Seen:
 def make_view(kit: Ground) -> ReadTool[ViewArguments]:
     return ReadTool(
         kit,
-        make_spec("view", DESCRIPTION, ViewArguments),
+        SPEC,
         ViewArguments,
         lambda given: given.file_path,
         lambda given, target, stop: _view(kit.inside, given, target, stop),

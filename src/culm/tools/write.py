@@ -24,10 +24,13 @@ class WriteArguments(Struct, frozen=True):
     content: Annotated[str, Meta(description="All that the file shall hold.")]
 
 
+SPEC = make_spec("write", DESCRIPTION, WriteArguments)
+
+
 def make_write(kit: Kit) -> ChangeTool[WriteArguments]:
     return ChangeTool(
         kit,
-        make_spec("write", DESCRIPTION, WriteArguments),
+        SPEC,
         WriteArguments,
         lambda given: given.file_path,
         _rewrite,

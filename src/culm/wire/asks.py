@@ -31,6 +31,7 @@ class PermissionNotification(Struct):
     tool_call_id: str
     granted: bool = False
     denied: bool = False
+    session_id: str = ""  # Ours: ids of calls are unique in a session only.
 
 
 class PermissionRef(Struct):
@@ -145,6 +146,8 @@ class Ask(Struct, Generic[R]):
     by: str = ""  # The client that answered, if it said who it is.
     created_at: int = 0
     closed_at: int = 0
+    # Which agents lead to it, from the one people talk to down to who asks; none if it is that.
+    agent_path: list[str] = field(default_factory=list[str])
 
 
 class AskChanged(Struct):
@@ -161,7 +164,7 @@ class AskChanged(Struct):
     state: AskState
     deadline: int = 0
     by: str = ""
-    agent_path: list[str] = field(default_factory=list[str])  # Which sub-agents lead to it.
+    agent_path: list[str] = field(default_factory=list[str])
 
 
 class QuestionChanged(Struct):
@@ -173,6 +176,7 @@ class QuestionChanged(Struct):
     tool_call_id: str
     state: AskState
     by: str = ""
+    agent_path: list[str] = field(default_factory=list[str])
 
 
 class Grant(Struct):

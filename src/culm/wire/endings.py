@@ -4,6 +4,8 @@ A Crush client knows fewer reasons than we do: where ours is finer, it reads the
 and `culm_reason` has the exact one.
 """
 
+from typing import get_args
+
 from msgspec import Struct
 
 from culm.ids import SessionId
@@ -39,6 +41,15 @@ def finish_of(ending: Ending, time: int) -> Finish:
     else:
         reason = ending.stop or ending.outcome
     return Finish(reason, time, ending.title, ending.details, _culm_reason(ending))
+
+
+def ending_of_finish(finish: Finish) -> Ending:
+    """How a message that was finished so says that its run ended."""
+    outcome = next((one for one in get_args(Outcome) if one == finish.culm_reason), None)
+    if outcome is None:
+        outcome = next((one for one in get_args(Outcome) if one == finish.reason), None)
+    stop = "" if outcome is not None else finish.reason
+    return Ending(outcome or "end_turn", finish.message, finish.details, stop)
 
 
 def run_complete_of(

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from culm.ids import MessageId, SessionId, WorkspaceId
 from culm.wire.agent import AgentEvent, RunComplete
+from culm.wire.agents import Agent, LetterShown
 from culm.wire.asks import (
     AskChanged,
     Grant,
@@ -116,6 +117,10 @@ OUR_PAYLOADS: Mapping[str, type] = {
     "grant_changed": Grant,
     "skip_changed": SkipChanged,
     "call_output": CallOutput,
+    "agent_started": Agent,
+    "agent_changed": Agent,
+    "agent_ended": Agent,
+    "letter_changed": LetterShown,
     "resync": Resync,
 }
 PAYLOADS: Mapping[str, type] = {**CRUSH_PAYLOADS, **OUR_PAYLOADS}

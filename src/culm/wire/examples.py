@@ -3,9 +3,20 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from culm.ids import AskId, ClientId, FileId, GrantId, MessageId, RunId, SessionId, WorkspaceId
+from culm.ids import (
+    AgentId,
+    AskId,
+    ClientId,
+    FileId,
+    GrantId,
+    MessageId,
+    RunId,
+    SessionId,
+    WorkspaceId,
+)
 from culm.wire import (
     agent,
+    agents,
     asks,
     config,
     files,
@@ -116,6 +127,36 @@ _RUN_EXAMPLE = runs.Run(
     created_at=_THEN,
     started_at=_THEN,
 )
+_AGENT_ID = "6f0f3f0e-7777-4888-8999-aaaabbbbcccc"
+_LETTER_ID = "1d2c3b4a-9999-4aaa-8bbb-ccccddddeeee"
+_AGENT = agents.Agent(
+    agent_id=AgentId(_AGENT_ID),
+    parent_id=_SESSION,
+    session_id=SessionId(f"{_MESSAGE}$$call_1"),
+    parent_session_id=_SESSION,
+    name="Find the callers",
+    role="explorer",
+    provider="demo",
+    model="demo-1",
+    state="running",
+    pid=4711,
+    run_id=_RUN,
+    is_read_only=True,
+    cost=0.0021,
+    tokens=812,
+    created_at=_THEN,
+    started_at=_THEN,
+)
+_LETTER = agents.LetterShown(
+    letter_id=_LETTER_ID,
+    from_=_SESSION,
+    to=_AGENT_ID,
+    kind="ask",
+    state="admitted",
+    run_id=_LETTER_ID,
+    created_at=_THEN,
+    changed_at=_THEN,
+)
 _QUEUED = runs.QueuedPrompt(RunId(_RUN), "Then run the tests.")
 
 _EXAMPLES: tuple[Json, ...] = (
@@ -132,6 +173,17 @@ _EXAMPLES: tuple[Json, ...] = (
         [runs.CancelledRun(RunId(_RUN), "canceled")],
     ),
     runs.CancelAnswer("canceled", _RUN_EXAMPLE),
+    _AGENT,
+    agents.AgentDetails(_AGENT, [_SESSION, _AGENT_ID], [], "Find all callers of `grow`.", "Three."),
+    agents.StartAgent(prompt="Review the last commit.", role="reviewer", worktree=True),
+    agents.SayToAgent("Leave out the tests."),
+    agents.SaidToAgent(RunId(_RUN)),
+    _LETTER,
+    agents.SendLetter(to=_AGENT_ID, kind="ask", text="Which tests fail?", from_=_SESSION),
+    agents.ReplyToLetter("None."),
+    agents.Ring(_AGENT_ID),
+    agents.RingProject(_PATH),
+    runs.Limits(wall_s=600.0, tokens=50_000, cost=0.5),
     runs.EditPrompt("Then run the tests twice."),
     runs.OrderQueue([RunId(_RUN)]),
     ws.Control("shutdown", "culm"),
@@ -264,6 +316,7 @@ EXAMPLES: Mapping[Json, Json] = {
         [_SESSION_EXAMPLE],
         [_MESSAGE_EXAMPLE],
         [_RUN_EXAMPLE],
+        [_AGENT],
         [_PRESENT],
         state.StoreHealth("ok"),
     ),

@@ -8,7 +8,7 @@ class Process(Struct):
 
     pid: int
     command: str
-    kind: str  # For what: a call, a job, a hook, a tool of the user's, a user's own command.
+    kind: str  # For what: call, job, hook, tool, shell, agent (its worktree), worker (all of it).
     session_id: str
     run_id: str
     tool_call_id: str

@@ -105,3 +105,13 @@ def split_names(text: str, parameter: str) -> frozenset[str]:
     if len(names) > NAMES_MAX:
         raise InvalidRequest(f"{parameter} may name at most {NAMES_MAX}")
     return names
+
+
+class AgentsQuery(Struct, kw_only=True):
+    below: Annotated[
+        str, Meta(description="Only those below this agent; a session's own has its id.")
+    ] = ""
+
+
+class MailQuery(Struct, kw_only=True):
+    agent: Annotated[str, Meta(description="Only letters to or from this agent.")] = ""

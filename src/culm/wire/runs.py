@@ -24,7 +24,7 @@ Kind = Literal["prompt", "summary"]
 # What the model is told of a call that had started when the server died: repeat it freely, look
 # first whether it happened, or do not repeat it.
 CrashPolicy = Literal["again", "ask", "never"]
-CancelTarget = Literal["session", "run", "queue"]
+CancelTarget = Literal["session", "run", "queue", "agent"]
 Settled = Literal["canceled", "finished_first", "not_stopped"]
 
 
@@ -71,6 +71,12 @@ class Run(Struct):
     completion_tokens: int = 0
     cost: float = 0.0
     estimated: bool = False  # Some of the tokens were not counted by the provider.
+    agent_id: str = ""  # The agent that does it, if it is not the session's own ...
+    parent_run_id: str = ""  # ... for this run ...
+    is_detached: bool = False  # ... which does not wait for it.
+    tree_steps: int = 0  # Of it and all that works for it.
+    tree_tokens: int = 0
+    tree_cost: float = 0.0
     created_at: int = 0
     started_at: int = 0
     ended_at: int = 0
@@ -84,6 +90,7 @@ class RunChanged(Struct):
     run_id_given: bool
     outcome: Outcome | None = None
     reason: str = ""  # Why it is held.
+    agent_id: str = ""
 
 
 def changed_of(run: Run) -> RunChanged:
@@ -95,6 +102,7 @@ def changed_of(run: Run) -> RunChanged:
         run_id_given=run.run_id_given,
         outcome=run.outcome,
         reason=run.title if run.state == "held" else "",
+        agent_id=run.agent_id,
     )
 
 

@@ -4,6 +4,7 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
 
+from culm.wire.agents import Agent
 from culm.wire.messages import Message, RawMessage
 from culm.wire.runs import Run
 from culm.wire.sessions import Session
@@ -36,6 +37,7 @@ class Snapshot(Struct, Generic[M]):
     cursor: str
     sessions: list[Session]
     messages: list[M]
-    runs: list[Run]  # Those that have not ended.
+    runs: list[Run]  # Those that have not ended ...
+    agents: list[Agent]  # ... and the agents that have not.
     presence: list[Present]
     store: StoreHealth

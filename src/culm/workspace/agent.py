@@ -6,7 +6,7 @@ client that leaves changes nothing. The life of a run is `run/`'s.
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from culm.ids import RunId, SessionId
 from culm.model.choice import Models
 from culm.permission.clearance import Consent
 from culm.run.limits import check_limits
-from culm.run.live import Asked, LiveRun, digest_of
+from culm.run.live import Asked, Duty, LiveRun, digest_of
 from culm.run.runs import Runs
 from culm.store.base import Connection
 from culm.store.runs import (
@@ -45,9 +45,10 @@ from culm.store.runs import (
 from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.wire.agent import AgentInfo, Attachment, Prompt
+from culm.wire.agents import Agent as SubAgent
 from culm.wire.config import SelectedModel
 from culm.wire.rules import parse_approve
-from culm.wire.runs import CancelAnswer, QueuedPrompt, Run, State
+from culm.wire.runs import CancelAnswer, Limits, QueuedPrompt, Run, State
 
 RUNS_SHOWN = 500
 PROMPT_CHARS_MAX = 4 << 20
@@ -58,15 +59,24 @@ _RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # It stands in URLs and in a 
 CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
 
 
+FindDuty = Callable[[str], Awaitable[tuple[SubAgent, Duty] | None]]
+
+
 class Agent:
     """The agent of one workspace, as its routes see it."""
 
     def __init__(
-        self, runs: Runs, store: Store, models: Models, check_open: Callable[[], None]
+        self,
+        runs: Runs,
+        store: Store,
+        models: Models,
+        find_duty: FindDuty,
+        check_open: Callable[[], None],
     ) -> None:
         self._runs = runs
         self._store = store
         self._models = models
+        self._find_duty = find_duty  # Who works in a session, if that is not the session's own.
         self._check_open = check_open  # Raises once the workspace is closing.
 
     def info(self) -> AgentInfo:
@@ -103,11 +113,22 @@ class Agent:
             body.model,
             Consent(bool(run_id) and not body.interactive, parse_approve(body.approve)),
         )
+        asked, duty = await self._for_whom(SessionId(body.session_id), asked)
         run = self._runs.accept(
-            SessionId(body.session_id), asked, run_id=run_id or None, digest=digest
+            SessionId(body.session_id), asked, run_id=run_id or None, digest=digest, duty=duty
         )
         await asyncio.shield(run.accepted)
         return run.id
+
+    async def _for_whom(self, session_id: SessionId, asked: Asked) -> tuple[Asked, Duty | None]:
+        """What is asked in an agent's session is asked of that agent, as it was started."""
+        found = await self._find_duty(session_id)
+        if found is None:
+            return asked, None
+        agent, duty = found
+        model = SelectedModel(model=agent.model, provider=agent.provider)
+        limits = agent.budget if asked.limits == Limits() else asked.limits
+        return replace(asked, model=asked.model or model, limits=limits), duty
 
     async def _was_accepted(self, run_id: RunId, digest: str) -> bool:
         """Whether a run that is not live any more had this id; raises `RunIdReused`."""
@@ -127,9 +148,8 @@ class Agent:
         self._check_ready()
         body = Prompt(session_id=session_id, prompt=prompt)
         _check_prompt(body)
-        run = self._runs.accept(
-            session_id, Asked("prompt", prompt), digest=digest_of(body), steers=True
-        )
+        asked, duty = await self._for_whom(session_id, Asked("prompt", prompt))
+        run = self._runs.accept(session_id, asked, digest=digest_of(body), steers=True, duty=duty)
         await asyncio.shield(run.accepted)
         return await self.get_run(run.id)
 
@@ -141,7 +161,8 @@ class Agent:
             raise SessionNotFound(session_id)
         if not session.message_count:
             return None
-        run = self._runs.accept(session_id, Asked("summary"))
+        asked, _ = await self._for_whom(session_id, Asked("summary"))
+        run = self._runs.accept(session_id, asked)
         await asyncio.shield(run.accepted)
         return run
 
@@ -233,6 +254,7 @@ class Agent:
             run.asked = before
 
         run.changing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
+        run.changing.add_done_callback(lambda _: self._runs.join(run.session_id))
         await asyncio.shield(run.changing)
         return await self.get_run(run_id)
 
@@ -249,6 +271,7 @@ class Agent:
         )
         for run in waiting:
             run.changing = written  # None of them is taken before it is known who is first.
+        written.add_done_callback(lambda _: self._runs.join(session_id))
         await asyncio.shield(written)
         return self.queue(session_id)
 

@@ -31,8 +31,10 @@ from culm.errors import (
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
 from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace
+from culm.workspace.about import About
 from culm.workspace.claims import Created, Fate, Released, Retired
-from culm.workspace.workspace import About, Workspace
+from culm.workspace.roots import read_workspaces
+from culm.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +195,21 @@ class Registry:
         if path not in self._places and not self._leaving:
             place = self._found(path, root, CreateWorkspace(path=str(path)))
             place.resumed = True
+
+    async def ring(self, path: str, agent_id: str) -> None:
+        """Somebody has delivered letters; a project that is known is opened for them."""
+        known = await asyncio.to_thread(read_workspaces, self._data_dir)
+        wanted = await asyncio.to_thread(os.path.realpath, path)
+        for one in known:
+            if one.path != wanted:
+                continue
+            place = self._places.get(Path(one.path))
+            if place is None:
+                self.resume(Path(one.path), Path(one.root))
+            elif place.workspace is not None:
+                await place.workspace.crew.ring(agent_id)
+            return
+        raise WorkspaceNotFound
 
     def _is_deserted(self, path: Path) -> bool:
         """Nobody has it open, looks at it, waits for it, or has something running there."""

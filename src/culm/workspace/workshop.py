@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from culm.agents.means import Means
 from culm.clock import Clock
 from culm.config.tooling import Tooling
 from culm.custody.base import Custody
@@ -56,6 +57,7 @@ class Equipment:
     env: Mapping[str, str]  # The server's own; a client's goes over it.
     custody: Custody
     work: FileWork
+    agents: Means | None = None  # Without them no agent is started.
 
 
 class Workshop:
@@ -105,9 +107,15 @@ class Workshop:
         self._store = store
         self._messages = messages
         self._built_in = equipment.make_tools(self.kit, self._jobs)
+        self._make_more: Callable[[Tooling], Mapping[str, Tool]] = lambda _: {}
         self._made_for: Tooling | None = None  # A turn asks more than once; it changes rarely.
         self._tools: Mapping[str, Tool] = {}
         self._hooks = Hooks(self.kit, lambda: configuration.tooling.hooks)
+
+    def offer(self, make: Callable[[Tooling], Mapping[str, Tool]]) -> None:
+        """Have these beside the others, which go before them; made anew with the configuration."""
+        self._make_more = make
+        self._made_for = None
 
     def tools(self) -> Mapping[str, Tool]:
         """Those that are configured now: ours, and the user's own where their names are free."""
@@ -119,7 +127,8 @@ class Workshop:
         return self._tools
 
     def _make(self, tooling: Tooling) -> Mapping[str, Tool]:
-        tools = {**self._built_in, **own_tools(self.kit, tooling.own_tools, self._built_in)}
+        built_in = {**self._make_more(tooling), **self._built_in}
+        tools = {**built_in, **own_tools(self.kit, tooling.own_tools, built_in)}
         return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
 
     def _terms(self) -> Terms:

@@ -8,9 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from culm.clock import Clock, Timer
 from culm.config.documents import Edit
@@ -18,17 +16,18 @@ from culm.errors import (
     ClientNotAttached,
     InvalidRequest,
     LimitExceeded,
+    NotBuilt,
     SessionBusy,
     SessionNotFound,
     StoreBusy,
-    TooLarge,
     WorkspaceClosing,
     WorkspaceNotFound,
 )
-from culm.events.cursor import Cursor
 from culm.events.hub import Hub, Live
-from culm.ids import ClientId, Ids, SessionId, WorkspaceId
+from culm.ids import ClientId, Ids, SessionId
 from culm.model.choice import Models
+from culm.run.journal import TurnJournal
+from culm.run.live import Duty, LiveRun
 from culm.run.messages import Messages
 from culm.run.recovery import recover
 from culm.run.runs import Runs
@@ -37,24 +36,27 @@ from culm.run.system import Surroundings
 from culm.run.turn import World
 from culm.settings import Settings
 from culm.store import log as event_log
-from culm.store.base import Connection, Event
-from culm.store.messages import all_messages, close_open_messages, messages_of_session
-from culm.store.runs import open_runs
+from culm.store.agents import StoredAgent
+from culm.store.base import Event
+from culm.store.messages import close_open_messages
 from culm.store.sessions import (
     add_session,
-    all_sessions,
     delete_session,
     find_session,
     rename_session,
     top_sessions,
 )
 from culm.store.store import Store
+from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
 from culm.wire.config import Config
+from culm.wire.endings import Ending
 from culm.wire.messages import RawMessage
-from culm.wire.runs import Run, RunChanged
+from culm.wire.processes import Process
+from culm.wire.runs import RunChanged
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
+from culm.workspace.about import About
 from culm.workspace.agent import Agent
 from culm.workspace.claims import (
     Arm,
@@ -70,7 +72,9 @@ from culm.workspace.claims import (
     on_claim,
 )
 from culm.workspace.configuration import Configuration, Origins
+from culm.workspace.crew import NO_WORKERS, Crew, make_crew
 from culm.workspace.session_files import SessionFiles
+from culm.workspace.snapshots import take_snapshot
 from culm.workspace.workshop import Equipment, Workshop
 
 log = logging.getLogger(__name__)
@@ -79,22 +83,8 @@ FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
 HEAL_EVERY_S = 5.0  # A store that failed is tried again this often.
 TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
 TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
-SNAPSHOT_MESSAGES_MAX = 50_000
 TITLE_CHARS_MAX = 10_000  # A listing repeats the title of every session.
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What the first creator said; later ones change nothing."""
-
-    id: WorkspaceId
-    path: Path  # Canonical; `given_path` is what clients see.
-    given_path: str
-    root: Path
-    yolo: bool = False
-    debug: bool = False
-    channels: tuple[str, ...] = ()
 
 
 class Workspace:
@@ -155,9 +145,12 @@ class Workspace:
             skip=about.yolo,
         )
         self.clearance = self.workshop.clearance
-        self.runs = Runs(self._world(clock, ids, cfg, tasks), self._count_runs)
+        world = self._world(clock, ids, cfg, tasks)
+        self.runs = Runs(world, self._count_runs)
+        means = (self.workshop, self.configuration, about, equipment)
+        self._crew = make_crew(world, self.runs, *means, self._check_open)
         self.files = SessionFiles(store, self._check_open)
-        self.agent = Agent(self.runs, store, self._models, self._check_open)
+        self.agent = Agent(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
         self.closing = False
         self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
@@ -187,11 +180,27 @@ class Workspace:
             look_around=self._look_around,
             tell=self.hub.tell_live,
             find_left=self.workshop.find_left,
+            hold_elsewhere=self._hold_elsewhere,
             clock=clock,
             ids=ids,
             settings=cfg,
             tasks=tasks,
         )
+
+    async def _hold_elsewhere(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        return NO_WORKERS if self._crew is None else await self._crew.agents.hold(run, journal)
+
+    @property
+    def crew(self) -> Crew:
+        """Its agents; raises `NotBuilt` where there is nobody to do what they are given."""
+        if self._crew is None:
+            raise NotBuilt("agents: this server has no workers")
+        return self._crew
+
+    async def processes(self) -> list[Process]:
+        """What runs for it now: processes of calls and jobs, and workers of agents."""
+        workers = [] if self._crew is None else await self._crew.workers()
+        return [*workers, *await self.workshop.processes()]
 
     # --- who is attached
 
@@ -281,15 +290,25 @@ class Workspace:
 
     async def delete_session(self, session_id: SessionId) -> None:
         self._check_open()
-        if self.runs.is_busy(session_id):
+        if self.runs.of_session(session_id):
             raise SessionBusy
 
-        def deleted(_: None) -> None:
-            self.messages.forget_session(session_id)
-            self.runs.forget_session(session_id)
-            self.workshop.forget_session(session_id)
+        def deleted(agents: list[StoredAgent]) -> None:
+            for one in {session_id, *(stored.agent.session_id for stored in agents)}:
+                self.messages.forget_session(one)
+                self.runs.forget_session(one)
+                self.workshop.forget_session(one)
 
-        await asyncio.shield(self.store.write(delete_session(session_id), deleted))
+        write = self.store.write(delete_session(session_id), deleted)
+        agents = await asyncio.shield(write)
+        if self._crew is not None:
+            await self._crew.forget(session_id, agents)
+
+    async def _find_duty(self, session_id: str) -> tuple[SubAgent, Duty] | None:
+        """Nothing is waited for where a session has its own agent: prompts keep their order."""
+        if self._crew is None or not self._crew.agents.has_session(session_id):
+            return None
+        return await self._crew.agents.find_duty(session_id)
 
     # --- configuration
 
@@ -314,30 +333,7 @@ class Workspace:
 
     async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
         """The stored state at one cursor; messages of `sessions`, or of all if None."""
-        found: list[Session] = []
-        runs: list[Run] = []
-
-        def query(connection: Connection) -> list[RawMessage]:
-            found[:] = all_sessions(connection)
-            runs[:] = open_runs(connection)
-            if sessions is None:
-                return all_messages(SNAPSHOT_MESSAGES_MAX + 1)(connection)
-            wanted = sorted(sessions)
-            return [m for s in wanted for m in messages_of_session(s)(connection)]
-
-        messages, seq = await self.messages.read(query)
-        if len(messages) > SNAPSHOT_MESSAGES_MAX:
-            raise TooLarge(
-                f"more than {SNAPSHOT_MESSAGES_MAX} messages", hint="name the sessions you show"
-            )
-        return Snapshot(
-            cursor=str(Cursor(self.store.epoch, seq)),
-            sessions=found,
-            messages=messages,
-            runs=runs,
-            presence=list(self.presence()),
-            store=self.store.health,
-        )
+        return await take_snapshot(self.store, self.messages, self.presence(), sessions)
 
     def _present(self, session: Session) -> Session:
         session.attached_clients = self.claims.attached_to(session.id)
@@ -352,6 +348,8 @@ class Workspace:
 
     def _tell(self, events: tuple[Event, ...]) -> None:
         self.hub.tell(events)
+        if self._crew is not None:
+            self._crew.on_told(events)
         if events[-1].seq - self._trimmed_at > TRIM_EVERY:
             self._trimmed_at = events[-1].seq
             self._trim()
@@ -372,6 +370,8 @@ class Workspace:
             type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
             yield Live(type_, shown.session_id, encode(shown))
         yield from self.clearance.shown()
+        if self._crew is not None:
+            yield from self._crew.shown()
 
     def _tell_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():
@@ -416,6 +416,8 @@ class Workspace:
             counts = (recovered.ended, len(recovered.held), len(recovered.resumed))
             log.warning(said, self.about.path, *counts)
         self.runs.resume(recovered)
+        if self._crew is not None:
+            await self._crew.start()
         self._trim_in_time()
 
     def _trim_in_time(self) -> None:
@@ -438,7 +440,11 @@ class Workspace:
         for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
             if timer is not None:
                 timer.cancel()
+        if self._crew is not None:
+            self._crew.close()
         await self.runs.stop(for_good=self._is_abandoned)
+        if self._crew is not None:
+            await self._crew.stop()
         await self.workshop.stop()
         waiting = {run.reenters for run in self.runs.live() if run.reenters is not None}
         try:

@@ -21,6 +21,7 @@ class Controls:
         self._on_change: Callable[[], None] | None = None
         self._is_cancelled = False
         self._has_begun = False
+        self.pid: int | None = None  # Of the worker that does it, if that is a process of ours.
 
     @property
     def is_cancelled(self) -> bool:

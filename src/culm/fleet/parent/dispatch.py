@@ -206,6 +206,7 @@ class Fleet:
                 if link is None:
                     worker = await self._crew.launch(job.launcher, job.provision)
                     link = await worker.connect()
+            job.controls.pid = None if worker is None else worker.pid
             driven = await drive(
                 link,
                 job.spec,

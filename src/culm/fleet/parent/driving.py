@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from culm.clock import Clock, Timer
 from culm.errors import InvalidRequest, TooLarge
-from culm.fleet.executor import CANCELLED, CallFailed, Outcome, Steer, failed
+from culm.fleet.executor import CANCELLED, CallFailed, NotAsked, Outcome, Steer, failed
 from culm.fleet.parent.controls import STEERS_MAX, Controls
 from culm.fleet.parent.overseer import Overseer, WorkerAsk, parse_ask
 from culm.fleet.protocol.frames import (
@@ -367,18 +367,20 @@ class _Driving:
             left_s = max(0.0, ask.deadline_s - self._clock.now_s())
             if left_s < DEADLINE_MAX_S:
                 timer = self._clock.call_later(left_s, deny)
-        approved = False
+        approved, reason = False, ""
         try:
             approved = await self._overseer.on_ask(ask)
+        except NotAsked as exc:
+            reason = clean(str(exc))
         except Exception:  # boundary: who cannot decide has not approved
             _log.exception("an ask of a worker could not be decided, so it is denied")
         finally:
             if timer is not None:
                 timer.cancel()
-        self._answer(ask_id, approved=approved)
+        self._answer(ask_id, approved=approved, reason=reason)
 
-    def _answer(self, ask_id: str, *, approved: bool) -> None:
-        frames = self._machine.answer(ask_id, approved=approved)
+    def _answer(self, ask_id: str, *, approved: bool, reason: str = "") -> None:
+        frames = self._machine.answer(ask_id, approved=approved, reason=reason)
         if not frames:
             _log.info("an answer came too late and was not sent: %s", ask_id[:64])
         for frame in frames:

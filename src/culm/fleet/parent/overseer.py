@@ -33,7 +33,10 @@ class Overseer(Protocol):
         ...
 
     async def on_ask(self, ask: WorkerAsk) -> bool:
-        """Whether a call may go ahead. Cancelled when the run ends first, which denies it."""
+        """Whether a call may go ahead. Cancelled when the run ends first, which denies it.
+
+        Raises `NotAsked` if nobody can be asked.
+        """
         ...
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:

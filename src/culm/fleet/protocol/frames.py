@@ -141,6 +141,8 @@ class Message(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="me
 class ApprovalReply(Struct, frozen=True, tag_field="kind", tag="approval_reply"):
     id: str
     approved: bool = False  # Who says neither has not approved.
+    # Ours: why it was not, if that was nobody's decision.
+    reason: str | UnsetType = UNSET
 
 
 class SessionMessage(Struct, frozen=True, tag_field="kind", tag="session_message"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from culm.fleet.executor import Outcome, Steer, failed
 from culm.fleet.protocol.batching import BatchReader
@@ -128,12 +128,12 @@ class ParentMachine:
             return []
         return [Message(steer.text, steer.id)]
 
-    def answer(self, ask_id: str, *, approved: bool) -> list[ParentFrame]:
+    def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> list[ParentFrame]:
         """The answer to an open ask; empty if it has one, or the run is over."""
         if ask_id not in self._asks:
             return []
         self._close(self._asks, ask_id)
-        return [ApprovalReply(ask_id, approved)]
+        return [ApprovalReply(ask_id, approved, reason or UNSET)]
 
     def reply(self, call_id: str, result: Json) -> list[ParentFrame]:
         if call_id not in self._calls:

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from culm.fleet.executor import CANCELLED, Outcome, Steer, failed
 from culm.fleet.protocol.frames import (
@@ -81,6 +81,7 @@ class Answered:
 
     id: str
     approved: bool
+    reason: str = ""  # Why it was not, if nobody decided that.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,11 @@ class WorkerMachine:
                 return self._on_cancel()
             case Message(text=text, id=steer_id):
                 return self._on_message(Steer(text, steer_id))
-            case ApprovalReply(id=ask_id, approved=approved):
+            case ApprovalReply(id=ask_id, approved=approved, reason=reason):
                 if self._active is None or ask_id not in self._active.asks:
                     return self._ignore("an answer to no open ask", ask_id)
                 self._active.asks.discard(ask_id)
-                return [Answered(ask_id, approved)]
+                return [Answered(ask_id, approved, "" if reason is UNSET else reason)]
             case SubAgentReply(id=call_id, result=result):
                 if self._active is None or call_id not in self._active.calls:
                     return self._ignore("an answer to no open host call", call_id)

@@ -12,7 +12,7 @@ from typing import Final, Protocol, cast
 from msgspec import Raw
 
 from culm.errors import TooLarge
-from culm.fleet.executor import CallFailed, RunOver, Steer
+from culm.fleet.executor import CallFailed, NotAsked, RunOver, Steer
 from culm.fleet.protocol.worker import Answered, Replied
 from culm.fleet.serving.base import Terms
 from culm.fleet.serving.fitting import ASKED_BYTES_MAX, fit
@@ -156,6 +156,8 @@ class RunHost:
         waiting = (self._asks if isinstance(answer, Answered) else self._calls).pop(answer.id, None)
         if waiting is None or waiting.done():
             log.warning("an answer came when nobody waited any more: %s", answer.id[:64])
+        elif isinstance(answer, Answered) and answer.reason and not answer.approved:
+            waiting.set_exception(NotAsked(answer.reason))
         elif isinstance(answer, Answered):
             waiting.set_result(answer.approved)
         else:

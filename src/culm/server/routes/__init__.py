@@ -5,11 +5,13 @@ from types import ModuleType
 from culm.server.api import Route
 from culm.server.routes import (
     agent,
+    agents,
     asks,
     config,
     documents,
     files,
     lsp,
+    mail,
     mcp,
     processes,
     project,
@@ -21,8 +23,8 @@ from culm.server.routes import (
 )
 
 _NOUNS: tuple[ModuleType, ...] = (
-    system, workspaces, sessions, files, agent, runs, asks, processes, config, project, skills, lsp,
-    mcp, documents,
+    system, workspaces, sessions, files, agent, runs, asks, agents, mail, processes, config,
+    project, skills, lsp, mcp, documents,
 )  # fmt: skip
 
 BY_NOUN: dict[str, list[Route]] = {n.__name__.rpartition(".")[2]: n.ROUTES for n in _NOUNS}

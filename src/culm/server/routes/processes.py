@@ -7,7 +7,7 @@ from culm.workspace.workspace import Workspace
 
 async def list_processes(workspace: Workspace) -> list[Process]:
     """List what runs for a workspace: for whom, for how long, with how much memory."""
-    return await workspace.workshop.processes()
+    return await workspace.processes()
 
 
 ROUTES = [Route("GET", "/v1/workspaces/{workspace_id}/processes", list_processes)]

@@ -1,7 +1,7 @@
 -- name: add_ask
 INSERT INTO asks (id, kind, session_id, run_id, message_id, call_id, request, digest, grains, why,
-  deadline, state, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', ?) RETURNING *
+  deadline, state, created_at, agent_path)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', ?, ?) RETURNING *
 
 -- name: close_ask
 UPDATE asks SET state = ?, answered_by = ?, closed_at = ?,

@@ -198,8 +198,9 @@ UPDATE sessions SET todos = ?, updated_at = ? WHERE id = ? RETURNING *
 
 -- name: add_run
 INSERT INTO runs (id, session_id, kind, state, given, digest, prompt, limits,
-                  provider, model, created_at, place, headless, approve)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
+                  provider, model, created_at, place, headless, approve,
+                  agent_id, parent_run_id, detached)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
 
 -- name: add_body
 INSERT INTO run_bodies (run_id, prompt, attachments) VALUES (?, ?, ?)

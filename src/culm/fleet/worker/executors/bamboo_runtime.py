@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from msgspec import UNSET
 
-from culm.errors import InvalidRequest, ModelFailed
+from culm.errors import ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
     Cancelling,
@@ -30,27 +30,32 @@ from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import BadProvision, Capabilities, Provision, check_provision
 from culm.fleet.worker.executors.base import Services, execution_started, make_private
 from culm.fleet.worker.executors.runtime_admission import (
+    ASK_S,
     Admission,
     capabilities_of,
     policy_terms_of,
 )
-from culm.fleet.worker.executors.runtime_bench import Bench, open_bench
+from culm.fleet.worker.executors.runtime_bench import Bench, Offer, open_bench
+from culm.fleet.worker.executors.runtime_given import Given, read_given
 from culm.fleet.worker.executors.runtime_history import history_from
+from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker, choose
 from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
 from culm.fleet.worker.executors.runtime_turn import Work, end, hold, look_around
 from culm.ids import RunId, SessionId
 from culm.model.choice import Chosen, make_model
+from culm.permission.hooks import Hooks
+from culm.run.budget import FreeMeter
 from culm.run.limits import price_of
 from culm.run.loop import Speaker
 from culm.run.setting import Setting
 from culm.run.system import system_prompt
 from culm.settings import Settings
+from culm.tools.base import Call
+from culm.tools.errands import make_agent_tools
 from culm.tools.work import WALL_S, FileWork
 from culm.wire.codec import Json
-from culm.wire.endings import CANCELED
-from culm.wire.rules import Rule, parse_rules
 from culm.wire.runs import Limits
 
 log = logging.getLogger(__name__)
@@ -82,21 +87,16 @@ class _Run:
 
 def make_bamboo_runtime(provision: Provision, services: Services) -> "BambooRuntime":
     """Raises `BadProvision`. Opens nothing."""
-    given = provision.culm.rules
-    try:
-        rules = parse_rules(None if given is UNSET else given)
-    except InvalidRequest as exc:
-        raise BadProvision(f"culm.rules: {exc.message}") from exc
-    return BambooRuntime(provision, services, rules)
+    return BambooRuntime(provision, services, read_given(provision.culm))
 
 
 class BambooRuntime:
     """Runs may overlap: they share nothing that one of them can change."""
 
-    def __init__(self, provision: Provision, services: Services, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, provision: Provision, services: Services, given: Given) -> None:
         self._provision = provision
         self._services = services
-        self._rules = rules
+        self._given = given
         self._shared: _Shared | None = None
 
     async def run(
@@ -147,7 +147,7 @@ class BambooRuntime:
             session_id=ids.session() if logical is None else SessionId(logical.session_id),
             spec=spec,
             capabilities=capabilities,
-            chosen=choose(self._provision, spec.reasoning_effort),
+            chosen=choose(self._provision, self._given.chosen, spec.reasoning_effort),
             steer=steer,
             cancel=cancel,
             host=host,
@@ -182,7 +182,7 @@ class BambooRuntime:
             session_id=run.session_id,
             history=history_from(run.spec.messages, run.spec.assignment, run.session_id),
         )
-        ending = CANCELED
+        meter = HostMeter(run.host, telling) if run.host.takes_calls else FreeMeter()
         async with open_bench(
             services,
             shared.work,
@@ -191,12 +191,12 @@ class BambooRuntime:
             self._env(),
             run_id=run.id,
             session_id=run.session_id,
-            disabled=self._provision.disabled_tools or (),
+            offer=self._offer(run),
         ) as bench:
-            admission = self._admission(run, bench)
-            work = Work(services, telling, journal, bench, admission, speakers, self._limits())
+            admission, limits = self._admission(run, bench, telling), self._limits()
+            work = Work(services, telling, journal, bench, admission, speakers, limits, meter)
             ending = await hold(work, run.cancel)
-        return await end(journal, telling, services, ending)
+        return await end(work, ending)
 
     def _first_words(self, run: _Run) -> Iterator[dict[str, Json]]:
         """Told before anything else: a host waits for a sign of life, and some for the first."""
@@ -239,7 +239,8 @@ class BambooRuntime:
     async def _speakers(self, run: _Run, shared: _Shared, path: Path) -> OneSpeaker:
         """Raises `ModelFailed`."""
         chosen = run.chosen
-        around = await look_around(shared.work, path, self._services.clock.now_s())
+        paths, now_s = self._given.context_paths, self._services.clock.now_s()
+        around = await look_around(shared.work, path, paths, now_s)
         model = make_model(
             chosen,
             shared.http,
@@ -247,15 +248,45 @@ class BambooRuntime:
             stall_s=_DEFAULTS.model_stall_s,
         )
         price = price_of(chosen.info, flat_rate=chosen.flat_rate)
-        system = system_prompt(around, chosen.system_prefix)
+        words = (system_prompt(around, chosen.system_prefix), self._provision.culm.prompt)
+        system = "\n\n".join(filter(None, words))
         return OneSpeaker(Speaker(model, chosen.settings, price, system))
 
-    def _admission(self, run: _Run, bench: Bench) -> Admission:
+    def _offer(self, run: _Run) -> Offer:
+        """What needs a host is offered only where there is one that does it."""
+        said, disabled = self._provision.culm, self._provision.disabled_tools or ()
+        can = run.capabilities
+        # That nobody is asked before one runs does not say that it only reads.
+        is_read_only = can.is_read_only or can.mode == "plan"
+        own_tools = {} if is_read_only else self._given.own_tools
+        if not run.host.takes_calls:
+            return Offer(own_tools=own_tools, disabled=disabled)
+        may_start = can.nested_spawn and self._provision.identity.depth < can.depth_max
+        office = HostOffice(run.host)
+        agent_tools = make_agent_tools(office, may_start=may_start, roles=said.roles)
+        return Offer(agent_tools, own_tools, said.questions, disabled)
+
+    def _admission(self, run: _Run, bench: Bench, telling: Telling) -> Admission:
         workspace = str(bench.kit.inside.root)
         terms, is_read_only = policy_terms_of(
-            run.capabilities, self._rules, workspace=workspace, home=bench.home
+            run.capabilities, self._given, workspace=workspace, home=bench.home
         )
-        return Admission(run.host, self._services.clock, terms, is_read_only)
+        hooks = Hooks(bench.kit, lambda: self._given.hooks)
+
+        def on_allowed(call: Call, by: str) -> None:
+            if by in ("approve", "hook"):  # Whoever watches is shown what nobody was asked about.
+                told = {"type": "call_allowed", "tool_call_id": call.id, "by": by}
+                telling.say_nowait({**told})
+
+        return Admission(
+            run.host,
+            self._services.clock,
+            terms,
+            is_read_only,
+            hooks.run,
+            self._provision.culm.ask_s or ASK_S,
+            on_allowed,
+        )
 
 
 def _words(failure: ModelFailed) -> str:

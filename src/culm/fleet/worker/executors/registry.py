@@ -53,9 +53,14 @@ def preload() -> None:
     for name in _LATE:
         import_module(name)
     from culm.model.dialects import entry_points_of
+    from culm.model.offline_intents import parse_intents
+    from culm.store.memory import empty_database
     from culm.tools.entry_points import GROUP, load_makers
 
     # To look for tools of other packages takes longer than all else in a first run. If there are
     # some, each worker loads them: strangers may start threads, and no fork survives those.
     if not entry_points_of(GROUP):
         load_makers()
+    # What is made at its first use, and would be in every fork.
+    empty_database()
+    parse_intents("read a file")

@@ -1,21 +1,32 @@
 """Whether a call of a worker's run goes ahead: by the rules, by its mode, or by asking its host.
 
-The rules are the same as in a run of the server (`permission/policy.py`). What differs is who is
-asked: the host, once a call, within a deadline that both sides keep. Nothing is granted for longer.
+The way of a call and the rules are the same as in a run of the server (`permission/admitting.py`,
+`policy.py`), hooks included. What differs is who is asked: the host, once a call, within a deadline
+that both sides keep. Nothing is granted for longer.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import cast
 
 import msgspec
 
 from culm.clock import Clock
-from culm.fleet.executor import Host
+from culm.fleet.executor import Host, NotAsked
 from culm.fleet.protocol.frames import PermissionPolicy
 from culm.fleet.provision import Capabilities
 from culm.fleet.times import format_time
-from culm.permission.clearance import DENIED, EXPIRED, NOBODY_ANSWERS, prepare
+from culm.fleet.worker.executors.runtime_given import Given
+from culm.fleet.worker.executors.runtime_host import ask_people
+from culm.permission.admitting import (
+    DENIED,
+    EXPIRED,
+    NOBODY_ANSWERS,
+    Gate,
+    RunHooks,
+    admit,
+    refused,
+)
 from culm.permission.policy import Allowed, Asked, Refused, Terms, decide
 from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool
 from culm.tools.waiting import within
@@ -46,18 +57,19 @@ def capabilities_of(given: Capabilities, policy: PermissionPolicy | None) -> Cap
 
 
 def policy_terms_of(
-    given: Capabilities, rules: Sequence[Rule], *, workspace: str, home: str
+    can: Capabilities, given: Given, *, workspace: str, home: str
 ) -> tuple[Terms, bool]:
     """What calls are judged by, and whether nothing but what is harmless goes ahead."""
-    mode = given.mode
+    mode = can.mode
     terms = Terms(
         workspace,
         home,
-        rules=(*rules, EDITS) if mode == "accept_edits" else tuple(rules),
-        skip=not given.enforce_permissions or mode in ("auto", "bypass"),
-        approve="deny" if mode == "dont_ask" or given.no_human_approver else None,
+        rules=(*given.rules, EDITS) if mode == "accept_edits" else given.rules,
+        allowed_tools=given.allowed_tools,
+        skip=not can.enforce_permissions or mode in ("auto", "bypass"),
+        approve="deny" if mode == "dont_ask" or can.no_human_approver else given.approve,
     )
-    return terms, given.is_read_only or mode == "plan"
+    return terms, can.is_read_only or mode == "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +80,45 @@ class Admission:
     clock: Clock
     terms: Terms
     is_read_only: bool
+    run_hooks: RunHooks
+    ask_s: float = ASK_S
+    on_allowed: Callable[[Call, str], None] = lambda _call, _by: None  # Told what let it through.
 
     async def admit(self, tool: Tool | Result, call: Call) -> Plan | Result:
         """The plan of a call that goes ahead, or the result it has instead."""
         if isinstance(tool, Result):
             return tool
-        plan = await prepare(tool, call)
-        if isinstance(plan, Inquiry):
-            return Result(NOBODY_ANSWERS, is_error=True)
-        if isinstance(plan, Result):
-            return plan
-        return await self._check(plan.action, call) or plan
+        return await admit(tool, call, Gate(self.run_hooks, self._check, self._inquire))
 
-    async def _check(self, action: Action, call: Call) -> Result | None:
-        """None if it may go ahead."""
+    async def _inquire(self, inquiry: Inquiry, call: Call) -> Result:
+        if not self.host.takes_calls:
+            return Result(NOBODY_ANSWERS, is_error=True)
+        return await ask_people(self.host, inquiry, call)
+
+    async def _check(self, action: Action, call: Call, *, hooked: bool) -> Result | None:
         if self.is_read_only and not action.is_free:
-            return _refused("this agent may only read in its workspace")
-        match decide(action, self.terms):
-            case Allowed():
+            return refused("this agent may only read in its workspace")
+        match decide(action, replace(self.terms, hook="allow" if hooked else "none")):
+            case Allowed(by=by):
+                self.on_allowed(call, by)
                 return None
             case Refused(reason=reason):
-                return _refused(reason)
+                return refused(reason)
             case Asked(why=why):
                 return await self._ask(action, call, why)
 
     async def _ask(self, action: Action, call: Call, why: str) -> Result | None:
-        deadline_s = self.clock.now_s() + ASK_S
+        deadline_s = self.clock.now_s() + self.ask_s
         asking = self.host.ask(body_of(action, call, why, deadline_s))
         # Who answers later finds nobody waiting: the wait, and with it the request, is withdrawn.
-        if await within(self.clock, ASK_S, asking):
+        try:
+            is_allowed = await within(self.clock, self.ask_s, asking)
+        except NotAsked as exc:
+            return refused(str(exc))
+        if is_allowed:
             return None
         words = DENIED if self.clock.now_s() < deadline_s else EXPIRED
         return Result(words, is_error=True, ends_turn="denied")
-
-
-def _refused(reason: str) -> Result:
-    return Result(f"Not allowed: {reason}.", is_error=True)
 
 
 def body_of(action: Action, call: Call, why: str, deadline_s: float) -> dict[str, Json]:

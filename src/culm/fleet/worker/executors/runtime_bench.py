@@ -9,9 +9,10 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from culm.config.schema import OwnTool
 from culm.fleet.worker.executors.base import Services
 from culm.ids import RunId, SessionId
 from culm.store.memory import MemoryFile
@@ -19,8 +20,9 @@ from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
 from culm.tools.base import Tool
 from culm.tools.inside import Inside
-from culm.tools.jobs import open_jobs
+from culm.tools.jobs import Jobs, open_jobs
 from culm.tools.kit import Kit
+from culm.tools.own import own_tools
 from culm.tools.registry import make_tools
 from culm.tools.work import FileWork
 
@@ -36,6 +38,16 @@ FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
     "Read": frozenset({"view"}),
     "Write": frozenset({"write"}),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Which tools a run is offered beside those that every run has."""
+
+    agent_tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
+    own_tools: Mapping[str, OwnTool] = field(default_factory=dict[str, OwnTool])
+    questions: bool = False
+    disabled: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ async def open_bench(
     *,
     run_id: RunId,
     session_id: SessionId,
-    disabled: Collection[str],
+    offer: Offer,
 ) -> AsyncGenerator[Bench]:
     """Tools for the workspace `path`; `folder` is the run's own, and is removed with it.
 
@@ -81,7 +93,7 @@ async def open_bench(
             )
             try:
                 async with open_jobs() as jobs:
-                    yield Bench(kit, without(make_tools(kit, jobs), disabled))
+                    yield Bench(kit, _offered(kit, jobs, offer))
             finally:
                 left = await services.custody.end_all(run_id)
                 if left:
@@ -97,7 +109,12 @@ async def _remove(work: FileWork, folder: Path) -> None:
         await work.run(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
-def without(tools: Mapping[str, Tool], disabled: Collection[str]) -> dict[str, Tool]:
-    """Those that a run is offered."""
-    gone = {QUESTION, *disabled}.union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
+def _offered(kit: Kit, jobs: Jobs, offer: Offer) -> dict[str, Tool]:
+    """As in a workspace of the server: people's own tools have what names are left."""
+    tools = {**make_tools(kit, jobs), **offer.agent_tools}
+    tools |= own_tools(kit, offer.own_tools, tools)
+    disabled = offer.disabled
+    gone = set(disabled).union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
+    if not offer.questions:
+        gone.add(QUESTION)
     return {name: tool for name, tool in tools.items() if name not in gone}

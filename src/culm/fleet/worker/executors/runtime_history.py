@@ -4,7 +4,7 @@ A host may be another system's: what of its messages we do not know is passed ov
 that cannot be read at all is left out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -76,10 +76,22 @@ def history_from(messages: Iterable[Raw], assignment: str, session_id: SessionId
     """All that was said, oldest first, every call with its result; the assignment is in it once."""
     known = [_message(spoken, session_id) for spoken in _read(messages)]
     history = history_of(_with_names(known), summary_id="")
-    said = [full_text(message.parts) for message in history if message.role == "user"]
-    if not said or said[-1].strip() != assignment.strip():
+    if not any(_says(message, assignment) for message in _said_since(history)):
         history.append(user_message(session_id, clean(assignment)))
     return history
+
+
+def _said_since(history: Sequence[Message]) -> Iterator[Message]:
+    """What was said since the last answer."""
+    for message in reversed(history):
+        if message.role != "user":
+            return
+        yield message
+
+
+def _says(message: Message, assignment: str) -> bool:
+    """A file that came with it may stand behind it."""
+    return full_text(message.parts).strip().startswith(assignment.strip())
 
 
 def _read(messages: Iterable[Raw]) -> Iterator[_Spoken]:

@@ -157,7 +157,7 @@ class EventJournal:
             if steer.id:
                 await self._telling.say({"type": "message_admitted", "id": steer.id})
         progress = {"session_id": self._session_id, "round_count": self.spent.steps + 1}
-        self._telling.repeat({"type": "runner_progress", **progress})
+        self._telling.say_nowait({"type": "runner_progress", **progress})
         self._last = self._open(self._tell_growth)
         await self._tell_message(self._last)
         return self.history
@@ -205,8 +205,8 @@ class EventJournal:
         answer = self._present()
         answer.end_reasoning()
         calls = self._calls.known = [replace(call, run_id=self._run_id) for call in answer.calls()]
-        await answer.complete(calls)
         if calls:
+            await answer.complete(calls)
             await self._tell_message(answer.draft.fold())
         return calls
 
@@ -256,7 +256,7 @@ class EventJournal:
 
     def _add_usage(self, used: Used) -> None:
         self.usage = self.usage.plus(used)
-        self._telling.repeat({"type": "token_budget_updated", "usage": self.usage.shown()})
+        self._telling.say_nowait({"type": "token_budget_updated", "usage": self.usage.shown()})
 
     def is_nearly_full(self) -> bool:
         """Whether the context has so little room left that it should be summarized."""

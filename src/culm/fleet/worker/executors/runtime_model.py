@@ -1,4 +1,4 @@
-"""The one model of a worker, as its provision names it.
+"""The one model of a worker: as our own parent chose it, or as any parent's provision names it.
 
 Its credential is the only one a worker has. It goes from the provision into the model's requests
 and nowhere else; it is taken as it is written, so a `$` in it refers to nothing.
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import get_args
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from culm.config.schema import ProviderFile
 from culm.errors import ModelFailed
 from culm.fleet.protocol.frames import Effort
 from culm.fleet.provision import ModelName, Provision
 from culm.model.choice import Chosen, chosen_of, why_unreachable
+from culm.model.dialects import find_dialect
 from culm.model.discovery import OFFLINE
 from culm.run.loop import Speaker
 from culm.wire.config import Model as ModelInfo
@@ -32,10 +34,20 @@ class OneSpeaker:
         return False
 
 
-def choose(provision: Provision, effort: str | None) -> Chosen:
+def choose(provision: Provision, given: Chosen | None, effort: str | None) -> Chosen:
     """Raises `ModelFailed`, which says what is missing and never a key."""
     if effort is not None and effort not in EFFORTS:
         raise _unusable(f"reasoning_effort must be one of {', '.join(EFFORTS)}")
+    chosen = _named(provision) if given is None else given
+    if find_dialect(chosen.access.type) is None:
+        raise _unusable(f"nobody here speaks to a provider of type {chosen.access.type!r}")
+    if effort is None:
+        return chosen
+    fitting = fitting_effort(effort, chosen.info) or UNSET
+    return chosen._replace(settings=replace(chosen.settings, reasoning_effort=fitting))
+
+
+def _named(provision: Provision) -> Chosen:
     named = provision.model or ModelName(OFFLINE, OFFLINE)
     provider = _provider(provision, named.provider)
     if reason := why_unreachable(named.provider, provider):
@@ -43,10 +55,7 @@ def choose(provision: Provision, effort: str | None) -> Chosen:
     if not named.model:
         raise _unusable(f"the provision names no model of provider {named.provider!r}")
     settings = SelectedModel(model=named.model, provider=named.provider)
-    chosen = chosen_of(named.provider, provider, settings)
-    if effort is not None:
-        settings.reasoning_effort = fitting_effort(effort, chosen.info) or UNSET
-    return chosen
+    return chosen_of(named.provider, provider, settings)
 
 
 def _provider(provision: Provision, name: str) -> ProviderFile:

@@ -69,8 +69,8 @@ class Telling:
             last = self._put(_Told(event))
         last.grow(text)
 
-    def repeat(self, event: dict[str, Json]) -> None:
-        """Tell how things stand; it is told soon."""
+    def say_nowait(self, event: dict[str, Json]) -> None:
+        """It is told soon, in its place among all that is said."""
         if not self._is_over:
             self._put(_Told(event))
 

@@ -22,13 +22,13 @@ from culm.fleet.worker.executors.runtime_telling import Telling
 from culm.fleet.worker.limits import limit_error
 from culm.run.compaction import summarize
 from culm.run.limits import jittered, over_limit
-from culm.run.loop import Turn, take_turn
+from culm.run.loop import Meter, Turn, take_turn
 from culm.run.rules import ending_of_error
 from culm.run.surroundings import ContextPaths, look_at
 from culm.run.system import Surroundings
 from culm.store.history import forget_versions
 from culm.store.sessions import find_session
-from culm.tools.base import Call, Watch
+from culm.tools.base import Call, Plan, Result, Tool, Watch
 from culm.tools.waiting import within
 from culm.tools.work import FileWork
 from culm.wire.endings import CANCELED, Ending, error_text
@@ -36,6 +36,7 @@ from culm.wire.runs import Limits
 
 log = logging.getLogger(__name__)
 
+WRITES = frozenset({"write", "download"})  # What an action is called that changes its paths.
 CLOSING_S = 1.0  # For the last words of a cancelled run; a host that is deaf must not hold it.
 
 
@@ -50,12 +51,15 @@ class Work:
     admission: Admission
     speakers: OneSpeaker
     limits: Limits
+    meter: Meter
 
 
-async def look_around(work: FileWork, path: Path, now_s: float) -> Surroundings:
+async def look_around(
+    work: FileWork, path: Path, paths: ContextPaths, now_s: float
+) -> Surroundings:
     """What a model is told of the place; a disk that does not answer must not hold it."""
     try:
-        return await work.run(lambda stop: look_at(path, ContextPaths(), now_s, stop.is_set))
+        return await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
     except TimeoutError:
         return Surroundings(str(path))
 
@@ -89,7 +93,7 @@ async def _take_turns(work: Work) -> Ending:
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         words = {"delay_s": delay_s, "title": failure.title, "details": failure.message}
-        work.telling.repeat({"type": "run_retry", **words})
+        work.telling.say_nowait({"type": "run_retry", **words})
         await pause(services.clock, jittered(delay_s, services.ids.chance()))
 
     async def compact(ending: Ending | None) -> None:
@@ -98,15 +102,16 @@ async def _take_turns(work: Work) -> Ending:
         if ending is not None or not journal.is_nearly_full():
             return
         journal.session = await store.read(find_session(session_id)) or journal.session
-        await summarize(work.speakers, journal, wait, journal.said())
+        await summarize(work.speakers, journal, wait, work.meter, journal.said())
 
     turn = Turn(
         speakers=work.speakers,
         tools=work.bench.tools,
-        admit=work.admission.admit,
+        admit=partial(_admit, work),
         watch=partial(_watch, work.telling),
         journal=journal,
-        limits=work.limits,
+        limits=lambda: work.limits,
+        meter=work.meter,
         pause=wait,
         spent=journal.spent,
         compact=compact,
@@ -120,6 +125,22 @@ async def _take_turns(work: Work) -> Ending:
         await journal.end(ending)
 
 
+async def _admit(work: Work, tool: Tool | Result, call: Call) -> Plan | Result:
+    """A call that changes files also tells which."""
+    plan = await work.admission.admit(tool, call)
+    if isinstance(plan, Result) or plan.action.name not in WRITES:
+        return plan
+    run, told = plan.run, {"type": "files_changed", "paths": list(plan.action.paths)}
+
+    async def telling(watch: Watch) -> Result:
+        result = await run(watch)
+        if not result.is_error:
+            work.telling.say_nowait(told)
+        return result
+
+    return replace(plan, run=telling)
+
+
 def _watch(telling: Telling, call: Call) -> Watch:
     return lambda text: telling.grow("tool_token", text, call.id)
 
@@ -127,21 +148,20 @@ def _watch(telling: Telling, call: Call) -> Watch:
 # --- the end
 
 
-async def end(
-    journal: EventJournal, telling: Telling, services: Services, ending: Ending
-) -> Outcome:
+async def end(work: Work, ending: Ending) -> Outcome:
     """Say the last words, and how the run ended."""
-    words = _last_words(journal, telling, ending)
+    words = _last_words(work, ending)
     if ending.outcome == "canceled":
-        await within(services.clock, CLOSING_S, words)
+        await within(work.services.clock, CLOSING_S, words)
         return CANCELLED
     return await words
 
 
-async def _last_words(journal: EventJournal, telling: Telling, ending: Ending) -> Outcome:
+async def _last_words(work: Work, ending: Ending) -> Outcome:
+    journal, telling = work.journal, work.telling
     await journal.end(ending)
     usage = journal.usage.shown()
-    outcome = outcome_of(ending, journal)
+    outcome = _outcome_of(ending, journal, work.limits)
     match outcome.status:
         case "completed":
             await telling.say({"type": "complete", "usage": usage})
@@ -152,7 +172,7 @@ async def _last_words(journal: EventJournal, telling: Telling, ending: Ending) -
     return outcome
 
 
-def outcome_of(ending: Ending, journal: EventJournal) -> Outcome:
+def _outcome_of(ending: Ending, journal: EventJournal, limits: Limits) -> Outcome:
     """What a host is told in the end. A model that was cut off has answered as far as it came."""
     match ending.outcome:
         case "end_turn" | "max_tokens":
@@ -161,7 +181,8 @@ def outcome_of(ending: Ending, journal: EventJournal) -> Outcome:
             return CANCELLED
         case "denied":  # What was asked for was not done, whatever the model had said before.
             return failed(f"denied: {journal.denied}")
-        case "budget":  # Rounds are the one limit that is counted here.
-            return failed(limit_error("max_rounds", ending.details))
+        case "budget":  # Rounds are the one limit that is counted here; all others are the host's.
+            is_own = over_limit(journal.spent, limits) is not None
+            return failed(limit_error("max_rounds" if is_own else "budget", ending.details))
         case "error" | "loop":
             return failed(error_text(ending))

@@ -1,0 +1,437 @@
+"""Letters of one workspace: out of mailboxes into conversations, and the replies back.
+
+Owns the letters it has claimed, each until the round that contains it is committed. A letter is
+brought by a run that has its id, so to bring it twice is to bring it once: whatever crashes in
+between, it is admitted once or lies in its mailbox. Mailboxes are `fleet/mailbox/`'s.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from culm.agents.means import Blocking
+from culm.agents.starting import Caller
+from culm.agents.tree import Agents
+from culm.clock import Clock, pause
+from culm.errors import AppError, LetterNotFound
+from culm.fleet.mailbox.base import Claim, Mailbox, NoMailbox, Post
+from culm.fleet.mailbox.letters import (
+    Letter,
+    Sender,
+    body_of,
+    is_expired,
+    shown_of,
+    text_of,
+    unanswered,
+)
+from culm.fleet.names import is_safe_stem
+from culm.fleet.times import format_time
+from culm.ids import Ids, LetterId, RunId, SessionId
+from culm.permission.clearance import Consent
+from culm.run.live import Asked, Duty, LiveRun
+from culm.run.runs import Runs
+from culm.store.base import together
+from culm.store.letters import (
+    add_letter,
+    answer_letter,
+    close_letter,
+    find_letter,
+    list_letters,
+    unanswered_asks,
+)
+from culm.store.runs import find_run
+from culm.store.sessions import find_session
+from culm.store.store import Store
+from culm.tools.base import Result
+from culm.tools.office import Mail
+from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, LetterKind, LetterShown
+from culm.wire.codec import Json, printable
+from culm.wire.config import SelectedModel
+from culm.wire.runs import Limits, Run
+
+log = logging.getLogger(__name__)
+
+SCAN_S = 4.0  # As often as mailboxes are looked at, if nobody rings.
+FIRST_LOOK_S = 5.0  # A workspace that is opened for its mail has runs by then.
+LAST_ANSWERS_S = 2.0  # For replies to what was answered when the workspace closes.
+CLAIMS_MAX = 64  # Letters of one mailbox that are brought and not admitted.
+STILL_ASKED_S = 86_400.0  # Whoever asked longer ago waits no more.
+SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anything.
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Whose conversation a letter becomes part of."""
+
+    session_id: SessionId
+    model: SelectedModel | None = None
+    limits: Limits = field(default_factory=Limits)
+    duty: Duty | None = None
+
+
+class MailRoom:
+    def __init__(
+        self,
+        post: Post,
+        agents: Agents,
+        runs: Runs,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        tasks: asyncio.TaskGroup,
+        blocking: Blocking,
+    ) -> None:
+        self._post = post
+        self._agents = agents
+        self._runs = runs
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._tasks = tasks
+        self._blocking = blocking
+        # Brought, and not settled; with the run that brings it.
+        self._held: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
+        # By mailbox, while somebody delivers.
+        self._delivering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._scanning: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    # --- life
+
+    async def start(self) -> None:
+        """Bring what lies there, also what an earlier server had claimed; look from now on."""
+        await self.look_everywhere()
+        if self._looking:
+            await asyncio.wait(set(self._looking.values()), timeout=FIRST_LOOK_S)
+        self._scanning = self._tasks.create_task(self._scan(), name="mail")
+
+    def close(self) -> None:
+        """Bring nothing more. What is not admitted stays claimed, for the next server."""
+        self._is_stopped = True
+        for task in (self._scanning, *self._looking.values()):
+            if task is not None:
+                task.cancel()
+
+    async def stop(self) -> None:
+        """The runs have ended, or are left behind: see through what ended. Bounded."""
+        for task, run in self._held.values():
+            if run.ending is None:
+                task.cancel()
+        if self._held:
+            left = {task for task, _ in self._held.values()}
+            _, late = await asyncio.wait(left, timeout=LAST_ANSWERS_S)
+            for task in late:
+                task.cancel()
+
+    async def _scan(self) -> None:
+        do = self._answer_left
+        while True:
+            try:
+                await do()
+            except Exception:  # boundary: the next look may be better
+                log.exception("mailboxes cannot be looked at")
+            await pause(self._clock, SCAN_S)
+            do = self.look_everywhere
+
+    async def look_everywhere(self) -> None:
+        """Bring what lies in any mailbox."""
+        try:
+            for address in await self._blocking(lambda: self._post.addresses(claimed=True)):
+                self.look(address)
+        except (AppError, OSError) as exc:  # A disk that does not answer in time is one.
+            log.warning("mailboxes cannot be looked at: %s", exc)
+
+    def look(self, address: str) -> None:
+        """Bring what lies in a mailbox; somebody rang, or it is time."""
+        if address.startswith(OUTSIDE) or self._is_stopped:
+            return
+        if address not in self._looking:
+            task = self._tasks.create_task(self._look(address), name=f"mail of {address}")
+            self._looking[address] = task
+            task.add_done_callback(lambda _: self._looking.pop(address, None))
+
+    async def _look(self, address: str) -> None:
+        try:
+            mailbox = await self._blocking(lambda: self._post.open(address))
+            claims = await self._blocking(mailbox.recover)
+            room = CLAIMS_MAX - len(claims)
+            if room > 0:
+                claims += await self._blocking(lambda: mailbox.claim(room))
+            if claims:
+                recipient = await self.find_recipient(address)
+                for claim in claims:
+                    if claim.letter.id not in self._held:
+                        await self._take(address, claim, recipient)
+        except NoMailbox:
+            pass  # It never was, or was removed meanwhile.
+        except (AppError, OSError) as exc:
+            log.warning("the mailbox of %s cannot be read: %s", address, exc)
+        except Exception:  # boundary: one mailbox must not keep the others from being read
+            log.exception("the mailbox of %s cannot be read", address)
+
+    async def find_recipient(self, address: str) -> Recipient | None:
+        """An agent by its id, or the agent of a session that people began."""
+        if not is_safe_stem(address):
+            return None
+        if (found := await self._agents.find_duty(address)) is not None:
+            agent, duty = found
+            model = SelectedModel(model=agent.model, provider=agent.provider)
+            return Recipient(agent.session_id, model, agent.budget, duty)
+        session = await self._store.read(find_session(address))
+        return None if session is None else Recipient(session.id)
+
+    # --- bringing a letter
+
+    async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> None:
+        letter = claim.letter
+        stored = await self._store.read(find_run(letter.id))
+        if not await self._is_its_own(letter, address, recipient, stored):
+            log.warning("letter %s to %s has the id of something else", letter.id, address)
+            await self._on(address, lambda box: box.bury(claim))
+            return
+        is_late = is_expired(letter, self._clock.now_s())
+        if stored is None and (recipient is None or is_late):
+            await self._store.write(close_letter(letter.id, expired=recipient is not None))
+            await self._on(address, lambda box: box.bury(claim))
+            why = "there is no such agent" if recipient is None else "its time was over"
+            await self._decline(letter, address, why)
+            return
+        if stored is not None and stored.state == "ended":  # Under an earlier server, it seems.
+            await self._put_away(address, claim)
+            return
+        run = self._runs.find(letter.id)
+        if run is None and stored is None and recipient is not None:
+            run = await self._accept(letter, recipient)
+            if run is None:
+                await self._on(address, lambda box: box.put_back(claim))
+                return
+        if run is not None:  # Else it is held, for a person to start or drop.
+            task = self._tasks.create_task(
+                self._see_through(address, claim, run), name=f"letter {letter.id}"
+            )
+            self._held[letter.id] = task, run
+            task.add_done_callback(lambda _: self._held.pop(letter.id, None))
+
+    async def _is_its_own(
+        self, letter: Letter, address: str, recipient: Recipient | None, stored: Run | None
+    ) -> bool:
+        """Whether what is known by its id, a letter or a run, is this letter's. Notes it then."""
+        session_id = "" if recipient is None else recipient.session_id
+        live = self._runs.find(letter.id)
+        known_runs = [run.session_id for run in (stored, live) if run is not None]
+        if any(known != session_id for known in known_runs):
+            return False
+        await self._store.write(add_letter(shown_of(letter, address), run_id=letter.id))
+        shown = await self._store.read(find_letter(letter.id))
+        return shown is not None and shown.to == address
+
+    async def _accept(self, letter: Letter, recipient: Recipient) -> LiveRun | None:
+        """The run that brings it; None if there is no room for it now."""
+        words = words_of(letter)
+        # What a person allowed for her own prompt is not for whoever writes letters.
+        asked = Asked(
+            prompt=words,
+            limits=recipient.limits,
+            model=recipient.model,
+            consent=Consent(headless=True),
+            joins=True,
+        )
+        digest = hashlib.sha256(words.encode()).hexdigest()
+        try:
+            run = self._runs.accept(
+                recipient.session_id,
+                asked,
+                run_id=RunId(letter.id),
+                given=False,
+                digest=digest,
+                duty=recipient.duty,
+            )
+            await asyncio.shield(run.accepted)
+        except AppError as exc:
+            log.info("letter %s waits: %s", letter.id, exc.message)
+            return None
+        return run
+
+    async def _see_through(self, address: str, claim: Claim, run: LiveRun) -> None:
+        """Acknowledge it when it is read; answer it when that is done and nobody has."""
+        letter = claim.letter
+        try:
+            await run.admitted.wait()
+            await self._put_away(address, claim)
+            self.look(address)  # There is room for another.
+            if letter.kind == "ask" and run.was_admitted:
+                await run.ended.wait()
+                await self._answer(letter, address, run)
+        except NoMailbox:
+            log.info("nobody waits for the answer to letter %s", letter.id)
+        except (AppError, OSError) as exc:
+            log.warning("letter %s: %s", letter.id, exc)
+        except Exception:  # boundary: one letter must not end the workspace
+            log.exception("letter %s cannot be seen through", letter.id)
+
+    async def _put_away(self, address: str, claim: Claim) -> None:
+        """Its run has begun, or has ended without: then somebody cancelled it, unread."""
+        await self._store.write(close_letter(claim.letter.id, expired=False))
+        shown = await self._store.read(find_letter(claim.letter.id))
+        is_read = shown is not None and shown.state in ("admitted", "answered")
+        await self._on(address, lambda box: box.ack(claim) if is_read else box.bury(claim))
+        if not is_read:
+            await self._decline(claim.letter, address, "it was cancelled before it was read")
+
+    async def _decline(self, letter: Letter, address: str, why: str) -> None:
+        """Who asks is told that nobody will read it."""
+        if letter.kind == "ask" and letter.from_.agent_id is not None:
+            sender = Sender(session_id=address, agent_id=address)
+            words = unanswered(f"{why}.")
+            try:
+                await self.reply(letter.id, letter.from_.agent_id, words, sender)
+            except (AppError, OSError) as exc:
+                log.info("nobody hears of letter %s: %s", letter.id, exc)
+
+    async def _answer(self, letter: Letter, address: str, run: LiveRun) -> None:
+        """An ask of whoever has a mailbox gets a reply: what was said, or why nothing was."""
+        if letter.from_.agent_id is None:
+            return  # A person's: it is read in the conversation.
+        shown = await self._store.read(find_letter(letter.id))
+        if run.ending is None or (shown is not None and shown.state == "answered"):
+            return
+        answer = (run.host or run).answer.strip()
+        said: str | dict[str, Json] = answer
+        if run.ending.outcome not in ("end_turn", "max_tokens") or not answer:
+            said = unanswered(f"the run ended {run.ending.outcome}. {answer}".strip())
+        sender = Sender(session_id=run.session_id, agent_id=address)
+        await self.reply(letter.id, letter.from_.agent_id, said, sender)
+
+    async def _answer_left(self) -> None:
+        """What was asked under an earlier server, which could not answer, gets a reply now."""
+        after = int(self._clock.now_s() - STILL_ASKED_S)
+        for letter, outcome in await self._store.read(unanswered_asks(after, CLAIMS_MAX)):
+            sender = Sender(session_id=letter.to, agent_id=letter.to)
+            words = unanswered(
+                f"the server ended meanwhile; the run ended {outcome}, and what it said is in the"
+                f" conversation of {letter.to}."
+            )
+            try:
+                await self.reply(letter.letter_id, letter.from_, words, sender)
+            except (AppError, OSError) as exc:
+                log.info("nobody hears the answer to letter %s: %s", letter.letter_id, exc)
+
+    async def _on(self, address: str, do: Callable[[Mailbox], object]) -> None:
+        await self._blocking(lambda: do(self._post.open(address)))
+
+    # --- sending
+
+    async def send(
+        self,
+        to: str,
+        kind: LetterKind,
+        said: str | dict[str, Json],
+        sender: Sender,
+        *,
+        correlation_id: str | None = None,
+        expires_s: float = 0,
+    ) -> LetterShown:
+        """Deliver a letter that says something; when this returns it survives a crash.
+
+        Raises `AppError`.
+        """
+        if await self.find_recipient(to) is None and not await self._has_mailbox(to):
+            raise NoMailbox(to)
+        now_s = self._clock.now_s()
+        letter = Letter(
+            id=self._ids.letter(),
+            from_=sender,
+            kind=kind,
+            body=body_of(kind, said) if isinstance(said, str) else said,
+            created_at=format_time(now_s),
+            correlation_id=correlation_id,
+            expires_at=format_time(now_s + expires_s) if expires_s else None,
+        )
+        # One at a time: a mailbox that somebody has locked holds up one thread, and nobody else.
+        async with self._delivering.setdefault(to, asyncio.Lock()):
+            await self._blocking(lambda: self._post.make(to).deliver(letter))
+        answers = None if correlation_id is None else answer_letter(correlation_id, letter.id)
+        noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
+        try:
+            await asyncio.shield(self._store.write(noted))
+            return await self.get(letter.id)
+        except AppError as exc:  # It is safe all the same, and will be noted when it is read.
+            log.info("letter %s is delivered, and not noted: %s", letter.id, exc.message)
+            return shown_of(letter, to)
+        finally:
+            self.look(to)
+
+    async def _has_mailbox(self, address: str) -> bool:
+        """A program outside may have made one, to be answered in."""
+        try:
+            await self._blocking(lambda: self._post.open(address))
+        except AppError:
+            return False
+        return True
+
+    async def reply(
+        self, letter_id: str, to: str, said: str | dict[str, Json], sender: Sender
+    ) -> LetterShown:
+        """Answer a letter; whoever wrote it finds the reply by its id."""
+        return await self.send(to, "reply", said, sender, correlation_id=letter_id)
+
+    async def serve(self, caller: Caller, errand: Mail) -> Result:
+        """What an agent wants of the mail; raises `AppError`."""
+        sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
+        match errand.action:
+            case "send":
+                sent = await self.send(errand.to, errand.kind, errand.text, sender)
+                words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
+                if errand.kind == "ask":
+                    words += " The answer comes as a letter to you."
+                return Result(words)
+            case "reply":
+                letter = await self.get(errand.letter)
+                if letter.to != caller.agent_id:
+                    raise LetterNotFound(errand.letter)
+                sent = await self.reply(letter.letter_id, letter.from_, errand.text, sender)
+                return Result(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
+            case "status":
+                letter = await self.get(errand.letter)
+                if caller.agent_id not in (letter.from_, letter.to):
+                    raise LetterNotFound(errand.letter)
+                answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
+                return Result(f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}.")
+
+    # --- looking
+
+    async def get(self, letter_id: str) -> LetterShown:
+        shown = await self._store.read(find_letter(letter_id))
+        if shown is None:
+            raise LetterNotFound(letter_id)
+        return shown
+
+    async def list(self, agent_id: str = "") -> list[LetterShown]:
+        return await self._store.read(list_letters(agent_id, LETTERS_SHOWN))
+
+    async def forget(self, address: str) -> None:
+        """Its agent is deleted: nobody reads what lies there."""
+        if not is_safe_stem(address):
+            return
+        try:
+            await self._blocking(lambda: self._post.remove(address))
+        except (AppError, OSError) as exc:
+            log.warning("the mailbox of %s cannot be removed: %s", address, exc)
+
+
+def words_of(letter: Letter) -> str:
+    """What its recipient reads."""
+    sender = printable(letter.from_.agent_id or letter.from_.session_id)[:SENDER_CHARS_MAX]
+    role = f", {printable(letter.from_.role)[:SENDER_CHARS_MAX]}" if letter.from_.role else ""
+    match letter.kind:
+        case "ask":
+            head = f"[Letter {letter.id} from {sender}{role} asks you; answer it]"
+        case "reply":
+            head = f"[Letter {letter.id} from {sender}{role} answers your {letter.correlation_id}]"
+        case "task" | "handoff":
+            head = f"[Letter {letter.id} from {sender}{role}: a {letter.kind}]"
+    return f"{head}\n{text_of(letter)}"

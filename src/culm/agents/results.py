@@ -1,0 +1,110 @@
+"""What a model reads of agents: what each did, what it changed, what it cost. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from culm.tools.base import Result
+from culm.wire.agents import Agent
+from culm.wire.codec import Json, encode
+
+FILES_SHOWN = 20
+LIST_MAX = 200  # Lines of a tree that a model reads at once.
+ANSWER_CHARS_MAX = 100_000  # Of one agent's last words, of which there may be many in a result.
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One agent, and what came of its latest assignment."""
+
+    agent: Agent
+    answer: str | None = None  # What it said last; None if that is not to be told.
+    files: Sequence[str] = ()
+    note: str = ""  # Of its worktree.
+
+
+def result_of(reports: Sequence[Report], words: str = "") -> Result:
+    """Of agents that have ended, or were waited for long enough."""
+    shown = [_shown(report, is_alone=len(reports) == 1) for report in reports]
+    content = "\n\n".join(filter(None, (*shown, words)))
+    is_error = bool(reports) and not any(_is_good(report) for report in reports)
+    return Result(content or "There are none.", is_error=is_error, metadata=_metadata(reports))
+
+
+def _is_good(report: Report) -> bool:
+    """Who ended well and says nothing has not done what it was for."""
+    if report.agent.state != "ended":
+        return True
+    has_answered = report.answer is None or bool(report.answer.strip())
+    return report.agent.outcome == "completed" and has_answered
+
+
+def _shown(report: Report, *, is_alone: bool) -> str:
+    agent, answer = report.agent, (report.answer or "").strip()
+    if len(answer) > ANSWER_CHARS_MAX:
+        answer = f"{answer[:ANSWER_CHARS_MAX]}\n[The rest was cut off; its session has it.]"
+    if agent.state == "ended" and report.answer is not None and not answer:
+        answer = "It said nothing." if agent.outcome == "completed" else ""
+    head = "" if is_alone else f"## {agent.name}"
+    return "\n".join(filter(None, (head, answer, f"[{' · '.join(_facts(report))}]")))
+
+
+def _facts(report: Report) -> list[str]:
+    agent = report.agent
+    facts = [f"agent {agent.agent_id}", _state(agent)]
+    if report.files:
+        more = len(report.files) - FILES_SHOWN
+        names = ", ".join(report.files[:FILES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        facts.append(f"files changed: {names}")
+    if report.note:
+        facts.append(report.note)
+    facts.append(f"{agent.tokens} tokens, ${agent.cost:.4f}")
+    return facts
+
+
+def _state(agent: Agent) -> str:
+    if agent.state != "ended":
+        waits = f", waits for {agent.waiting_for}" if agent.waiting_for else ""
+        return f"{agent.state}{waits}"
+    reason = " ".join(agent.reason.split())
+    return f"{agent.outcome}: {reason}" if reason else str(agent.outcome)
+
+
+def _metadata(reports: Sequence[Report]) -> str:
+    """For clients."""
+    agents: list[Json] = [
+        {
+            "agent_id": report.agent.agent_id,
+            "session_id": report.agent.session_id,
+            "name": report.agent.name,
+            "role": report.agent.role,
+            "state": report.agent.state,
+            "outcome": report.agent.outcome,
+            "cost": report.agent.cost,
+            "tokens": report.agent.tokens,
+            "files": list(report.files),
+        }
+        for report in reports
+    ]
+    return encode({"agents": agents}).decode()
+
+
+def listing_of(agents: Sequence[Agent], top: int) -> Result:
+    """A tree, each agent below the one it works for."""
+    if not agents:
+        return Result("No agent was started.")
+    by_parent: dict[str, list[Agent]] = {}
+    known = {agent.agent_id for agent in agents}
+    for agent in agents:
+        by_parent.setdefault(agent.parent_id if agent.parent_id in known else "", []).append(agent)
+    lines: list[str] = []
+    waiting = list(reversed(by_parent.get("", [])))
+    while waiting and len(lines) < LIST_MAX:
+        agent = waiting.pop()
+        waiting += reversed(by_parent.get(agent.agent_id, []))
+        margin = "  " * max(0, agent.depth - top - 1)
+        about = f"{agent.name} ({agent.role}, {agent.model})"
+        cost = f"{agent.tokens} tokens, ${agent.cost:.4f}"
+        lines.append(f"{margin}- {agent.agent_id} {about}: {_state(agent)}; {cost}")
+    if len(lines) < len(agents):
+        lines.append(f"[{len(agents) - len(lines)} more are not shown.]")
+    return Result("\n".join(lines), metadata=_metadata([Report(one) for one in agents[:LIST_MAX]]))

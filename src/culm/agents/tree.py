@@ -1,0 +1,443 @@
+"""The agents of one workspace: who there is, what each waits for, and the turns of their runs.
+
+Owns what is only true while a server runs: slots, what an agent waits for, which process works for
+it. Their runs are `run/`'s, their rows the store's; what agents want of each other is `office.py`.
+"""
+
+import asyncio
+import logging
+import weakref
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace as with_
+
+from culm.agents.holding import Holder
+from culm.agents.kept import Kept
+from culm.agents.provisioning import Place
+from culm.agents.replay import Around
+from culm.agents.slots import Slots
+from culm.agents.terms import Terms, Unfit
+from culm.agents.trees import Trees, kept_of
+from culm.agents.worktrees import describe
+from culm.errors import AgentNotFound, AppError, BudgetReached
+from culm.fleet.executor import CallFailed, NotAsked
+from culm.fleet.parent.dispatch import Fleet
+from culm.fleet.parent.overseer import WorkerAsk
+from culm.ids import SessionId
+from culm.permission.clearance import NobodyThere, Petition
+from culm.run.journal import TurnJournal
+from culm.run.limits import Estimate
+from culm.run.live import Duty, LiveRun
+from culm.run.rules import ending_of_error
+from culm.run.runs import Runs
+from culm.run.turn import World
+from culm.store.agents import (
+    StoredAgent,
+    children_of,
+    find_agent,
+    note_agent,
+    set_budget,
+    set_worktree,
+    shown_below,
+)
+from culm.store.messages import conversation
+from culm.store.sessions import sessions_above
+from culm.tools.base import Action, Call, Inquiry, Result
+from culm.tools.office import Errand, Office, Reserve, Reserved
+from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
+from culm.wire.asks import Question
+from culm.wire.codec import Json, decode, encode
+from culm.wire.endings import Ending
+from culm.wire.messages import full_text
+from culm.wire.runs import Limits
+
+log = logging.getLogger(__name__)
+
+SWEEPS_MAX = 2  # At once: each is a few commands of git.
+DONE_MAX = 10_000  # Runs of which it is known which files they changed.
+GONE = Ending("error", "The agent is gone", "Its session was deleted.")
+
+
+class _Questions(msgspec.Struct):
+    """A host call `question`."""
+
+    questions: list[Question]
+    confirm_title: str = ""
+    confirm_description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is known of a run that has ended here, beyond what is stored."""
+
+    files: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Agents:
+    """Made with its workspace. Implements `Desk`."""
+
+    def __init__(
+        self,
+        world: World,
+        fleet: Fleet,
+        trees: Trees,
+        place: Callable[[], Place],
+    ) -> None:
+        self._world = world
+        self._trees = trees
+        # By the top of a tree, as long as somebody works in it.
+        self._slots: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+        self._waits: dict[str, list[Waiting]] = {}  # By agent, what it waits for, the latest last.
+        self._away: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
+        self._done = Kept[Done](DONE_MAX)  # By run.
+        self._sweeping: dict[str, asyncio.Task[None]] = {}  # By agent.
+        self._sweeps = asyncio.Semaphore(SWEEPS_MAX)
+        self._is_stopped = False
+        self.roots: set[str] = set()  # Sessions of agents that a client started.
+        self._fleet = fleet
+        self._place = place
+        self.runs: Runs | None = None
+        self.office: Office | None = None
+        self._holder: Holder | None = None
+
+    def join(self, runs: Runs, office: Office) -> None:
+        """Know who accepts their runs, and who does what they want of each other."""
+        self.runs, self.office = runs, office
+        around = Around(self, self._world.tell, self._note)
+        self._holder = Holder(self._fleet, self._world.models, runs, self._place, around)
+
+    # --- a turn
+
+    async def hold(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        """Hold the turn of an agent's run; only a cancel gets out of here as an exception.
+
+        To cancel this ends its worker.
+        """
+        try:
+            return await self._hold(run, journal)
+        except AppError as exc:
+            return ending_of_error(exc)
+        except Exception:  # boundary: a bug in one run is that run's error
+            log.exception("run %s failed", run.id)
+            return Ending("error", "Internal error", "See the server's log.")
+
+    async def _hold(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        assert self._holder is not None, "they were joined"
+        if (sweeping := self._sweeping.get(run.agent_id)) is not None:
+            await asyncio.wait({sweeping})
+        stored = await self._world.store.read(find_agent(run.agent_id))
+        if stored is None:
+            return GONE
+        try:
+            stored = await self._placed(stored)
+        except Unfit as exc:
+            return Ending("error", "There is nowhere to work", str(exc))
+        slots = self._slots_of(run)
+        async with self._waiting(run, "slot", when=slots.is_full):
+            await slots.take()
+        try:
+            held = await self._holder.hold(run, journal, stored)
+        except asyncio.CancelledError:
+            self.sweep([stored])
+            raise
+        finally:
+            slots.leave()
+        try:
+            done = await self._settle(stored, held.files)
+        except Exception:  # boundary: how a turn ended does not depend on its worktree
+            log.exception("the worktree of agent %s cannot be looked at", run.agent_id)
+            done = Done(held.files, "Its worktree could not be looked at; it is kept.")
+        self._done.keep(run.id, done)
+        return held.ending
+
+    async def forget(self, stored: StoredAgent) -> None:
+        """Its session is deleted; its worktree goes, too, unless there is work in it."""
+        self.roots.discard(stored.agent.session_id)
+        await self._trees.settle(decode(stored.terms, Terms))
+
+    def sweep(self, agents: Sequence[StoredAgent]) -> None:
+        """Have worktrees of agents that were stopped removed, if nothing was changed in them."""
+        for stored in agents:
+            agent_id = stored.agent.agent_id
+            if not stored.agent.worktree or agent_id in self._sweeping or self._is_stopped:
+                continue
+            sweeping = self._world.tasks.create_task(
+                self._sweep(stored), name=f"worktree of {agent_id}"
+            )
+            self._sweeping[agent_id] = sweeping
+            sweeping.add_done_callback(lambda _, done=agent_id: self._sweeping.pop(done, None))
+
+    async def _sweep(self, stored: StoredAgent) -> None:
+        assert self.runs is not None, "they were joined"
+        try:
+            async with self._sweeps:
+                live = self.runs.line(stored.agent.session_id)
+                if all(run.stop is not None for run in live):  # Who comes later waits for this.
+                    await self._settle(stored, ())
+        except Exception:  # boundary: it stays
+            log.exception("a worktree of %s cannot be removed", stored.agent.agent_id)
+
+    def close(self) -> None:
+        """The workspace closes; what is not removed yet is at its next opening."""
+        self._is_stopped = True
+        for sweeping in self._sweeping.values():
+            sweeping.cancel()
+
+    async def _placed(self, stored: StoredAgent) -> StoredAgent:
+        """An agent whose worktree went, unchanged, gets another for its further work."""
+        agent, terms = stored.agent, decode(stored.terms, Terms)
+        if terms.worktree is None or agent.worktree:
+            return stored
+        made = await self._trees.make([agent.agent_id])
+        kept = kept_of(made[agent.agent_id])
+        await self._set_worktree(stored, kept.workspace, kept.branch, with_(terms, worktree=kept))
+        return await self.get(agent.agent_id)
+
+    async def _set_worktree(
+        self, stored: StoredAgent, worktree: str, branch: str, terms: Terms
+    ) -> None:
+        unit = set_worktree(
+            stored.agent.agent_id, worktree=worktree, branch=branch, terms=encode(terms).decode()
+        )
+        await asyncio.shield(self._world.store.write(unit))
+
+    async def _settle(self, stored: StoredAgent, files: tuple[str, ...]) -> Done:
+        """Which files were changed; of a worktree git says so, and it goes if none was."""
+        terms = decode(stored.terms, Terms)
+        if terms.worktree is not None and self._has_below(stored.agent.agent_id):
+            note = f"Others still work in its worktree, {terms.worktree.path}."
+            return Done(files, note)
+        settled = await self._trees.settle(terms)
+        if settled is None:
+            return Done(tuple(map(self._seen_from_here, files)))
+        if not settled.kept:
+            await self._set_worktree(stored, "", "", terms)
+        return Done(tuple(settled.files), describe(settled))
+
+    def _has_below(self, agent_id: str) -> bool:
+        """Whether others work for it still."""
+        assert self.runs is not None, "they were joined"
+        duties = (run.duty for run in self.runs.live() if run.duty is not None)
+        return any(agent_id in duty.path[:-1] for duty in duties)
+
+    def _seen_from_here(self, file: str) -> str:
+        """A file of the workspace by its path in it."""
+        inside = PurePosixPath(file)
+        path = PurePosixPath(self._world.path)
+        return str(inside.relative_to(path)) if inside.is_relative_to(path) else file
+
+    def done(self, run_id: str) -> Done:
+        return self._done.find(run_id) or Done()
+
+    def _slots_of(self, run: LiveRun) -> Slots:
+        """Those of all that are below one whom people talk to, or whom a client started."""
+        top = _duty(run).path[0]
+        return self._slots.setdefault(top, Slots(self._world.settings.agents_at_once))
+
+    @asynccontextmanager
+    async def away(self, run: LiveRun) -> AsyncGenerator[None]:
+        """A run waits for agents. If it is one's own, others work meanwhile."""
+        if run.duty is None:
+            yield
+            return
+        slots = self._slots_of(run)
+        async with self._waiting(run, "agents"):
+            self._away[run] += 1
+            if self._away[run] == 1:  # Calls that are made side by side wait side by side.
+                slots.leave()
+            try:
+                yield
+            finally:
+                self._away[run] -= 1
+                if not self._away[run]:
+                    del self._away[run]
+                    slots.take_again()
+
+    # --- what an agent waits for
+
+    @asynccontextmanager
+    async def _waiting(
+        self, run: LiveRun, what: Waiting, *, when: bool = True
+    ) -> AsyncGenerator[None]:
+        if not when:
+            yield
+            return
+        waits = self._waits.setdefault(run.agent_id, [])
+        waits.append(what)
+        self._note(run)
+        try:
+            yield
+        finally:
+            waits.remove(what)
+            if not waits:
+                self._waits.pop(run.agent_id, None)
+            self._note(run)
+
+    def _note(self, run: LiveRun) -> None:
+        """Let everybody know what it waits for, and which process it is."""
+        waits = self._waits.get(run.agent_id)
+        waiting_for: Waiting = waits[-1] if waits else ""
+        if run.stop is None:
+            unit = note_agent(run.agent_id, waiting_for=waiting_for, pid=run.pid())
+            self._world.store.write(unit)
+
+    # --- what a worker asks of its host
+
+    async def decide(self, run: LiveRun, message_id: str, ask: WorkerAsk) -> bool:
+        duty, body = _duty(run), ask.body
+        call = self._call(run, message_id, _text(body, "tool_call_id"), ask.tool_name)
+        grains = body.get("grains")
+        action = Action(
+            tool=ask.tool_name,
+            name=ask.permission,
+            description=ask.question,
+            path=_text(body, "path"),
+            params=body.get("params"),
+            grains=tuple(map(str, cast("list[Json]", grains))) if isinstance(grains, list) else (),
+        )
+        petition = Petition(
+            call,
+            action,
+            digest=_text(body, "digest"),
+            why=_text(body, "why"),
+            deadline=int(ask.deadline_s or 0),
+            path=duty.path,
+        )
+        consent = run.asked.consent
+        try:
+            async with self._waiting(run, "ask"):
+                return await self._world.clearance.allow_agent(petition, consent, duty.above)
+        except NobodyThere as exc:
+            raise NotAsked(str(exc)) from exc
+
+    def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
+        """Its rules let a call through, and nobody was asked."""
+        self._world.clearance.tell_allowed(self._call(run, "", call_id, ""), by)
+
+    async def carry_out(self, run: LiveRun, call: Call, args: Mapping[str, Json]) -> Json:
+        try:
+            match args.get("op"):
+                case "reserve":
+                    return await self._reserve(run, msgspec.convert(args, Reserve))
+                case "question":
+                    return await self._ask_people(run, call, msgspec.convert(args, _Questions))
+                case _:
+                    errand = msgspec.convert(args, Errand)
+        except msgspec.ValidationError as exc:
+            raise CallFailed(f"it cannot be read: {exc}") from exc
+        assert self.office is not None, "they were joined"
+        result = await self.office.do(call, errand, lambda _: None)
+        return {
+            "content": result.content,
+            "is_error": result.is_error,
+            "metadata": result.metadata,
+        }
+
+    async def _reserve(self, run: LiveRun, wanted: Reserve) -> Json:
+        try:
+            reservation = await run.account.reserve(Estimate(wanted.tokens, wanted.cost))
+        except BudgetReached as exc:
+            return msgspec.to_builtins(Reserved(refused=exc.message))
+        return msgspec.to_builtins(Reserved(id=reservation))
+
+    async def _ask_people(self, run: LiveRun, call: Call, asked: _Questions) -> Json:
+        inquiry = Inquiry(
+            asked.questions,
+            lambda _request, _responses: Result(""),  # The worker says what its model reads.
+            asked.confirm_title,
+            asked.confirm_description,
+        )
+        async with self._waiting(run, "question"):
+            answered = await self._world.clearance.ask_people(
+                inquiry, call, run.asked.consent, _duty(run).path
+            )
+        if isinstance(answered, Result):
+            if answered.ends_turn is None:
+                raise CallFailed(answered.content)
+            return {"declined": answered.content}
+        request, responses = answered
+        return msgspec.to_builtins({"request": request, "responses": list(responses)})
+
+    def _call(self, run: LiveRun, message_id: str, call_id: str, name: str) -> Call:
+        return Call(
+            call_id,
+            name,
+            "",
+            None,
+            session_id=run.session_id,
+            run_id=run.id,
+            message_id=message_id,
+        )
+
+    # --- looking, and what people do
+
+    async def get(self, agent_id: str) -> StoredAgent:
+        stored = await self._world.store.read(find_agent(agent_id))
+        if stored is None:
+            raise AgentNotFound(agent_id)
+        return stored
+
+    async def list(self, agent_id: str = "") -> list[RawAgent]:
+        """All agents, or those below one, in the order they were started: `Agent`s in JSON."""
+        return await self._world.store.read(shown_below(agent_id))
+
+    async def details(self, agent_id: str) -> AgentDetails:
+        stored = await self.get(agent_id)
+        agent = stored.agent
+        children = await self._world.store.read(children_of(agent.agent_id))
+        found = await self._world.store.read(conversation(agent.session_id))
+        said = () if found is None else found[1]
+        users = [message for message in said if message.role == "user"]
+        answers = [message for message in said if message.role == "assistant"]
+        return AgentDetails(
+            agent=agent,
+            path=list(stored.path),
+            children=children,
+            assignment=full_text(users[0].parts) if users else "",
+            result=full_text(answers[-1].parts) if answers else "",
+        )
+
+    async def children(self, agent_id: str) -> Sequence[Agent]:
+        return await self._world.store.read(children_of(agent_id))
+
+    async def sessions_above(self, session_id: SessionId) -> tuple[SessionId, ...]:
+        """From the top down to the one above it."""
+        return tuple(reversed(await self._world.store.read(sessions_above(session_id))))
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether an agent works there, and not the session's own."""
+        return "$$" in session_id or session_id in self.roots
+
+    async def find_duty(self, agent_id: str) -> tuple[Agent, Duty] | None:
+        """That of a run which somebody outside wants of an agent, by its id or its session's."""
+        stored = await self._world.store.read(find_agent(agent_id))
+        if stored is None:
+            return None
+        above = await self.sessions_above(stored.agent.session_id)
+        return stored.agent, Duty(stored.agent.agent_id, stored.path, above, is_detached=True)
+
+    async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
+        """For its present assignment and for further ones; raises `AgentNotFound`."""
+        agent = (await self.get(agent_id)).agent
+        assert self.runs is not None, "they were joined"
+        for run in self.runs.line(agent.session_id):
+            if run.agent_id == agent.agent_id:
+                self.runs.set_limits(run, budget)
+        return await asyncio.shield(self._world.store.write(set_budget(agent.agent_id, budget)))
+
+
+def _duty(run: LiveRun) -> Duty:
+    assert run.duty is not None, "only agents' runs are held elsewhere"
+    return run.duty
+
+
+def _text(body: Mapping[str, Json], name: str) -> str:
+    value = body.get(name)
+    return value if isinstance(value, str) else ""

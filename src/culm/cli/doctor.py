@@ -1,0 +1,200 @@
+"""`culm doctor`: is what culm keeps of a project sound, and what can be made anew.
+
+Looks at the database, at what is derived in it, at mailboxes and at worktrees. Only the derived
+part is ever changed, only if asked to, and never beside a server.
+"""
+
+import fcntl
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+from msgspec import Struct
+
+from culm.cli.exits import EXIT_FAILED
+from culm.cli.mail_command import ASK_S_MAX
+from culm.cli.mail_look import Box, addresses_in, look_into
+from culm.cli.mail_place import Project
+from culm.clock import LoopClock
+from culm.errors import AppError, DataLocked, DataUnusable
+from culm.store.checkup import Examined, examine, repair
+from culm.wire.agents import OUTSIDE
+from culm.wire.codec import printable
+
+Part = Literal["database", "agents", "mailboxes", "worktrees"]
+
+WORKTREES_MAX = 10_000  # Looked at: as many as a large tree of agents has.
+NAMED_MAX = 3  # Of what is wrong; the rest is counted.
+
+
+class Finding(Struct, frozen=True):
+    """One line: a part of a project, and how it is."""
+
+    project: str
+    part: Part
+    is_ok: bool
+    words: str
+    hint: str = ""
+
+
+def examine_all(projects: Sequence[Project], *, rebuilds: bool, as_json: bool) -> int:
+    """Say how each project is; returns the exit status. Raises `DataLocked`."""
+    findings: list[Finding] = []
+    for project in projects:
+        if rebuilds:
+            with locked(project.root):
+                findings += examine_project(project, rebuilds=True)
+        else:
+            findings += examine_project(project, rebuilds=False)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2))
+    else:
+        for line in lines_of(findings):
+            click.echo(line)
+    return 0 if all(finding.is_ok for finding in findings) else EXIT_FAILED
+
+
+def examine_project(project: Project, *, rebuilds: bool) -> list[Finding]:
+    """All that is to be said of one, whatever else is wrong with it."""
+    name = str(project.path)
+    notes: dict[Part, str] = {}
+    try:
+        found = examine(project.database)
+        if rebuilds and found.is_current and (found.problems or found.wrong):
+            rows = repair(project.database, int(LoopClock().now_s()))
+            notes["agents"] = f"; {rows} rows were made anew"
+            found = examine(project.database)
+    except AppError as exc:
+        damaged = Finding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
+        return [damaged, _mailboxes(name, project.mailboxes)]
+    return [
+        _database(name, found),
+        _agents(name, found, notes.get("agents", "")),
+        _mailboxes(name, project.mailboxes),
+        _worktrees(name, project.worktrees, found),
+    ]
+
+
+_REPLACED = "a server that opens it moves it aside and begins anew; copy it first"
+_REBUILD = "stop the server, then: culm doctor --rebuild"
+
+
+def _database(name: str, found: Examined) -> Finding:
+    if found.problems:
+        words = f"damaged: {printable('; '.join(found.problems))}"
+        return Finding(name, "database", is_ok=False, words=words, hint=_REBUILD)
+    if not found.is_current:
+        words = f"schema {found.schema} is not the one that this culm has"
+        hint = "an older one is brought forward when a server opens it; for a newer one, upgrade"
+        return Finding(name, "database", is_ok=False, words=words, hint=hint)
+    return Finding(name, "database", is_ok=True, words=f"schema {found.schema}")
+
+
+def _agents(name: str, found: Examined, note: str) -> Finding:
+    if found.circular:
+        words = f"{len(found.circular)} are their own ancestors: {_some(found.circular)}"
+        hint = "delete the session of one of them"
+        return Finding(name, "agents", is_ok=False, words=words + note, hint=hint)
+    if found.problems or not found.is_current:
+        return Finding(name, "agents", is_ok=False, words="not looked at: see the database")
+    if found.wrong:
+        words = f"{found.wrong} rows have sums or paths that are not what the others say"
+        return Finding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
+    return Finding(name, "agents", is_ok=True, words=f"{found.agents} agents{note}")
+
+
+def _mailboxes(name: str, mailboxes: Path) -> Finding:
+    try:
+        boxes = [look_into(mailboxes, address) for address in addresses_in(mailboxes)]
+    except AppError as exc:
+        return Finding(name, "mailboxes", is_ok=False, words=exc.message, hint=exc.hint)
+    left = [box.address for box in boxes if _is_left(mailboxes, box)]
+    unsafe = [box.problem for box in boxes if box.problem]
+    dead = sum(box.dead for box in boxes)  # Kept for people to see; nothing is wrong with that.
+    words = [f"{len(boxes)}, {sum(box.waiting for box in boxes)} letters wait, {dead} are dead"]
+    wrong: list[str] = []
+    hint = ""
+    if corrupt := sum(box.corrupt for box in boxes):
+        wrong.append(f"{corrupt} cannot be read")
+        hint = f"look into {mailboxes}/*/corrupt, and remove what is there"
+    if left:
+        wrong.append(f"{len(left)} were left behind by `culm mail ask`")
+        hint = f"remove {mailboxes / left[0]}" + (" and its like" if len(left) > 1 else "")
+    if unsafe:
+        wrong.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
+        hint = "its directories must be yours and writable by nobody else, and no links"
+    text = printable(", ".join(words + wrong))
+    return Finding(name, "mailboxes", is_ok=not wrong, words=text, hint=printable(hint))
+
+
+def _is_left(mailboxes: Path, box: Box) -> bool:
+    """Whether it is of a program that has been killed."""
+    if not box.address.startswith(OUTSIDE):
+        return False
+    with suppress(OSError):
+        return (mailboxes / box.address).stat().st_mtime < LoopClock().now_s() - ASK_S_MAX
+    return False
+
+
+def _worktrees(name: str, worktrees: Path, found: Examined) -> Finding:
+    there = _names_in(worktrees)
+    worktrees = worktrees.resolve()
+    kept = {Path(one).resolve() for one in found.worktrees}
+    used = {path for one in kept for path in (one, *one.parents)}
+    left = [one for one in there if worktrees / one not in used]
+    if left and found.is_current and not found.problems:
+        words = f"{len(left)} belong to no agent: {_some(left)}"
+        first = worktrees / left[0]
+        # One that was being made when its server was killed is none of git's yet.
+        how = "git worktree remove" if (first / ".git").exists() else "rm -r"
+        hint = f"look what is in it, then: {how} {first}"
+        return Finding(name, "worktrees", is_ok=False, words=words, hint=printable(hint))
+    return Finding(name, "worktrees", is_ok=True, words=str(len(there)))
+
+
+def _names_in(folder: Path) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entry.name for entry in islice(entries, WORKTREES_MAX))
+    return []
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return printable(", ".join(names[:NAMED_MAX]) + more)
+
+
+def lines_of(findings: Sequence[Finding]) -> Generator[str]:
+    project = ""
+    for finding in findings:
+        if finding.project != project:
+            project = finding.project
+            yield printable(project)
+        state = "ok" if finding.is_ok else "WRONG"
+        yield f"  {finding.part:<9}  {state:<5}  {finding.words}"
+        if finding.hint:
+            yield f"{'':18}hint: {finding.hint}"
+
+
+@contextmanager
+def locked(root: Path) -> Generator[None]:
+    """Keep servers from a data directory; raises `DataLocked` if one has it, `DataUnusable`.
+
+    Not by `Roots`: that notes when somebody was last alive, and a doctor is not what is meant.
+    """
+    try:
+        descriptor = os.open(root / "culm.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise DataUnusable(str(root), exc.strerror or str(exc)) from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise DataLocked(str(root), "a server") from exc
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""What lies in the mailboxes of a project, looked at without touching it.
+
+Only the owner of a mailbox claims its letters; here they are counted and read where they are.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from culm.errors import AppError
+from culm.fleet.mailbox.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, read_letter
+from culm.fleet.mailbox.folders import Folders, Odd, Part, open_folders
+from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, BadLetter, Letter, shown_of
+from culm.fleet.mailbox.order import parse_name
+from culm.fleet.names import is_safe_stem
+from culm.wire.agents import LetterShown
+
+_WAITING = (Part.NEW, Part.CUR)
+# In the direction in which letters move, so that one on its way is not missed.
+_PARTS = (*_WAITING, Part.DEAD, Part.CORRUPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One mailbox, and how much is in it; or why it is not to be used."""
+
+    address: str
+    waiting: int = 0  # Delivered or claimed.
+    dead: int = 0
+    corrupt: int = 0
+    problem: str = ""
+
+
+def addresses_in(mailboxes: Path) -> list[str]:
+    """Of every mailbox there is, also of those with nothing in them; raises `MailboxFailed`."""
+    try:
+        with os.scandir(mailboxes) as entries:
+            found = (entry.name for entry in islice(entries, MAILBOXES_MAX))
+            return sorted(name for name in found if is_safe_stem(name))
+    except FileNotFoundError:
+        return []  # Nobody has made one.
+    except OSError as exc:
+        raise MailboxFailed(mailboxes.name, exc.strerror or str(exc)) from exc
+
+
+def look_into(mailboxes: Path, address: str) -> Box:
+    """A mailbox that cannot be used is no error here: it says so."""
+    try:
+        with open_folders(mailboxes, address) as box:
+            counts = {part: len(box.names(part)) for part in _PARTS}
+    except AppError as exc:
+        return Box(address, problem=exc.message)
+    except OSError as exc:
+        return Box(address, problem=f"mailbox {address} cannot be read: {exc.strerror}")
+    waiting = counts[Part.NEW] + counts[Part.CUR]
+    return Box(address, waiting, counts[Part.DEAD], counts[Part.CORRUPT])
+
+
+def letters_in(mailboxes: Path, address: str) -> Iterator[LetterShown]:
+    """Those that wait or are claimed, in their order; what cannot be read is left out."""
+    with suppress(AppError, OSError), open_folders(mailboxes, address) as box:
+        for part in _WAITING:
+            for name in box.names(part):
+                if (letter := _find_letter(box, name, part)) is not None:
+                    yield shown_of(letter, address)
+
+
+def find_in(mailboxes: Path, address: str, letter_id: str) -> LetterShown | None:
+    """What a mailbox says of a letter; nothing if it was read, never came, or is unsafe."""
+    with suppress(AppError, OSError), open_folders(mailboxes, address) as box:
+        for part in (*_PARTS, Part.NEW):  # It may have been put back meanwhile.
+            for name in box.names(part):
+                found = parse_name(name)
+                if found is not None and found[1] == letter_id:
+                    letter = _find_letter(box, name, part)
+                    shown = LetterShown(letter_id, from_="", to=address)
+                    shown = shown if letter is None else shown_of(letter, address)
+                    # A corrupt one is never read, either.
+                    shown.state = "delivered" if part in _WAITING else "dead"
+                    return shown
+    return None
+
+
+def _find_letter(box: Folders, name: str, part: Part) -> Letter | None:
+    try:
+        return read_letter(name, box.read(name, part, LETTER_BYTES_MAX))
+    except (BadLetter, NoMailbox, Odd, OSError):
+        return None

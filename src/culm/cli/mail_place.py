@@ -1,0 +1,116 @@
+"""Which project is meant, where its mailboxes are, and who can be written to there.
+
+All of it is read from files, so it works with no server running and beside one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from culm.clock import LoopClock
+from culm.errors import DataUnusable, NotFound
+from culm.fleet.mailbox.base import check_address
+from culm.fleet.mailbox.maildir import MaildirPost
+from culm.settings import default_data_dir
+from culm.store.agents import find_agent
+from culm.store.base import Connection
+from culm.store.checkup import read_store
+from culm.store.sessions import find_session
+from culm.wire.codec import printable
+from culm.workspace.roots import project_folder, read_workspaces
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A directory that culm knows, and where it keeps what it knows of it."""
+
+    path: Path  # Real, as a server names it.
+    root: Path  # The data directory it was opened with.
+
+    @property
+    def folder(self) -> Path:
+        return project_folder(self.root, self.path)
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "culm.db"
+
+    @property
+    def mailboxes(self) -> Path:
+        return self.folder / "mailboxes"
+
+    @property
+    def worktrees(self) -> Path:
+        return self.folder / "worktrees"
+
+    def post(self) -> MaildirPost:
+        return MaildirPost(self.mailboxes, LoopClock())
+
+    def is_there(self) -> bool:
+        """Raises `DataUnusable`."""
+        try:
+            return self.database.is_file()
+        except OSError as exc:
+            raise DataUnusable(str(self.root), exc.strerror or str(exc)) from exc
+
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """Raises `AppError`."""
+        return read_store(self.database, query)
+
+
+class NoProject(NotFound):
+    code = "project_not_found"
+
+    def __init__(self, path: Path, data_dir: Path) -> None:
+        super().__init__(
+            printable(f"culm has never been used in {path}"),
+            hint=printable(f"--dir names a project that it was used in; {data_dir} was searched"),
+        )
+
+
+class NoRecipient(NotFound):
+    code = "recipient_not_found"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"no agent and no session of this project has the id {address}",
+            hint="`culm agents` lists who can be written to",
+        )
+
+
+def data_dir_of(given: Path | None, env: Mapping[str, str]) -> Path:
+    return (given or default_data_dir(env)).absolute()
+
+
+def get_project(directory: Path, data_dir: Path) -> Project:
+    """Raises `NoProject`, `DataUnusable`."""
+    path = directory.resolve()
+    roots = [Path(known.root) for known in read_workspaces(data_dir) if known.path == str(path)]
+    for root in (*roots, data_dir):
+        project = Project(path, root)
+        if project.is_there():
+            return project
+    raise NoProject(path, data_dir)
+
+
+def all_projects(data_dir: Path) -> list[Project]:
+    """Those that were ever opened and still have their data."""
+    known = [Project(Path(one.path), Path(one.root)) for one in read_workspaces(data_dir)]
+    return [project for project in known if project.is_there()]
+
+
+def check_recipient(project: Project, address: str) -> str:
+    """The address itself; raises `UnsafeAddress`, `NoRecipient`."""
+    check_address(address)
+
+    def is_there(connection: Connection) -> bool:
+        if find_agent(address)(connection) is not None:
+            return True
+        return find_session(address)(connection) is not None
+
+    if not project.read(is_there):
+        raise NoRecipient(address)
+    return address

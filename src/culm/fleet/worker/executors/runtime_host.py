@@ -1,0 +1,110 @@
+"""What a run has its host do, by host calls: errands, budgets, and questions to people.
+
+Owns nothing: the agents, the accounts and the people are all the host's. Only a host that takes
+calls has any of it. What it does not do it says in words, and that is no reason for a run to fail.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from culm.errors import BudgetReached, ModelFailed
+from culm.fleet.executor import CallFailed, Host
+from culm.fleet.worker.executors.runtime_telling import Telling
+from culm.permission.admitting import DECLINED
+from culm.run.limits import Estimate
+from culm.tools.base import Call, Inquiry, Result, Watch
+from culm.tools.office import Errand, Reserve, Reserved
+from culm.wire.asks import Question, QuestionRequest, QuestionResponse
+from culm.wire.runs import Used
+
+T = TypeVar("T")
+
+
+class _Done(Struct):
+    """The result of an errand."""
+
+    content: str
+    is_error: bool = False
+    metadata: str = ""
+
+
+class _Asked(Struct):
+    """Without a request nobody answered, and `declined` says so."""
+
+    request: QuestionRequest | None = None
+    responses: list[QuestionResponse] = field(default_factory=list[QuestionResponse])
+    declined: str = ""
+
+
+class _Questions(Struct, frozen=True, tag_field="op", tag="question"):
+    tool_call_id: str
+    questions: Sequence[Question]
+    confirm_title: str
+    confirm_description: str
+
+
+async def _call(host: Host, asked: Struct, kind: type[T], tool_call_id: str = "") -> T:
+    """Raises `CallFailed`, `RunOver`."""
+    reply = await host.call(msgspec.to_builtins(asked), tool_call_id)
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as exc:
+        raise CallFailed("the host's answer cannot be read") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class HostOffice:
+    """Implements `tools.office.Office`."""
+
+    host: Host
+
+    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+        try:
+            done = await _call(self.host, errand, _Done, call.id)
+        except CallFailed as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        return Result(done.content, done.is_error, done.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMeter:
+    """Implements `loop.Meter`."""
+
+    host: Host
+    telling: Telling
+
+    async def reserve(self, estimate: Estimate) -> str:
+        """Raises `BudgetReached` with the host's words, and `ModelFailed` if it has none."""
+        try:
+            reserved = await _call(self.host, Reserve(estimate.tokens, estimate.cost), Reserved)
+        except CallFailed as exc:
+            raise ModelFailed("Budget not known", f"nothing could be set aside: {exc}") from exc
+        if not reserved.id:
+            raise BudgetReached(reserved.refused or "There is nothing left to use.")
+        return reserved.id
+
+    def settle(self, reservation: str, used: Used) -> None:
+        """Told before anything else of the answer that was paid for by it."""
+        told = {"reservation": reservation, "used": used._asdict()}
+        self.telling.say_nowait({"type": "usage_reported", **told})
+
+    def forfeit(self, reservation: str) -> None:
+        """Never: a worker has one model, and its failure is the run's end."""
+
+
+async def ask_people(host: Host, inquiry: Inquiry, call: Call) -> Result:
+    """Have the host ask; who declines to answer ends the turn, as in a run of the server."""
+    asked = _Questions(
+        call.id, inquiry.questions, inquiry.confirm_title, inquiry.confirm_description
+    )
+    try:
+        answer = await _call(host, asked, _Asked, call.id)
+    except CallFailed as exc:
+        return Result(f"This cannot be asked: {exc}", is_error=True)
+    if answer.request is None:
+        return Result(answer.declined or DECLINED, is_error=True, ends_turn="end_turn")
+    return inquiry.answer(answer.request, answer.responses)

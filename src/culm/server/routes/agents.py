@@ -1,0 +1,49 @@
+"""Agents that work for others: the tree of them, and what people do with one."""
+
+from culm.server.api import Route
+from culm.wire.agents import Agent, AgentDetails, RawAgent, SaidToAgent, SayToAgent, StartAgent
+from culm.wire.queries import AgentsQuery
+from culm.wire.runs import Limits
+from culm.workspace.workspace import Workspace
+
+
+async def list_agents(workspace: Workspace, query: AgentsQuery) -> list[RawAgent]:
+    """List all agents, or those below one, in the order they were started."""
+    return await workspace.crew.list_below(query.below)
+
+
+async def start_agent(workspace: Workspace, body: StartAgent) -> Agent:
+    """Start an agent outside a conversation; it has a session of its own."""
+    return await workspace.crew.start_agent(body)
+
+
+async def get_agent(workspace: Workspace, agent_id: str) -> AgentDetails:
+    """Show an agent, whom it works for, who works for it, and what it said last."""
+    return await workspace.crew.agents.details(agent_id)
+
+
+async def say_to_agent(workspace: Workspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
+    """Steer an agent that works, or give one that has ended more to do."""
+    return await workspace.crew.say(agent_id, body.text)
+
+
+async def cancel_agent(workspace: Workspace, agent_id: str) -> Agent:
+    """Stop an agent and all below it; whoever waits for it is told by a result."""
+    return await workspace.crew.cancel(agent_id)
+
+
+async def set_agent_budget(workspace: Workspace, agent_id: str, body: Limits) -> Agent:
+    """Change what an agent and all below it may use up, also while it works; 0 is no limit."""
+    return await workspace.crew.set_budget(agent_id, body)
+
+
+_A = "/v1/workspaces/{workspace_id}/agents"
+
+ROUTES = [
+    Route("GET", _A, list_agents),
+    Route("POST", _A, start_agent, status=202),
+    Route("GET", f"{_A}/{{agent_id}}", get_agent),
+    Route("POST", f"{_A}/{{agent_id}}/message", say_to_agent, status=202),
+    Route("POST", f"{_A}/{{agent_id}}/cancel", cancel_agent),
+    Route("POST", f"{_A}/{{agent_id}}/budget", set_agent_budget),
+]

@@ -1,0 +1,300 @@
+"""Units and queries over agents. How far one is follows its runs, in their transactions.
+
+Its depth, its path, its number of children and what its tree has used are derived: `rebuild` makes
+them anew from the links between rows and from what the runs have used.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from msgspec import Raw
+
+from culm.errors import AgentNotFound
+from culm.ids import AgentId, RunId, SessionId
+from culm.store.base import Op, Tx
+from culm.store.sql import QUERIES
+from culm.wire.agents import Agent, RawAgent, Waiting, outcome_of_run
+from culm.wire.codec import decode, encode
+from culm.wire.endings import Ending, error_text
+from culm.wire.runs import Limits, Used
+
+REASON_CHARS_MAX = 500  # It travels with every change of the agent; its conversation has it all.
+
+
+@dataclass(frozen=True, slots=True)
+class NewAgent:
+    id: AgentId
+    session_id: SessionId
+    parent_id: str
+    parent_session_id: str
+    name: str
+    role: str
+    provider: str
+    model: str
+    terms: str  # JSON that the store only keeps.
+    budget: Limits = field(default_factory=Limits)
+    is_detached: bool = False
+    is_read_only: bool = False
+    worktree: str = ""
+    branch: str = ""
+    depth: int = 1  # One that people talk to is at 0.
+    path: tuple[str, ...] = ()  # Of agents, from the top down to the one above it.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAgent:
+    """An agent with what clients are not shown of it."""
+
+    agent: Agent
+    path: tuple[str, ...]  # Down to itself.
+    terms: str
+
+
+# --- the life of an agent
+
+
+def add_agent(new: NewAgent) -> Callable[[Tx], None]:
+    """Add it, without its session; its first run follows."""
+
+    def unit(tx: Tx) -> None:
+        path = encode((*new.path, new.id)).decode()
+        row = tx.run(
+            "add_agent",
+            *(new.id, new.session_id, new.parent_id, new.parent_session_id, new.name, new.role),
+            *(new.provider, new.model, new.terms, encode(new.budget).decode()),
+            *(new.is_detached, new.is_read_only, new.worktree, new.branch, tx.now),
+            *(new.depth, path),
+        ).fetchone()
+        _tell_changed(tx, tx.run("one_child_more", new.parent_id))
+        _tell(tx, "agent_started", "created", row)
+
+    return unit
+
+
+def take_up_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
+    """A run was accepted for it; unless it works already, that is its present one."""
+    _tell_changed(tx, tx.run("take_up_agent", run_id, agent_id))
+
+
+def begin_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
+    _tell_changed(tx, tx.run("begin_agent", run_id, tx.now, agent_id))
+
+
+def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
+    """Its present run has ended; the end of another of its runs is not its own."""
+    outcome = outcome_of_run(ending.outcome)
+    reason = "" if outcome == "completed" else error_text(ending)[:REASON_CHARS_MAX]
+    row = tx.run("end_agent", outcome, reason, tx.now, agent_id, run_id).fetchone()
+    if row is not None:
+        _tell(tx, "agent_ended", "updated", row)
+
+
+def end_lost_agents(tx: Tx) -> None:
+    """After a crash: whose run never came, or has ended without a word, has ended, too."""
+    tx.run("rest_agents")
+    for row in tx.run("end_lost_agents", tx.now).fetchall():
+        _tell(tx, "agent_ended", "updated", row)
+
+
+def note_agent(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx], None]:
+    """What it waits for now, and which process works for it."""
+
+    def unit(tx: Tx) -> None:
+        _tell_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
+
+    return unit
+
+
+def set_budget(agent_id: str, budget: Limits) -> Callable[[Tx], Agent]:
+    """Raises `AgentNotFound`."""
+
+    def unit(tx: Tx) -> Agent:
+        row = tx.run("set_budget", encode(budget).decode(), agent_id).fetchone()
+        if row is None:
+            raise AgentNotFound(agent_id)
+        _tell(tx, "agent_changed", "updated", row)
+        return agent_of(row)
+
+    return unit
+
+
+def set_worktree(agent_id: str, *, worktree: str, branch: str, terms: str) -> Callable[[Tx], None]:
+    """Where it works from now on; empty if it has none."""
+
+    def unit(tx: Tx) -> None:
+        _tell_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
+
+    return unit
+
+
+def count_on_agents(tx: Tx, session_ids: Iterable[str], used: Used) -> None:
+    """Of the one that has used it, and of all above."""
+    tokens = used.prompt_tokens + used.completion_tokens
+    for session_id in session_ids:
+        _tell_changed(tx, tx.run("count_on_agent", used.cost, tokens, session_id))
+
+
+def delete_agent_of_session(tx: Tx, session_id: str) -> None:
+    row = tx.run("delete_agent_of_session", session_id).fetchone()
+    if row is not None:
+        _tell_changed(tx, tx.run("one_child_less", row["parent_id"]))
+        _tell(tx, "agent_ended", "deleted", row)
+
+
+def tree_of_session(tx: Tx, session_id: str) -> list[StoredAgent]:
+    """The agent that works there, if it is not the session's own, and all below it."""
+    own = tx.run("agent_of_session", session_id).fetchall()
+    top = own[0]["id"] if own else session_id
+    return [stored_agent_of(row) for row in (*own, *tx.run("agents_below", top).fetchall())]
+
+
+def _tell_changed(tx: Tx, changed: sqlite3.Cursor) -> None:
+    row = changed.fetchone()
+    if row is not None:
+        _tell(tx, "agent_changed", "updated", row)
+
+
+def _tell(tx: Tx, type_: str, op: Op, row: sqlite3.Row) -> None:
+    session_id, agent_id, payload = row["session_id"], row["id"], row["shown"].encode()
+    tx.tell(type_, op, session_id=session_id, entity_id=agent_id, payload=payload, stored=True)
+
+
+# --- reading
+
+
+def agent_of(row: sqlite3.Row) -> Agent:
+    return decode(row["shown"], Agent)
+
+
+def stored_agent_of(row: sqlite3.Row) -> StoredAgent:
+    return StoredAgent(agent_of(row), tuple(decode(row["path"], list[str])), row["terms"])
+
+
+def find_agent(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent | None]:
+    """By its id, or by that of its session."""
+
+    def query(connection: sqlite3.Connection) -> StoredAgent | None:
+        for name in ("get_agent", "agent_of_session"):
+            row = connection.execute(QUERIES[name], (agent_id,)).fetchone()
+            if row is not None:
+                return stored_agent_of(row)
+        return None
+
+    return query
+
+
+def children_of(parent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
+    def query(connection: sqlite3.Connection) -> list[Agent]:
+        rows = connection.execute(QUERIES["agents_of_parent"], (parent_id,))
+        return [agent_of(row) for row in rows]
+
+    return query
+
+
+def shown_below(agent_id: str) -> Callable[[sqlite3.Connection], list[RawAgent]]:
+    """Its whole tree without itself, those started first first; all there are if it is empty."""
+
+    def query(connection: sqlite3.Connection) -> list[RawAgent]:
+        name, values = ("agents_below_shown", (agent_id,)) if agent_id else ("all_agents_shown", ())
+        rows = connection.execute(QUERIES[name], values)
+        return [RawAgent(Raw(row[0].encode())) for row in rows]
+
+    return query
+
+
+def agents_below(agent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
+    """As `shown_below`, for who looks into them."""
+    query = shown_below(agent_id)
+    return lambda connection: [decode(one, Agent) for one in query(connection)]
+
+
+def agents_to_sweep(connection: sqlite3.Connection) -> list[StoredAgent]:
+    """Those that have ended and have a worktree, in which there may be no work."""
+    return [stored_agent_of(row) for row in connection.execute(QUERIES["agents_to_sweep"])]
+
+
+def agents_at_work(connection: sqlite3.Connection) -> list[Agent]:
+    """Those that have not ended."""
+    return [agent_of(row) for row in connection.execute(QUERIES["agents_at_work"])]
+
+
+# --- making anew what is derived
+
+
+@dataclass(slots=True)
+class _Derived:
+    parent_id: str
+    children: int = 0
+    cost: float = 0.0
+    tokens: int = 0
+    path: tuple[str, ...] = ()
+
+
+def rebuild(tx: Tx) -> int:
+    """Make every derived column anew; returns how many rows were otherwise."""
+    rows = tx.run("all_agents").fetchall()
+    agents = {row["id"]: _Derived(row["parent_id"]) for row in rows}
+    by_session = {row["session_id"]: row["id"] for row in rows}
+    for agent_id, derived in agents.items():
+        derived.path = _path_of(agents, agent_id)
+        if derived.parent_id in agents:
+            agents[derived.parent_id].children += 1
+    runs = tx.run("runs_for_rebuild").fetchall()
+    for run in runs:
+        agent_id = by_session.get(run["session_id"], "")
+        for above in agents[agent_id].path if agent_id else ():
+            if above in agents:
+                agents[above].cost += run["cost"]
+                agents[above].tokens += run["tokens"]
+    changed = sum(_save_agent(tx, row, agents) for row in rows)
+    return changed + _rebuild_runs(tx, runs)
+
+
+def _path_of(agents: dict[str, _Derived], agent_id: str) -> tuple[str, ...]:
+    """From the top down. A row that leads back to itself is cut where it does."""
+    path: list[str] = []
+    above = agent_id
+    while above and above not in path:
+        path.append(above)
+        above = agents[above].parent_id if above in agents else ""
+    return tuple(reversed(path))
+
+
+def _save_agent(tx: Tx, row: sqlite3.Row, agents: dict[str, _Derived]) -> bool:
+    derived = agents[row["id"]]
+    depth = sum(above in agents for above in derived.path)
+    path = encode(derived.path).decode()
+    now = (depth, path, derived.children, derived.cost, derived.tokens)
+    was = tuple(row[name] for name in ("depth", "path", "children", "cost", "tokens"))
+    if _is_same(was, now):
+        return False
+    tx.run("set_derived_of_agent", *now, row["id"])
+    return True
+
+
+def _rebuild_runs(tx: Tx, runs: list[sqlite3.Row]) -> int:
+    totals = {run["id"]: (0, 0, 0.0) for run in runs}
+    parents = {run["id"]: run["parent_run_id"] for run in runs}
+    for run in runs:
+        above, seen = run["id"], set[str]()
+        while above in totals and above not in seen:
+            seen.add(above)
+            steps, tokens, cost = totals[above]
+            totals[above] = steps + run["steps"], tokens + run["tokens"], cost + run["cost"]
+            above = parents[above]
+    changed = 0
+    for run in runs:
+        was = run["tree_steps"], run["tree_tokens"], run["tree_cost"]
+        if not _is_same(was, totals[run["id"]]):
+            tx.run("set_derived_of_run", *totals[run["id"]], run["id"])
+            changed += 1
+    return changed
+
+
+def _is_same(was: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    """Sums of fractions depend on their order, in the last digits."""
+    return all(
+        abs(a - b) < 1e-9 if isinstance(a, float) and isinstance(b, float) else a == b
+        for a, b in zip(was, now, strict=True)
+    )

@@ -1,0 +1,150 @@
+"""A look into a database without a server, and the repair of what can be made anew.
+
+Owns connections that only read. Who else has the file open does not matter for a look; a repair
+is for whoever holds the lock of the data directory.
+"""
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from culm.errors import Failed, SchemaTooNew
+from culm.store.agents import agents_below, rebuild
+from culm.store.base import Connection, Job, Tx, run_group
+from culm.store.sql import MIGRATIONS, schema_version
+from culm.store.writer import connect
+
+T = TypeVar("T")
+
+BUSY_S = 5.0  # Whoever writes holds the file for one commit.
+PROBLEMS_MAX = 5  # The first ones say what it is; a damaged file has thousands.
+_DERIVED = ("agents", "runs")  # The tables that `rebuild` works on.
+
+
+class Unreadable(Failed):
+    """The file is not there for us to read, or is no database."""
+
+    code = "store_unreadable"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"cannot read {path}: {reason}", hint="`culm doctor` says what is wrong with it"
+        )
+
+
+@contextmanager
+def open_reader(path: Path) -> Generator[Connection]:
+    """One moment of a file, which it cannot change; raises `Unreadable`, also from within."""
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(
+            sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_S)
+        ) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute("BEGIN")
+            yield connection
+    except sqlite3.Error as exc:
+        raise Unreadable(path, str(exc)) from exc
+
+
+def read_store(path: Path, query: Callable[[Connection], T]) -> T:
+    """Ask one thing; raises `Unreadable`, `SchemaTooNew`, `Failed` if the schema is old."""
+    with open_reader(path) as connection:
+        found = schema_version(connection)
+        if found > len(MIGRATIONS):
+            raise SchemaTooNew(str(path), found, len(MIGRATIONS))
+        if found < len(MIGRATIONS):
+            raise Failed(
+                f"{path} was written by an older culm (schema {found} of {len(MIGRATIONS)})",
+                hint="open the project once: culm run, or any client",
+            )
+        return query(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found in a file. What depends on a sound one is empty if it is not."""
+
+    schema: int
+    problems: tuple[str, ...] = ()  # As SQLite says it; the first ones.
+    agents: int = 0
+    wrong: int = 0  # Rows whose derived columns are not what the others say.
+    circular: tuple[str, ...] = ()  # Agents that are their own ancestors.
+    worktrees: tuple[str, ...] = ()  # Of agents.
+
+    @property
+    def is_current(self) -> bool:
+        return self.schema == len(MIGRATIONS)
+
+
+def examine(path: Path) -> Examined:
+    """Read all of a file; raises `Unreadable`."""
+    with open_reader(path) as connection:
+        schema = schema_version(connection)
+        rows = connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})").fetchall()
+        problems = tuple(str(row[0]) for row in rows if row[0] != "ok")
+        if problems or schema != len(MIGRATIONS):
+            return Examined(schema, problems)
+        agents = agents_below("")(connection)
+        parents: dict[str, str] = {agent.agent_id: agent.parent_id for agent in agents}
+        return Examined(
+            schema,
+            agents=len(agents),
+            wrong=_count_wrong(connection),
+            circular=circular_in(parents),
+            worktrees=tuple(agent.worktree for agent in agents if agent.worktree),
+        )
+
+
+def circular_in(parents: dict[str, str]) -> tuple[str, ...]:
+    """Who comes back to itself on the way up; each row is walked over once."""
+    done: set[str] = set()
+    circular: list[str] = []
+    for start in parents:
+        way: dict[str, None] = {}
+        above = start
+        while above in parents and above not in done and above not in way:
+            way[above] = None
+            above = parents[above]
+        if above in way:
+            names = list(way)
+            circular += names[names.index(above) :]
+        done.update(way)
+    return tuple(circular)
+
+
+def _count_wrong(connection: Connection) -> int:
+    """How many rows a rebuild would change, tried on copies that hide the tables."""
+    for table in _DERIVED:
+        connection.execute(f"CREATE TEMP TABLE {table} AS SELECT * FROM main.{table}")
+        connection.execute(f"CREATE INDEX temp.{table}_by_id ON {table} (id)")
+    return rebuild(Tx(connection, now=0, seq=0))
+
+
+def repair(path: Path, now: int) -> int:
+    """Make indices and derived columns anew, and say how many rows were otherwise.
+
+    Raises `Unreadable`, `AppError`. All of it happens, or nothing.
+    """
+    job = Job(_repair, settle=lambda _: None)
+    try:
+        with closing(connect(path)) as connection:
+            run_group(connection, [job], now)
+    except sqlite3.Error as exc:
+        raise Unreadable(path, str(exc)) from exc
+    if isinstance(job.error, sqlite3.Error):
+        raise Unreadable(path, str(job.error)) from job.error
+    if job.error is not None:
+        raise job.error
+    assert isinstance(job.result, int), "what the unit returns"
+    return job.result
+
+
+def _repair(tx: Tx) -> int:
+    # First: what is read below may be found by an index.
+    tx.connection.execute("REINDEX")
+    return rebuild(tx)

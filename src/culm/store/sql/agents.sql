@@ -1,0 +1,150 @@
+-- name: add_agent
+INSERT INTO agents (id, session_id, parent_id, parent_session_id, name, role, provider, model, terms,
+                    budget, is_detached, is_read_only, worktree, branch, created_at, depth, path)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *
+
+-- name: one_child_more
+UPDATE agents SET children = children + 1 WHERE id = ? RETURNING *
+
+-- name: one_child_less
+UPDATE agents SET children = children - 1 WHERE id = ? RETURNING *
+
+-- name: get_agent
+SELECT * FROM agents WHERE id = ?
+
+-- name: agent_of_session
+SELECT * FROM agents WHERE session_id = ?
+
+-- name: agents_of_parent
+SELECT * FROM agents WHERE parent_id = ? ORDER BY no
+
+-- name: all_agents
+SELECT * FROM agents ORDER BY no
+
+-- name: agents_at_work
+SELECT * FROM agents WHERE state <> 'ended' ORDER BY no
+
+-- name: agents_below
+WITH RECURSIVE below (no, id) AS (
+  SELECT no, id FROM agents WHERE parent_id = ?1
+  UNION
+  SELECT a.no, a.id FROM agents a JOIN below b ON a.parent_id = b.id
+)
+SELECT * FROM agents WHERE no IN (SELECT no FROM below) ORDER BY no
+
+-- name: all_agents_shown
+SELECT shown FROM agents ORDER BY no
+
+-- name: agents_below_shown
+WITH RECURSIVE below (no, id) AS (
+  SELECT no, id FROM agents WHERE parent_id = ?1
+  UNION
+  SELECT a.no, a.id FROM agents a JOIN below b ON a.parent_id = b.id
+)
+SELECT shown FROM agents WHERE no IN (SELECT no FROM below) ORDER BY no
+
+-- name: agents_to_sweep
+SELECT * FROM agents WHERE worktree <> '' AND state = 'ended' AND outcome <> 'completed'
+ORDER BY no DESC LIMIT 100
+
+-- name: take_up_agent
+UPDATE agents SET state = 'pending', outcome = NULL, reason = '', run_id = ?, ended_at = 0
+WHERE id = ? AND (state = 'ended' OR run_id = '') RETURNING *
+
+-- name: begin_agent
+UPDATE agents SET state = 'running', outcome = NULL, reason = '', run_id = ?, started_at = ?,
+  ended_at = 0, waiting_for = ''
+WHERE id = ? RETURNING *
+
+-- name: end_agent
+UPDATE agents SET state = 'ended', outcome = ?, reason = ?, ended_at = ?, waiting_for = '', pid = 0
+WHERE id = ? AND run_id = ? RETURNING *
+
+-- name: end_lost_agents
+UPDATE agents SET state = 'ended', outcome = 'interrupted', ended_at = ?
+WHERE state <> 'ended' AND NOT EXISTS (
+  SELECT 1 FROM runs WHERE agent_id = agents.id AND agent_id <> '' AND state <> 'ended'
+) RETURNING *
+
+-- name: rest_agents
+UPDATE agents SET waiting_for = '', pid = 0 WHERE waiting_for <> '' OR pid <> 0
+
+-- name: note_agent
+UPDATE agents SET waiting_for = ?, pid = ? WHERE id = ? AND state <> 'ended' RETURNING *
+
+-- name: set_budget
+UPDATE agents SET budget = ? WHERE id = ? RETURNING *
+
+-- name: set_worktree
+UPDATE agents SET worktree = ?, branch = ?, terms = ? WHERE id = ? RETURNING *
+
+-- name: delete_agent_of_session
+DELETE FROM agents WHERE session_id = ? RETURNING *
+
+-- name: sessions_above
+WITH RECURSIVE above (id) AS (
+  SELECT parent_id FROM sessions WHERE id = ?1
+  UNION
+  SELECT s.parent_id FROM sessions s JOIN above a ON s.id = a.id
+)
+SELECT id FROM above WHERE id <> ''
+
+-- name: add_cost
+UPDATE sessions SET cost = cost + ?, updated_at = ? WHERE id = ? RETURNING *
+
+-- name: count_on_agent
+UPDATE agents SET cost = cost + ?, tokens = tokens + ? WHERE session_id = ? RETURNING *
+
+-- name: count_on_tree
+WITH RECURSIVE above (id) AS (
+  SELECT ?4
+  UNION
+  SELECT r.parent_run_id FROM runs r JOIN above a ON r.id = a.id WHERE r.parent_run_id <> ''
+)
+UPDATE runs SET tree_steps = tree_steps + ?1, tree_tokens = tree_tokens + ?2,
+  tree_cost = tree_cost + ?3
+WHERE id IN (SELECT id FROM above)
+
+-- name: runs_for_rebuild
+SELECT id, session_id, agent_id, parent_run_id, steps, prompt_tokens + completion_tokens AS tokens,
+  cost, tree_steps, tree_tokens, tree_cost
+FROM runs ORDER BY seq
+
+-- name: set_derived_of_agent
+UPDATE agents SET depth = ?, path = ?, children = ?, cost = ?, tokens = ? WHERE id = ?
+
+-- name: set_derived_of_run
+UPDATE runs SET tree_steps = ?, tree_tokens = ?, tree_cost = ? WHERE id = ?
+
+-- name: add_letter
+INSERT INTO letters (id, sender, recipient, kind, state, correlation_id, run_id, created_at, changed_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING *
+
+-- name: get_letter
+SELECT * FROM letters WHERE id = ?
+
+-- name: letters
+SELECT * FROM letters WHERE (?1 = '' OR recipient = ?1 OR sender = ?1) ORDER BY no DESC LIMIT ?2
+
+-- name: set_letter_state
+UPDATE letters SET state = ?, changed_at = ? WHERE id = ? AND state = ? RETURNING *
+
+-- name: admit_letters_of_run
+UPDATE letters SET state = 'admitted', changed_at = ?
+WHERE run_id = ? AND run_id <> '' AND state = 'delivered' RETURNING *
+
+-- name: answer_letter
+UPDATE letters SET state = 'answered', answer_id = ?, changed_at = ?
+WHERE id = ? AND state IN ('delivered', 'admitted') RETURNING *
+
+-- name: unanswered_asks
+SELECT l.*, r.outcome FROM letters l JOIN runs r ON r.id = l.run_id
+WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.sender <> 'person' AND l.changed_at > ?1
+  AND r.state = 'ended'
+ORDER BY l.no DESC LIMIT ?2
+
+-- name: delete_letters_to
+DELETE FROM letters WHERE recipient = ?
+
+-- name: letter_of_run
+SELECT 1 FROM letters WHERE run_id = ? AND run_id <> ''

@@ -1,0 +1,304 @@
+"""The agents of one workspace, as its routes see them; and how they are put together.
+
+Each operation checks, does what must not be torn apart in one step, and then waits for what is
+durable, so that a client that leaves changes nothing. The agents themselves are `agents/`'s.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from culm.agents.mail import MailRoom
+from culm.agents.office import TreeOffice
+from culm.agents.provisioning import Place
+from culm.agents.roles import roles_with, words_of
+from culm.agents.starting import Caller, Starter, all_ended
+from culm.agents.terms import Unfit, top
+from culm.agents.tree import Agents
+from culm.agents.trees import Trees
+from culm.agents.worktrees import Worktrees
+from culm.config.tooling import Tooling
+from culm.custody.linux import find_stat
+from culm.errors import AgentNotFound, AgentNotReady, InvalidRequest
+from culm.events.hub import Live
+from culm.fleet.mailbox.base import check_address
+from culm.fleet.mailbox.letters import Sender
+from culm.ids import AgentId, SessionId
+from culm.permission.clearance import Consent
+from culm.run.limits import check_limits
+from culm.run.live import Asked
+from culm.run.runs import Runs
+from culm.run.surroundings import context_paths_of
+from culm.run.turn import World
+from culm.store.agents import StoredAgent, agents_at_work, agents_to_sweep, children_of
+from culm.store.base import Event
+from culm.tools.base import Tool
+from culm.tools.errands import make_agent_tools
+from culm.tools.office import Assignment
+from culm.tools.waiting import within
+from culm.wire.agents import (
+    PERSON,
+    Agent,
+    LetterShown,
+    RawAgent,
+    ReplyToLetter,
+    SaidToAgent,
+    SendLetter,
+    StartAgent,
+)
+from culm.wire.codec import encode
+from culm.wire.config import SelectedModel
+from culm.wire.endings import Ending
+from culm.wire.processes import Process
+from culm.wire.runs import Limits
+from culm.workspace.about import About
+from culm.workspace.configuration import Configuration
+from culm.workspace.roots import project_folder, project_key
+from culm.workspace.workshop import Equipment, Workshop
+
+CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
+NO_WORKERS = Ending("error", "No workers", "This server has nobody who does what agents are given.")
+
+
+class Crew:
+    """Made with its workspace, where there is a fleet."""
+
+    def __init__(
+        self,
+        world: World,
+        agents: Agents,
+        starter: Starter,
+        runs: Runs,
+        mail: MailRoom,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.agents = agents
+        self.mail = mail
+        self._world = world
+        self._starter = starter
+        self._runs = runs
+        self._check_open = check_open
+        self._at_work: dict[str, Live] = {}  # The latest of each agent that has not ended.
+
+    # --- agents
+
+    async def start_agent(self, body: StartAgent) -> Agent:
+        """Start one outside a conversation; when this returns its assignment is accepted."""
+        self._check_open()
+        model = self._world.models.choose("large")
+        if model is None:
+            raise AgentNotReady
+        names = list(self._world.tools())
+        caller = Caller("", (), (), top(names, model), Consent())
+        assignment = Assignment(
+            prompt=body.prompt,
+            name=body.name,
+            role=body.role,
+            model=body.model,
+            tools=body.tools,
+            read_only=body.read_only,
+            worktree=body.worktree,
+            limits=body.limits,
+        )
+        try:
+            (run,) = await self._starter.start([assignment], caller, None, detached=True)
+        except Unfit as exc:
+            raise InvalidRequest(str(exc)) from exc
+        return (await self.agents.get(run.agent_id)).agent
+
+    async def say(self, agent_id: str, text: str) -> SaidToAgent:
+        """Steer one that works, or give one that has ended more to do."""
+        self._check_open()
+        if not text.strip():
+            raise InvalidRequest("there is nothing to say")
+        found = await self.agents.find_duty(agent_id)
+        if found is None:
+            raise AgentNotFound(agent_id)
+        agent, duty = found
+        model = SelectedModel(model=agent.model, provider=agent.provider)
+        asked = Asked(prompt=text, limits=agent.budget, model=model)
+        steers = any(run.stop is None for run in self._runs.line(agent.session_id))
+        run = self._runs.accept(agent.session_id, asked, duty=duty, steers=steers)
+        await asyncio.shield(run.accepted)
+        return SaidToAgent(run.id)
+
+    async def cancel(self, agent_id: str) -> Agent:
+        """Stop an agent and all below it, and say, within a bound, what came of it."""
+        agent = (await self.agents.get(agent_id)).agent
+        stopped = self._runs.of_session(agent.session_id)
+        for commit in self._runs.cancel_session(agent.session_id, "agent"):
+            await asyncio.shield(commit)
+        await within(self._world.clock, CANCEL_WAIT_S, all_ended(stopped))
+        return (await self.agents.get(agent_id)).agent
+
+    async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
+        """Of an agent and all below it; of a session's own agent, for what it does now."""
+        self._check_open()
+        check_limits(budget)
+        own = [run for run in self._runs.line(SessionId(agent_id)) if run.duty is None]
+        if not own:
+            return await self.agents.set_budget(agent_id, budget)
+        for run in own:
+            self._runs.set_limits(run, budget)
+        return Agent(
+            agent_id=AgentId(agent_id),
+            parent_id="",
+            session_id=own[0].session_id,
+            depth=0,
+            provider=own[0].provider,
+            model=own[0].model,
+            state="running",
+            run_id=own[0].id,
+            cost=own[0].account.spent.cost,
+            tokens=own[0].account.spent.tokens,
+            budget=budget,
+        )
+
+    async def list_below(self, agent_id: str) -> list[RawAgent]:
+        """All agents, or those below one, which may be named by its session."""
+        if agent_id and (found := await self.agents.find_duty(agent_id)) is not None:
+            agent_id = found[0].agent_id
+        return await self.agents.list(agent_id)
+
+    # --- mail
+
+    async def send_letter(self, body: SendLetter) -> LetterShown:
+        self._check_open()
+        sender = Sender(session_id=body.from_ or PERSON, agent_id=body.from_ or None)
+        return await self.mail.send(body.to, body.kind, body.text, sender, expires_s=body.expires_s)
+
+    async def reply_to_letter(self, letter_id: str, body: ReplyToLetter) -> LetterShown:
+        self._check_open()
+        letter = await self.mail.get(letter_id)
+        sender = Sender(session_id=body.from_ or letter.to, agent_id=body.from_ or letter.to)
+        return await self.mail.reply(letter_id, letter.from_, body.text, sender)
+
+    async def ring(self, agent_id: str) -> None:
+        """Somebody has delivered: look now."""
+        if agent_id:
+            self.mail.look(check_address(agent_id))
+        else:
+            await self.mail.look_everywhere()
+
+    # --- how things stand
+
+    async def start(self) -> None:
+        """Know who is at work, and look for letters."""
+        roots = await self._world.store.read(children_of(""))
+        self.agents.roots.update(agent.session_id for agent in roots)
+        for agent in await self._world.store.read(agents_at_work):
+            self._at_work[agent.agent_id] = Live("agent_changed", agent.session_id, encode(agent))
+        self.agents.sweep(await self._world.store.read(agents_to_sweep))
+        await self.mail.start()
+
+    def close(self) -> None:
+        """Begin nothing more by itself."""
+        self.mail.close()
+        self.agents.close()
+
+    async def stop(self) -> None:
+        """The runs have ended, or are left behind."""
+        await self.mail.stop()
+
+    def on_told(self, events: Iterable[Event]) -> None:
+        """Know which agents have not ended, for whoever begins to listen."""
+        for event in events:
+            if event.type not in ("agent_started", "agent_changed", "agent_ended"):
+                continue
+            if event.op == "deleted" or b'"state":"ended"' in event.payload:
+                self._at_work.pop(event.entity_id, None)
+            else:
+                shown = Live("agent_changed", event.session_id, event.payload)
+                self._at_work[event.entity_id] = shown
+
+    def shown(self) -> Iterable[Live]:
+        return list(self._at_work.values())
+
+    async def forget(self, session_id: str, agents: Iterable[StoredAgent]) -> None:
+        """A session is deleted, with these agents."""
+        await self.mail.forget(session_id)
+        for stored in agents:
+            await self.mail.forget(stored.agent.agent_id)
+            await self.agents.forget(stored)
+
+    async def workers(self) -> list[Process]:
+        """The processes that do what agents were given."""
+        now_s = self._world.clock.now_s()
+        runs = [run for run in self._runs.live() if run.duty is not None and run.pid()]
+        stats = await asyncio.to_thread(lambda: [find_stat(run.pid()) for run in runs])
+        return [
+            Process(
+                pid=run.pid(),
+                command=f"culm worker {run.agent_id}",
+                kind="worker",
+                session_id=run.session_id,
+                run_id=run.id,
+                tool_call_id="",
+                age_s=round(max(0.0, now_s - run.began_s), 3),
+                rss_bytes=0 if stat is None else stat.rss_bytes,
+                pids=[run.pid()],
+                stopping=run.stop is not None,
+            )
+            for run, stat in zip(runs, stats, strict=True)
+        ]
+
+
+def make_crew(
+    world: World,
+    runs: Runs,
+    workshop: Workshop,
+    configuration: Configuration,
+    about: About,
+    equipment: Equipment,
+    check_open: Callable[[], None],
+) -> Crew | None:
+    """None where there is nobody to do what agents are given."""
+    means = equipment.agents
+    if means is None:
+        return None
+
+    def place() -> Place:
+        return Place(
+            workspace=about.path,
+            fabric_dir=means.fabric_dir,
+            project_key=project_key(about.path),
+            env=workshop.kit.env(),
+            tooling=configuration.tooling,
+            tools=list(workshop.tools()),
+            context=context_paths_of(configuration.shown.options),
+            depth_max=world.settings.agents_depth_max,
+            steps_max=world.settings.run_steps_max,
+        )
+
+    folder = project_folder(about.root, about.path)
+    trees = Trees(Worktrees(workshop.kit), about.path, folder / "worktrees")
+    agents = Agents(world, means.fleet, trees, place)
+    starter = Starter(
+        world.store,
+        world.models,
+        runs,
+        trees,
+        lambda: configuration.tooling,
+        world.clock,
+        world.ids,
+        world.settings,
+        agents.roots.add,
+    )
+    mail = MailRoom(
+        means.make_post(folder / "mailboxes"),
+        agents,
+        runs,
+        world.store,
+        world.clock,
+        world.ids,
+        world.tasks,
+        means.blocking,
+    )
+    office = TreeOffice(world, agents, runs, starter, mail.serve)
+    agents.join(runs, office)
+
+    def tools_of(tooling: Tooling) -> Mapping[str, Tool]:
+        roles = words_of(roles_with(tooling.roles))
+        return make_agent_tools(office, may_start=True, roles=roles)
+
+    workshop.offer(tools_of)
+    return Crew(world, agents, starter, runs, mail, check_open)

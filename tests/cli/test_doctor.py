@@ -1,0 +1,206 @@
+"""`culm doctor`: what is wrong is told, what can be made anew is, and nothing else is touched."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from culm.cli.doctor import locked
+from culm.clock import LoopClock
+from culm.errors import DataLocked
+from culm.fleet.mailbox.maildir import MaildirPost
+from culm.store.sql import MIGRATIONS
+from culm.workspace.roots import Roots, project_folder, project_key, remember_workspace
+from tests.cli.conftest import Desk, Said
+from tests.store.trees import TOP, open_tree
+from tests.support import contract
+
+
+@pytest.fixture
+def folder(desk: Desk) -> Path:
+    """Of a project with two agents, one of which has used something."""
+    folder = project_folder(desk.data_dir, desk.project)
+    folder.mkdir(parents=True)
+    with open_tree(folder / "culm.db") as tree:
+        tree.add("a")
+        tree.add("b", "a")
+        tree.use("b", 10, 0.5)
+    return folder
+
+
+def said_of(desk: Desk, **parts: str) -> str:
+    """What is printed of a sound project, but for these parts."""
+    sound = {
+        "database": f"ok     schema {len(MIGRATIONS)}",
+        "agents": "ok     2 agents",
+        "mailboxes": "ok     0, 0 letters wait, 0 are dead",
+        "worktrees": "ok     0",
+    }
+    lines = [f"  {name:<9}  {words}" for name, words in {**sound, **parts}.items()]
+    return "\n".join([str(desk.project), *lines, ""])
+
+
+def test_a_sound_project_is_ok_in_each_part(desk: Desk, folder: Path) -> None:
+    assert desk.culm("doctor") == Said(0, said_of(desk))
+    assert desk.culm("doctor", "--rebuild") == Said(0, said_of(desk))
+    found = json.loads(desk.culm("doctor", "--json").out)
+    assert [(one["part"], one["is_ok"]) for one in found] == [
+        ("database", True),
+        ("agents", True),
+        ("mailboxes", True),
+        ("worktrees", True),
+    ]
+
+
+@contract("FLEET-64", "FLEET-65")
+def test_rows_that_are_not_what_the_others_say_are_told_and_then_made_anew(
+    desk: Desk, folder: Path
+) -> None:
+    with open_tree(folder / "culm.db") as tree:
+        kept = tree.rows()
+        tree.connection.execute("UPDATE agents SET cost = 9, path = '[]' WHERE id = 'a'")
+        tree.connection.execute("UPDATE runs SET tree_tokens = 9")
+        damaged = tree.rows()
+    words = (
+        "WRONG  4 rows have sums or paths that are not what the others say\n"
+        "                  hint: stop the server, then: culm doctor --rebuild"
+    )
+    assert desk.culm("doctor") == Said(1, said_of(desk, agents=words))
+    with open_tree(folder / "culm.db") as tree:
+        assert tree.rows() == damaged
+    mended = said_of(desk, agents="ok     2 agents; 4 rows were made anew")
+    assert desk.culm("doctor", "--rebuild") == Said(0, mended)
+    with open_tree(folder / "culm.db") as tree:
+        assert tree.rows() == kept
+    assert desk.culm("doctor") == Said(0, said_of(desk))
+
+
+@contract("FLEET-P12")
+def test_agents_that_are_their_own_ancestors_are_told(desk: Desk, folder: Path) -> None:
+    with open_tree(folder / "culm.db") as tree:
+        tree.connection.execute("UPDATE agents SET parent_id = 'b' WHERE id = 'a'")
+    said = desk.culm("doctor", "--rebuild")
+    assert (said.status, "2 are their own ancestors: a, b" in said.out) == (1, True)
+
+
+async def test_nothing_is_made_anew_beside_a_server_and_no_server_starts_beside_a_doctor(
+    desk: Desk, folder: Path
+) -> None:
+    roots = Roots(LoopClock())
+    async with roots.hold(desk.data_dir):
+        refused = desk.culm("doctor", "--rebuild")
+        assert (refused.status, refused.out) == (1, "")
+        assert "is in use by a server\nhint: stop that server" in refused.err
+        assert desk.culm("doctor").status == 0
+    file = desk.data_dir / "culm.lock"
+    before = file.stat().st_mtime_ns
+    with locked(desk.data_dir), pytest.raises(DataLocked):
+        async with roots.hold(desk.data_dir):
+            pass
+    # Else the next server would think that one had been alive until now.
+    assert file.stat().st_mtime_ns == before
+
+
+def test_letters_that_cannot_be_read_mailboxes_that_are_unsafe_and_leftovers_are_told(
+    desk: Desk, folder: Path
+) -> None:
+    mailboxes = folder / "mailboxes"
+    post = MaildirPost(mailboxes, LoopClock())
+    for address in ("a", "b", "cli-old", "cli-new"):
+        post.make(address)
+    (mailboxes / "a" / "new" / "x").touch()
+    (mailboxes / "a" / "dead" / "x").touch()
+    fine = said_of(desk, mailboxes="ok     4, 1 letters wait, 1 are dead")
+    assert desk.culm("doctor") == Said(0, fine)
+    (mailboxes / "a" / "corrupt" / "x").touch()
+    said = desk.culm("doctor").out
+    assert "WRONG  4, 1 letters wait, 1 are dead, 1 cannot be read\n" in said
+    assert f"hint: look into {mailboxes}/*/corrupt" in said
+    os.utime(mailboxes / "cli-old", (0, 0))
+    (mailboxes / "b").chmod(0o777)
+    said = desk.culm("doctor").out
+    assert "1 were left behind by `culm mail ask`, 1 cannot be used: mailbox b is not safe" in said
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_worktree_that_no_agent_has_is_told_and_left_alone(
+    desk: Desk, folder: Path, *, is_whole: bool
+) -> None:
+    worktrees = folder / "worktrees"
+    for name in ("a", "left"):
+        (worktrees / name / "sub").mkdir(parents=True)
+    if is_whole:
+        (worktrees / "left" / ".git").touch()
+    with open_tree(folder / "culm.db") as tree:
+        # A workspace may be a folder of its repository.
+        worktree = str(worktrees / "a" / "sub")
+        tree.connection.execute("UPDATE agents SET worktree = ? WHERE id = 'a'", (worktree,))
+    words = (
+        "WRONG  1 belong to no agent: left\n                  hint: look what is in it, then:"
+        f" {'git worktree remove' if is_whole else 'rm -r'} {worktrees}/left"
+    )
+    assert desk.culm("doctor", "--rebuild") == Said(1, said_of(desk, worktrees=words))
+    assert (worktrees / "left" / "sub").is_dir()
+
+
+def test_what_cannot_be_looked_at_is_told_and_the_rest_is_looked_at(
+    desk: Desk, folder: Path
+) -> None:
+    (folder / "mailboxes").touch()
+    said = desk.culm("doctor")
+    assert said.status == 1
+    assert "mailboxes  WRONG  mailbox mailboxes cannot be used: Not a directory\n" in said.out
+    assert "  worktrees  ok     0\n" in said.out
+    assert desk.culm("mail", "list").status == 1
+    (desk.data_dir / "culm.lock").mkdir()
+    assert "cannot use the data directory" in desk.culm("doctor", "--rebuild").err
+
+
+@pytest.mark.parametrize("content", [b"x" * 8192, b"SQLite format 3\0" + b"\1" * 8176])
+def test_a_file_that_is_no_database_is_told_and_left_alone(
+    desk: Desk, folder: Path, content: bytes
+) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        (folder / f"culm.db{suffix}").unlink(missing_ok=True)
+    (folder / "culm.db").write_bytes(content)
+    for option in ("--json", "--rebuild"):
+        said = desk.culm("doctor", option)
+        assert (said.status, "cannot read" in said.out) == (1, True)
+    assert (folder / "culm.db").read_bytes() == content
+
+
+def test_the_database_of_another_version_is_told(desk: Desk, folder: Path) -> None:
+    for version in (len(MIGRATIONS) - 1, len(MIGRATIONS) + 1):
+        with open_tree(folder / "culm.db") as tree:
+            tree.connection.execute(f"PRAGMA user_version = {version}")
+        said = desk.culm("doctor", "--rebuild")
+        words = f"WRONG  schema {version} is not the one that this culm has\n"
+        assert (said.status, words in said.out) == (1, True)
+        assert desk.culm("mail", "send", "--to", TOP, "hi").status == 1
+
+
+@contract("FLEET-66")
+def test_projects_are_told_apart_by_their_key_and_all_of_them_can_be_looked_at(
+    desk: Desk, folder: Path, tmp_path: Path
+) -> None:
+    one, other = (tmp_path / name for name in ("a/b", "a-b"))
+    assert project_key(one) != project_key(other)
+    assert project_key(one) == project_key(Path(str(one)))
+    assert desk.culm("doctor", "--all") == Said(0, "", "culm has never been used here\n")
+    for path in (desk.project, one, other):
+        remember_workspace(desk.data_dir, path=path, root=desk.data_dir, workspace_id=path.name)
+    own = project_folder(desk.data_dir, other)
+    own.mkdir()
+    with open_tree(own / "culm.db"):
+        pass
+    said = desk.culm("doctor", "--all").out
+    assert [line for line in said.splitlines() if not line.startswith(" ")] == [
+        str(desk.project),
+        str(other),
+    ]
+    unknown = desk.culm("doctor", "--dir", "/")
+    assert (unknown.status, unknown.err.splitlines()[0]) == (
+        1,
+        "culm: culm has never been used in /",
+    )

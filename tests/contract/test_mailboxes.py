@@ -1,0 +1,458 @@
+"""One suite for the seam towards mailboxes: as directories, and in memory."""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from culm.errors import AppError
+from culm.fleet.mailbox.base import (
+    KEPT_MAX,
+    Claim,
+    Delivered,
+    LetterIdTaken,
+    Mailbox,
+    MailboxFull,
+    NoMailbox,
+    Place,
+    Post,
+    UnsafeAddress,
+)
+from culm.fleet.mailbox.letters import (
+    LETTER_BYTES_MAX,
+    BadLetter,
+    Letter,
+    LetterTooLarge,
+    Sender,
+    body_of,
+    encode_letter,
+    is_expired,
+    mode_of,
+    parse_letter,
+    text_of,
+)
+from culm.fleet.mailbox.maildir import MaildirPost
+from culm.fleet.mailbox.memory import MemoryPost
+from culm.fleet.mailbox.order import LETTERS_MAX, name_of
+from culm.fleet.mailbox.seen import SEEN_MAX, Seen, parse_seen
+from culm.fleet.times import format_time
+from culm.ids import LetterId
+from culm.wire.agents import LetterKind
+from tests.support import WAIT_S, FakeClock, contract
+
+ADDRESS = "agent-1"
+CLOCK = FakeClock()
+
+
+def letter(letter_id: str, *, kind: LetterKind = "task", created_s: float | None = None) -> Letter:
+    return Letter(
+        id=LetterId(letter_id),
+        from_=Sender("session-1", role="worker"),
+        kind=kind,
+        body=body_of(kind, f"what {letter_id} says"),
+        created_at=format_time(CLOCK.now_s() if created_s is None else created_s),
+    )
+
+
+@dataclass
+class Stage:
+    """Mailboxes of one kind, and a way to put anything into them that is not ours."""
+
+    post: Post
+    plant: Callable[[str, bytes], None]
+
+    def make(self) -> Mailbox:
+        return self.post.make(ADDRESS)
+
+
+def memory_stage() -> Stage:
+    post = MemoryPost(CLOCK)
+    return Stage(post, lambda name, data: post.open(ADDRESS).plant(name, data))
+
+
+def files_stage(folder: Path) -> Stage:
+    written: dict[bytes, Path] = {}
+
+    def plant(name: str, data: bytes) -> None:
+        file = folder / ADDRESS / "new" / name
+        if data not in written:  # A thousand links cost the disk less than a thousand files.
+            written[data] = folder / f"planted-{len(written)}"
+            written[data].write_bytes(data)
+        file.hardlink_to(written[data])
+
+    return Stage(MaildirPost(folder, CLOCK), plant)
+
+
+@pytest.fixture(params=["files", "memory"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    return memory_stage() if request.param == "memory" else files_stage(tmp_path / "mailboxes")
+
+
+def ids(claims: list[Claim]) -> list[str]:
+    return [claim.letter.id for claim in claims]
+
+
+@contract("FLEET-68")
+def test_a_letter_is_delivered_claimed_and_acknowledged_and_then_gone(stage: Stage) -> None:
+    box, sent = stage.make(), letter("a")
+    assert (box.is_empty(), box.is_fully_empty(), stage.post.addresses()) == (True, True, [])
+    delivered = box.deliver(sent)
+    assert (box.is_empty(), box.pending_count(), box.find("a")) == (False, 1, Place.DELIVERED)
+    assert stage.post.addresses() == [ADDRESS]
+    (claim,) = box.claim(10)
+    assert claim == Claim(sent, delivered.name)
+    assert (box.claim(10), box.is_empty(), box.is_fully_empty()) == ([], True, False)
+    assert (box.pending_count(), box.find("a")) == (1, Place.CLAIMED)
+    assert (stage.post.addresses(), stage.post.addresses(claimed=True)) == ([], [ADDRESS])
+    assert box.ack(claim)
+    assert (box.recover(), box.is_fully_empty(), box.find("a")) == ([], True, None)
+
+
+@contract("FLEET-69")
+def test_fifty_writers_at_once_lose_nothing_and_every_letter_has_a_name_of_its_own(
+    stage: Stage,
+) -> None:
+    stage.make()
+    names: list[str] = []
+    start = threading.Barrier(50)
+
+    def write(number: int) -> None:
+        start.wait(WAIT_S)
+        names.append(stage.post.open(ADDRESS).deliver(letter(f"l{number}")).name)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(50)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(WAIT_S)
+    claims = stage.make().claim(100)
+    assert sorted(ids(claims)) == sorted(f"l{number}" for number in range(50))
+    assert [claim.name for claim in claims] == sorted(names)
+    assert len({name[:20] for name in names}) == 50
+
+
+@contract("FLEET-70")
+def test_letters_that_others_put_there_come_in_the_order_of_their_creation(stage: Stage) -> None:
+    box = stage.make()
+    for n in (3, 1, 2):
+        stage.plant(name_of(n, f"l{n}"), encode_letter(letter(f"l{n}", created_s=n)))
+    assert ids(box.claim(2)) == ["l1", "l2"]
+    assert ids(box.claim(2)) == ["l3"]
+
+
+@contract("FLEET-P3")
+def test_letters_come_in_the_order_of_acceptance_whatever_the_clocks_of_senders_say(
+    stage: Stage,
+) -> None:
+    box, now_s = stage.make(), CLOCK.now_s()
+    ten_years_s, last_s = 10 * 365 * 86400.0, 253402300799.0  # The last second of 9999.
+    times = (now_s, now_s - 5, last_s, -1.0, now_s + ten_years_s, now_s + 1, 0.0)
+    delivered = [box.deliver(letter(f"l{n}", created_s=at_s)) for n, at_s in enumerate(times)]
+    names = [one.name for one in delivered]
+    assert names[0] == f"{int(now_s) * 10**9:020d}-l0.json"
+    assert names == sorted(names)
+    # The wrong clocks are forgotten: at most a minute ahead.
+    assert names[-1][:20] <= f"{(int(now_s) + 61) * 10**9:020d}"
+    claims = box.claim(10)
+    assert ids(claims) == [f"l{n}" for n in range(len(times))]
+    assert [claim.name for claim in claims] == names
+
+
+@contract("FLEET-71")
+def test_what_was_claimed_and_not_acknowledged_comes_back_to_who_opens_it_anew(
+    stage: Stage,
+) -> None:
+    for n in range(4):
+        stage.make().deliver(letter(f"l{n}"))
+    claims = stage.make().claim(3)
+    stage.make().ack(claims[1])
+    assert stage.post.open(ADDRESS).recover() == [claims[0], claims[2]]
+    assert ids(stage.make().claim(3)) == ["l3"]
+
+
+GOOD = encode_letter(letter("x"))
+BAD: dict[str, tuple[str, bytes]] = {
+    "garbage": (name_of(1, "x"), b"\x00\xff{"),
+    "empty": (name_of(1, "x"), b""),
+    "half": (name_of(1, "x"), GOOD[:-9]),
+    "too large": (name_of(1, "x"), GOOD + b" " * LETTER_BYTES_MAX),
+    "nested too deeply": (name_of(1, "x"), b"[" * 100_000),
+    "not UTF-8": (name_of(1, "x"), GOOD.replace(b"says", b"\xff\xfe")),
+    "another kind": (name_of(1, "x"), GOOD.replace(b'"task"', b'"fenced_run"')),
+    "no assignment": (name_of(1, "x"), GOOD.replace(b'"assignment"', b'"question"')),
+    "no time": (name_of(1, "x"), GOOD.replace(b'Z"', b'"')),
+    "unsafe id": (name_of(1, "x"), GOOD.replace(b'"x"', b'"../x"')),
+    "named after another": (name_of(1, "y"), GOOD),
+    "not named like one": ("x.json", GOOD),
+    "no order": ("1-x.json", GOOD),
+}
+
+
+@contract("FLEET-72")
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_letter_is_kept_as_corrupt_and_the_rest_arrives(stage: Stage, case: str) -> None:
+    box = stage.make()
+    stage.plant(*BAD[case])
+    stage.plant(name_of(0, "good"), encode_letter(letter("good")))
+    stage.plant(".hidden.json", b"somebody is still writing it")
+    stage.plant(name_of(2, "fine"), encode_letter(letter("fine")))
+    assert ids(box.claim(3)) == ["good", "fine"]
+    assert (box.is_empty(), box.pending_count(), ids(box.recover())) == (True, 2, ["good", "fine"])
+    if "named" not in case and "order" not in case:
+        assert box.find("x") is Place.CORRUPT
+
+
+@contract("FLEET-74")
+def test_an_ack_removes_exactly_its_letter_even_if_two_share_an_id(stage: Stage) -> None:
+    box = stage.make()
+    for n in (1, 2):
+        stage.plant(name_of(n, "a"), encode_letter(letter("a", created_s=n)))
+    stage.plant(name_of(3, "b-a"), encode_letter(letter("b-a")))
+    first, second, other = box.claim(10)
+    assert [box.ack(second), box.ack(second), box.put_back(second)] == [True, False, False]
+    assert box.recover() == [first, other]
+    # The id is compared as a whole: `b-a` ends like a letter named `a`.
+    assert [box.ack_id("a"), box.ack_id("a"), box.ack_id("-a")] == [True, False, False]
+    assert box.recover() == [other]
+
+
+@contract("FLEET-75")
+def test_an_ask_is_a_query_unless_it_says_so_and_needs_no_correlation_id() -> None:
+    data = (
+        b'{"id":"a","from":{"session_id":"s"},"kind":"ask","body":{"question":"why?"},'
+        b'"created_at":"2026-01-01T00:00:00.123456789Z","unknown":1}'
+    )
+    found = parse_letter(data)
+    assert found == Letter(
+        id=LetterId("a"),
+        from_=Sender("s"),
+        kind="ask",
+        body={"question": "why?"},
+        created_at="2026-01-01T00:00:00.123456789Z",
+    )
+    assert (mode_of(found), text_of(found)) == ("query", "why?")
+    steering = replace(found, body=body_of("ask", "why?", mode="steer"))
+    assert mode_of(parse_letter(encode_letter(steering))) == "steer"
+    assert b"correlation_id" not in encode_letter(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "text"),
+    [
+        ("task", {"assignment": "do"}, "do"),
+        ("reply", {"answer": ""}, ""),
+        ("handoff", {"summary": "done so far"}, "done so far"),
+        ("handoff", {"files": [1]}, '{\n  "files": [\n    1\n  ]\n}\n'),
+    ],
+)
+def test_a_letter_survives_its_file_and_says_what_an_agent_reads(
+    kind: LetterKind, body: dict[str, object], text: str
+) -> None:
+    whole = replace(
+        letter("a"),
+        kind=kind,
+        body=body,
+        correlation_id="q",
+        expires_at="2027-01-15T08:00:01Z",
+        from_=Sender("s", agent_id="agent-2"),
+    )
+    read = parse_letter(encode_letter(whole))
+    assert (read, text_of(read)) == (whole, text)
+    assert [is_expired(read, 1_800_000_000.0 + later_s) for later_s in (0, 1)] == [False, True]
+
+
+def test_half_a_character_is_replaced_in_a_letter() -> None:
+    sent = replace(letter("a"), body={"assignment": "caf\udcc3"})
+    assert text_of(parse_letter(encode_letter(sent))) == "caf\ufffd"
+
+
+@contract("FLEET-73")
+def test_the_dedupe_set_knows_the_last_4096_ids_also_after_it_was_written_down() -> None:
+    seen = Seen()
+    assert [seen.add("a"), seen.add("a"), "a" in seen, "b" in seen] == [True, False, True, False]
+    for n in range(SEEN_MAX):
+        seen.add(f"l{n}")
+    assert (SEEN_MAX, len(seen), "a" in seen, "l0" in seen) == (4096, 4096, False, True)
+    again = parse_seen(seen.encode())
+    assert again.encode() == seen.encode()
+    assert [again.add("l1"), again.add("new"), "l0" in again] == [False, True, False]
+
+
+@contract("FLEET-76")
+@pytest.mark.parametrize("crash_after", ["claim", "admit", "commit", "ack"])
+def test_a_crash_anywhere_redelivers_a_letter_that_is_admitted_once(
+    stage: Stage, crash_after: str
+) -> None:
+    committed: tuple[list[str], bytes] = ([], Seen().encode())  # What was admitted, and seen.
+
+    def read(claims: list[Claim], *, crash_after: str = "") -> None:
+        nonlocal committed
+        box, admitted, seen = stage.post.open(ADDRESS), [*committed[0]], parse_seen(committed[1])
+        for claim in claims:
+            if crash_after == "claim":
+                return
+            if seen.add(claim.letter.id):
+                admitted.append(claim.letter.id)
+            if crash_after == "admit":
+                return
+            committed = (admitted, seen.encode())
+            if crash_after == "commit":
+                return
+            box.ack(claim)
+            if crash_after == "ack":
+                return
+
+    for n in range(3):
+        stage.make().deliver(letter(f"l{n}"))
+    read(stage.post.open(ADDRESS).claim(10), crash_after=crash_after)
+    read(stage.post.open(ADDRESS).recover())
+    assert (committed[0], stage.make().is_fully_empty()) == (["l0", "l1", "l2"], True)
+
+
+def test_a_letter_that_is_put_back_keeps_its_place_and_one_that_is_buried_comes_no_more(
+    stage: Stage,
+) -> None:
+    box = stage.make()
+    for n in range(4):
+        box.deliver(letter(f"l{n}"))
+    first, second, third = box.claim(3)
+    assert [box.put_back(second), box.put_back(second), box.bury(third)] == [True, False, True]
+    assert [box.bury(third), box.ack(third), box.find("l2")] == [False, False, Place.DEAD]
+    assert ids(box.claim(9)) == ["l1", "l3"]
+    assert ids(box.recover()) == [first.letter.id, "l1", "l3"]
+
+
+def test_the_same_letter_again_is_delivered_once_until_it_is_acknowledged(stage: Stage) -> None:
+    box, sent = stage.make(), letter("a")
+    first = box.deliver(sent)
+    box.deliver(letter("b-a"))
+    again = Delivered(first.letter_id, first.name, again=True)
+    assert (box.deliver(sent), box.pending_count()) == (again, 2)
+    with pytest.raises(LetterIdTaken):
+        box.deliver(replace(sent, body={"assignment": "something else"}))
+    (claim,) = box.claim(1)
+    assert (box.deliver(sent), ids(box.claim(9))) == (again, ["b-a"])
+    box.ack(claim)
+    assert (box.deliver(sent).again, ids(box.claim(9))) == (False, ["a"])
+
+
+@contract("FLEET-P2")
+@pytest.mark.parametrize("bad_id", ["../x", "", ".x", "a/b", "a..b", "a\n", "ä", "x" * 201])
+def test_an_id_that_is_not_safe_is_refused_before_it_touches_anything(
+    stage: Stage, bad_id: str
+) -> None:
+    for act in (stage.post.open, stage.post.make, stage.post.remove):
+        with pytest.raises(UnsafeAddress):
+            act(bad_id)
+    box = stage.make()
+    with pytest.raises(BadLetter):
+        box.deliver(letter(bad_id))
+    assert (box.find(bad_id), box.ack_id(bad_id), box.is_fully_empty()) == (None, False, True)
+
+
+def test_a_letter_over_the_limit_is_refused_and_one_at_the_limit_arrives(stage: Stage) -> None:
+    box = stage.make()
+    room = LETTER_BYTES_MAX - len(encode_letter(replace(letter("a"), body={"assignment": "."}))) + 1
+    box.deliver(replace(letter("a"), body={"assignment": "x" * room}))
+    with pytest.raises(LetterTooLarge) as refused:
+        box.deliver(replace(letter("b"), body={"assignment": "x" * (room + 1)}))
+    assert (refused.value.letter_id, refused.value.hint != "") == ("b", True)
+    assert ids(box.claim(9)) == ["a"]
+
+
+def test_a_full_mailbox_refuses_with_the_letters_id_until_its_owner_has_read(stage: Stage) -> None:
+    box, data = stage.make(), encode_letter(letter("x"))
+    for n in range(LETTERS_MAX - 2):
+        stage.plant(name_of(n, "x"), data)
+    claims = box.claim(5)
+    for one in ("a", "b"):
+        box.deliver(letter(one))
+    with pytest.raises(MailboxFull) as refused:
+        box.deliver(letter("c"))
+    error: AppError = refused.value
+    assert (error.code, error.retryable, error.status) == ("mailbox_full", True, 429)
+    assert (refused.value.letter_id, refused.value.address) == ("c", ADDRESS)
+    assert "letter c was not delivered" in error.message
+    assert box.deliver(letter("a")).again  # It is there, so nothing is refused.
+    box.ack(claims[0])
+    box.deliver(letter("c"))
+    assert (box.pending_count(), box.find("c")) == (LETTERS_MAX, Place.DELIVERED)
+
+
+def test_what_is_kept_aside_is_bounded_and_the_oldest_goes_first(stage: Stage) -> None:
+    box = stage.make()
+    for n in range(KEPT_MAX + 2):
+        stage.plant(name_of(n, f"l{n}"), b"?")
+    assert box.claim(1) == []
+    found = [box.find(f"l{n}") for n in (0, 1, 2, KEPT_MAX + 1)]
+    assert found == [None, None, Place.CORRUPT, Place.CORRUPT]
+
+
+def test_a_mailbox_that_was_removed_is_none_and_can_be_made_again(stage: Stage) -> None:
+    with pytest.raises(NoMailbox):
+        stage.post.open(ADDRESS)
+    box = stage.make()
+    box.deliver(letter("a"))
+    (claim,) = box.claim(1)
+    assert [stage.post.remove(ADDRESS), stage.post.remove(ADDRESS)] == [True, False]
+    for act in (
+        box.is_empty,
+        box.recover,
+        lambda: box.deliver(letter("b")),
+        lambda: box.ack(claim),
+    ):
+        with pytest.raises(NoMailbox):
+            act()
+    assert stage.post.addresses(claimed=True) == []
+    assert stage.make().is_fully_empty()
+    box.deliver(letter("c"))
+    assert ids(box.claim(9)) == ["c"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_files_and_memory_do_the_same_whatever_is_done_to_them(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    boxes = [files_stage(tmp_path / "m").make(), memory_stage().make()]
+    claims: list[list[Claim]] = [[], []]
+    for _ in range(150):
+        act, number, letter_id = chance.randrange(9), chance.randrange(4), f"l{chance.randrange(6)}"
+        created_s = CLOCK.now_s() + chance.choice((0.0, -9.0, 3600.0))
+        told: list[object] = []
+        for box, held in zip(boxes, claims, strict=True):
+            match act:
+                case 0 | 1 if box.find(letter_id) in (None, Place.DEAD):
+                    told.append(box.deliver(letter(letter_id, created_s=created_s)).again)
+                case 2:
+                    taken = box.claim(number)
+                    held += taken
+                    told.append(ids(taken))
+                case 3 | 4 | 5 if number < len(held):
+                    done = (box.ack, box.put_back, box.bury)[act - 3](held.pop(number))
+                    told.append(done)
+                case 6:
+                    held[:] = box.recover()
+                    told.append(ids(held))
+                case 7:
+                    told.append(box.ack_id(letter_id))
+                case _:
+                    told.append([box.is_empty(), box.pending_count(), box.find(letter_id)])
+        assert told == [told[0]] * len(told)
+        assert len(told) in (0, 2)
+
+
+def test_a_loss_of_power_undoes_claims_and_acks_in_memory_and_loses_no_delivery() -> None:
+    post = MemoryPost(CLOCK)
+    box = post.make(ADDRESS)
+    post.make("nobody-wrote-to-it")
+    for n in range(2):
+        box.deliver(letter(f"l{n}"))
+    (claim,) = box.claim(1)
+    box.ack(claim)
+    post.lose_power()
+    assert (box.find("l0"), ids(box.claim(9))) == (Place.DELIVERED, ["l0", "l1"])
+    with pytest.raises(NoMailbox):
+        post.open("nobody-wrote-to-it")

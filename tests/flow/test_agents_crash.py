@@ -1,0 +1,174 @@
+"""What becomes of a tree when its server dies: every row is truthful, nothing is done twice."""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from culm.settings import Settings
+from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.script import Rule
+from culm.wire.asks import Ask, PermissionRequest
+from tests.flow.agents_stage import (
+    COST,
+    TOKENS,
+    AgentStage,
+    HandClock,
+    calls,
+    held,
+    one_after_the_other,
+    open_again,
+    script_of,
+    start,
+    talk,
+)
+from tests.flow.asking import answer, request_in
+from tests.flow.drive import until
+from tests.flow.reading import assert_answered
+from tests.flow.runs import Image
+from tests.support import contract
+
+AWAY_S = 10.0
+TREE = (
+    talk("@lead", start("@ann: go"), then="Over."),
+    talk("@ann", start("@bob: go"), then="Ann is done."),
+    talk("@bob", calls("agent_list"), held("Bob is done.")),
+)
+
+
+class Lives:
+    """Starts servers, each where the last one ended. Made by `open_lives`."""
+
+    def __init__(self, folder: Path, model: ModelServer) -> None:
+        self._folder = folder
+        self._model = model
+        self._stage: AgentStage | None = None
+        self._image: Image | None = None
+
+    def kill(self) -> None:
+        """The server ends as it is now, as far as the next one can see."""
+        assert self._stage is not None
+        self._image = Image(self._stage)
+
+    @asynccontextmanager
+    async def next(self, settings: Settings | None = None) -> AsyncGenerator[AgentStage]:
+        clock, session_id = HandClock(), None
+        if self._stage is not None:
+            clock = HandClock(self._stage.clock.now_s() + AWAY_S)
+            session_id = self._stage.session_id
+        if self._image is not None:
+            self._image.restore()
+        async with open_again(
+            self._folder, self._model, settings=settings, clock=clock, session_id=session_id
+        ) as stage:
+            self._stage, self._image = stage, None
+            yield stage
+
+
+@asynccontextmanager
+async def open_lives(folder: Path, *talks: Iterable[Rule]) -> AsyncGenerator[Lives]:
+    async with open_model_server(script_of(*talks)) as model:
+        yield Lives(folder, model)
+
+
+@contract("EXC-22", "INV-79")
+async def test_a_tree_that_a_crash_cut_off_is_interrupted_and_the_next_prompt_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with open_lives(tmp_path, *TREE) as lives:
+        async with lives.next() as first:
+            await first.prompt("@lead: go")
+            await first.asked_by("@bob", 2)
+            await first.heard.saying("session", "A title")
+            lives.kill()
+        async with lives.next() as stage:
+            await stage.until_idle()
+            assert await stage.outcomes() == {"@ann:": "interrupted", "@bob:": "interrupted"}
+            for agent in await stage.agents():
+                assert (agent.state, agent.pid, agent.waiting_for) == ("ended", 0, "")
+            assert {run.outcome for run in await stage.runs()} == {"interrupted"}
+            for messages in (
+                await stage.messages(),
+                await stage.messages_of("@ann"),
+                await stage.messages_of("@bob"),
+            ):
+                assert_answered(messages)
+            (result,) = await stage.results()
+            assert "Check before you repeat it." in result.content
+            ann = await stage.agent("@ann")
+            assert (ann.tokens, round(ann.cost, 6)) == (2 * TOKENS, 2 * COST)
+            assert round((await stage.session()).cost, 6) == round(3 * COST, 6)
+            assert stage.launcher.workers == [], "nothing is begun again unasked"
+            asked = len(stage.seen())
+            await stage.talk("@lead: and now?")
+            assert len(stage.seen()) == asked + 1
+            read = [message.role for message in stage.read_by("@lead")]
+            assert read == ["user", "assistant", "tool", "user"]
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_the_asks_of_agents_that_a_server_lost_are_closed(tmp_path: Path, how: str) -> None:
+    """Who works in a process of its own cannot go on waiting without it."""
+    writes = calls("write", file_path="a.txt", content="A")
+    async with open_lives(tmp_path, *TREE[:2], talk("@bob", writes)) as lives:
+        async with lives.next() as first:
+            await first.prompt("@lead: go")
+            request = await request_in(first.heard)
+            if how == "kill":
+                lives.kill()
+        async with lives.next() as stage:
+            await stage.until_idle()
+            assert await stage.outcomes() == {"@ann:": "interrupted", "@bob:": "interrupted"}
+            (ask,) = await stage.ask("/permissions/asks?state=all", list[Ask[PermissionRequest]])
+            assert (ask.request.id, ask.state) == (request.id, "withdrawn")
+            assert not await answer(stage, request.id, "allow")
+            assert not (stage.flow.directory() / "a.txt").exists()
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["detached", "waited-for"])
+async def test_of_agents_that_no_worker_had_begun_those_go_on_that_nobody_waits_for(
+    tmp_path: Path, *, wait: bool
+) -> None:
+    """Ann works, and bob waits for her slot."""
+    async with open_lives(
+        tmp_path,
+        talk("@lead", *one_after_the_other("@ann: go", "@bob: go", wait=wait), then="Over."),
+        talk("@ann", held()),
+        talk("@bob", then="Bob is done."),
+    ) as lives:
+        async with lives.next(Settings(agents_at_once=1)) as first:
+            await first.prompt("@lead: go")
+            await first.asked_by("@ann")
+            first.release(await first.asked_by("@lead", 2))
+            await first.when("@bob", lambda one: one.waiting_for == "slot")
+            if not wait:
+                await until(lambda: len(first.flow.workspace(first.remote.id).runs.live()) == 2)
+            lives.kill()
+        async with lives.next() as stage:
+            await stage.until_idle()
+            outcome = "interrupted" if wait else "completed"
+            assert await stage.outcomes() == {"@ann:": "interrupted", "@bob:": outcome}
+            assert len(stage.heard_by("@ann")) == 1, "nothing is begun again unasked"
+            assert len(stage.heard_by("@bob")) == (0 if wait else 1)
+            assert len(await stage.runs()) == 3
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_an_agent_that_a_client_started_is_interrupted_with_its_server_and_takes_more_work(
+    tmp_path: Path, how: str
+) -> None:
+    async with open_lives(tmp_path, talk("@ann", held(), then="More.")) as lives:
+        async with lives.next() as first:
+            ann = await first.start_agent("@ann: go")
+            await first.asked_by("@ann")
+            if how == "kill":
+                lives.kill()
+        async with lives.next() as stage:
+            await stage.until_idle()
+            assert (await stage.agent("@ann")).outcome == "interrupted"
+            assert (await stage.do(ann.agent_id, "message", text="go on")).status == 202
+            again = await stage.when("@ann", lambda one: one.outcome == "completed")
+            assert again.agent_id == ann.agent_id
+            rows = [row for row in await stage.rows_of("@ann") if row[0] == "user"]
+            assert [row[1] for row in rows] == ["@ann: go", "go on"]

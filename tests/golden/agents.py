@@ -1,0 +1,239 @@
+"""The story's agents: started by a client and by another agent, steered, stopped, written to.
+
+Those who work are played, in this process: each begins, and ends with what it is told next. All
+that is around them is real: their sessions, their runs, their budgets, their mail.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from culm.fleet.protocol.frames import (
+    ApprovalReply,
+    ApprovalRequest,
+    Cancel,
+    ChildFrame,
+    Event,
+    Message,
+    ParentFrame,
+    RunSpec,
+    SubAgentReply,
+    SubAgentRequest,
+    Terminal,
+    encode_frame,
+    parse_parent_frame,
+)
+from culm.fleet.provision import Provision
+from culm.fleet.transport.base import Link
+from culm.ids import MessageId, SessionId
+from culm.testing.script import Reply, ScriptedCall
+from culm.wire.agents import Agent, LetterShown
+from culm.wire.codec import Json, decode, encode
+from culm.wire.messages import Finish, FinishPart, Part, Text, TextPart
+from culm.wire.messages import Message as Answer
+from tests.fleet.parents import Player, Stage, raw
+from tests.flow.drive import UNKNOWN
+from tests.golden.asking import answer_ask, shown_ask
+from tests.golden.story import S, Story, W
+from tests.golden.turns import USAGE, prompt
+
+AGENTS, MAIL = f"{W}/agents", f"{W}/mail"
+AGENT = f"{AGENTS}/{{agent_id}}"
+LETTER = f"{MAIL}/letters/{{letter_id}}"
+ASK: dict[str, Json] = {
+    "tool_call_id": "call_13",
+    "tool_name": "bash",
+    "permission": "execute",
+    "question": "Run make deploy",
+    "path": "/srv",
+    "params": {
+        "description": "Deploy it",
+        "command": "make deploy",
+        "working_dir": "/srv",
+        "run_in_background": False,
+        "auto_background_after": 60,
+    },
+    "grains": ["bash:make deploy"],
+    "why": "no rule allows it",
+}
+USED: dict[str, Json] = {"prompt_tokens": 40, "completion_tokens": 5, "cost": 0.25}
+
+
+# --- who works
+
+
+class Colleagues(Stage):
+    """Implements `Launcher`: whoever is launched is a `Colleague`."""
+
+    async def launch(self, provision: Provision) -> Player:
+        self.plays = [_work]
+        return await super().launch(provision)
+
+
+async def _work(worker: Player, link: Link) -> None:
+    colleague = Colleague()
+    while (data := await link.receive()) is not None:
+        for frame in colleague.on_frame(parse_parent_frame(data)):
+            await link.send(encode_frame(frame))
+
+
+@dataclass(slots=True)
+class Colleague:
+    """One run of a worker. It reads letters at once; else it waits until somebody says more."""
+
+    assignment: str = ""
+    reservation: Json = ""
+
+    def on_frame(self, frame: ParentFrame) -> Sequence[ChildFrame]:
+        match frame:
+            case RunSpec(assignment=assignment):
+                self.assignment = assignment
+                wanted: dict[str, Json] = {"op": "reserve", "tokens": 100, "cost": 0.5}
+                begun = (_event("execution_started"), _event("token", content=_begun(assignment)))
+                # What would be told beside its one word of an answer is not told of a letter.
+                shown = () if self.is_letter else begun
+                return (*shown, SubAgentRequest("1", "", raw(wanted)))
+            case SubAgentReply(result=answer):
+                self.reservation = answer["result"]["id"]
+                if "Deploy" in self.assignment:
+                    return (ApprovalRequest("2", raw(ASK)),)
+                return self._end() if self.is_letter else ()
+            case Message(id=run_id):
+                admitted = _event("message_admitted", id=run_id)
+                return (
+                    self._pay(),
+                    _answer("one", _begun(self.assignment)),
+                    admitted,
+                    _answer("two"),
+                    *_DONE,
+                )
+            case ApprovalReply():
+                return self._end()
+            case Cancel():
+                return (Terminal("cancelled"),)
+            case _:
+                return ()
+
+    @property
+    def is_letter(self) -> bool:
+        return self.assignment.startswith("[Letter")
+
+    def _pay(self) -> ChildFrame:
+        return _event("usage_reported", reservation=self.reservation, used=USED)
+
+    def _end(self) -> Sequence[ChildFrame]:
+        return (self._pay(), *_DONE)
+
+
+def _begun(assignment: str) -> str:
+    """The first words of an agent, by which the story knows that it has begun."""
+    return f"I begin: {assignment}"
+
+
+def _event(kind: str, **more: Json) -> Event:
+    return Event(raw({"type": kind, **more}))
+
+
+def _answer(name: str, text: str = "") -> Event:
+    """It begins, or is whole if there is a text."""
+    parts: list[Part] = [TextPart(Text(text)), FinishPart(Finish("end_turn", 0))] if text else []
+    message = Answer(MessageId(name), "assistant", SessionId(""), parts)
+    return _event("session_message_written", message=msgspec.to_builtins(message))
+
+
+_DONE = (Terminal("completed", "Done."),)
+
+
+# --- what is done with them
+
+
+async def start_agents(story: Story) -> None:
+    """Outside a conversation: one that is steered, and one that is stopped."""
+    for wrong in ({"prompt": " "}, {"prompt": "Look.", "role": "wizard"}):
+        await story.ask("POST", AGENTS, wrong)
+    named = {"name": "Counter", "role": "explorer", "limits": {"steps": 9, "cost": 1.5}}
+    counter = await _start(story, "Count the files.", **named)
+    await story.ask("GET", AGENTS)
+    for agent_id in (counter.agent_id, UNKNOWN):
+        await story.ask("GET", AGENT, agent_id=agent_id)
+    await story.ask("GET", f"{W}/processes")
+    await story.ask("GET", f"{W}/snapshot")
+    for budget in ({"steps": 20, "cost": 2}, {"steps": -1}):
+        await story.ask("POST", f"{AGENT}/budget", budget, agent_id=counter.agent_id)
+    for text in (" ", "Only those in Go."):
+        await story.ask("POST", f"{AGENT}/message", {"text": text}, agent_id=counter.agent_id)
+    await story.idle(counter.session_id)
+    await story.tick()
+    waiter = await _start(story, "Wait for me.")
+    for agent_id in (waiter.agent_id, waiter.agent_id, UNKNOWN):
+        await story.ask("POST", f"{AGENT}/cancel", agent_id=agent_id)
+    await story.tick()
+    await story.ask("DELETE", S, session_id=waiter.session_id)
+    await story.tick()
+
+
+async def _start(story: Story, assignment: str, **more: object) -> Agent:
+    """Wait until it has begun, and that is told."""
+    started = await story.ask("POST", AGENTS, {"prompt": assignment, **more})
+    await story.heard(_begun(assignment).encode())
+    await story.tick()
+    return decode(started.body, Agent)
+
+
+async def hand_work_on(story: Story, session_id: SessionId) -> None:
+    """In a conversation: another agent does it, and asks through the one it works for."""
+    assignment: dict[str, Json] = {"prompt": "Deploy it.", "name": "Deployer", "role": "worker"}
+    arguments: dict[str, Json] = {"assignments": [assignment]}
+    call = ScriptedCall(name="agent", id="call_12", input=arguments)
+    story.model.add(Reply(calls=[call], usage=USAGE))
+    story.model.add(Reply(deltas=["It is deployed."], usage=USAGE))
+    await prompt(story, session_id, "Have it deployed.")
+    await story.question()
+    request = await shown_ask(story, "call_13", "bash")
+    await story.tick()
+    await story.ask("GET", f"{W}/permissions/asks")
+    await story.ask("GET", AGENTS, query={"below": session_id})
+    await answer_ask(story, request.id, "allow")
+    await story.question()
+    await story.idle(session_id)
+    await story.tick()
+    await story.ask("GET", AGENTS, query={"below": session_id})
+
+
+async def write_letters(story: Story, session_id: SessionId) -> None:
+    """One that asks is answered by the agent it wakes; another by a person."""
+    agents = decode((await story.ask("GET", AGENTS)).body, list[Agent])
+    counter = agents[0]
+    letter: dict[str, Json] = {"to": counter.agent_id, "from": session_id}
+    for wrong in ({**letter, "to": UNKNOWN}, {**letter, "to": "../x"}):
+        await story.ask("POST", MAIL, wrong)
+    letters: list[LetterShown] = []
+    for kind, text in (("ask", "How many?"), ("task", "Count again.")):
+        story.model.add(Reply(deltas=["Good to know."], usage=USAGE))
+        sent = await story.ask("POST", MAIL, {**letter, "kind": kind, "text": text})
+        letters.append(decode(sent.body, LetterShown))
+        if kind == "task":
+            await story.heard(_admitted(letters[-1]))
+            await story.idle(counter.session_id)
+            reply = {"text": "Three.", "from": counter.agent_id}
+            letter_id = letters[-1].letter_id
+            await story.ask("POST", f"{LETTER}/reply", reply, letter_id=letter_id)
+        await story.question()
+        await story.idle(session_id)
+        await story.tick()
+    await story.ask("POST", f"{LETTER}/reply", {"text": "Three."}, letter_id=UNKNOWN)
+    for letter_id in (letters[0].letter_id, UNKNOWN):
+        await story.ask("GET", LETTER, letter_id=letter_id)
+    await story.ask("GET", MAIL)
+    await story.ask("GET", MAIL, query={"agent": UNKNOWN})
+    await story.ask("POST", f"{MAIL}/ring", {"agent": counter.agent_id})
+    for path in (story.folder, "/nowhere"):
+        await story.ask("POST", "/v1/mail/ring", {"path": path})
+    await story.tick()
+
+
+def _admitted(letter: LetterShown) -> bytes:
+    """As it is told that an agent has read it."""
+    read = msgspec.structs.replace(letter, state="admitted")
+    return encode(read).partition(b',"correlation_id"')[0]

@@ -1,0 +1,122 @@
+"""What docs/agents.md tells to type works as it stands there."""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from culm.agents.results import ANSWER_CHARS_MAX, LIST_MAX
+from culm.agents.roles import BUILT_IN
+from culm.cli.main import culm
+from culm.config.schema import Role
+from culm.settings import Settings
+from culm.tools.office import ASSIGNMENTS_MAX
+from culm.wire.agents import PROMPT_CHARS_MAX
+from tests.live.found import env_of
+from tests.live.harness import RESUME_S, ROOT, environment, make_directory, open_process_server
+
+PAGE = (ROOT / "docs" / "agents.md").read_text()
+IN_A_MINUTE, SCRIPTED, *BY_HAND = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+OFFLINE = {"CULM_NO_DISCOVERY": "1"}
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
+
+
+async def output_of(folder: Path, env: Mapping[str, str], *scripts: str) -> str:
+    """What they print, one after the other, in a project beside a server of its own."""
+    data = folder / "data" / "culm"  # Where `culm agents` looks for it.
+    options = ("--data-dir", str(data), "--create-grace", "600")
+    async with open_process_server(folder, *options, env=dict(env)) as server:
+        places = {"CULM_HOST": server.url, "CULM_SOCKET": server.url.removeprefix("unix://")}
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euo", "pipefail", "-c", "\n".join(scripts)),
+            cwd=make_directory(folder),
+            env=environment(folder, {**env, **places, "XDG_DATA_HOME": str(folder / "data")}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(2 * RESUME_S):
+                out, err = await process.communicate()
+        finally:
+            with suppress(ProcessLookupError):  # What a script that failed has left behind.
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    assert process.returncode == 0, (out + err).decode()
+    return out.decode()
+
+
+@needs_curl
+async def test_agents_are_started_watched_cancelled_allowed_bounded_and_kept_apart(
+    folder: Path,
+) -> None:
+    said = UUID.sub("ID", await output_of(folder, OFFLINE, IN_A_MINUTE, *BY_HAND))
+    a_minute, _, by_hand = said.partition("  ID  worker   completed  $0.0000  read b.txt\n")
+    assert "The 2 sub-agents answered:" in a_minute
+    assert re.findall(r"tomatoes|beans|ID +worker +completed", a_minute) == [
+        *("tomatoes", "beans", "ID  worker   completed"),
+    ]
+    read, _, rest = by_hand.partition("id: ")
+    assert re.findall(r"tomatoes|beans", read) == ["tomatoes", "beans"]
+    told, _, rest = rest.partition("canceled\n")
+    assert re.findall(r'"type":"(agent_\w+)"', told) == [
+        *("agent_started", "agent_ended", "agent_ended"),
+    ]
+    allowed, _, rest = rest.partition("Limit reached: ")
+    assert allowed.splitlines() == [
+        *("canceled", "agents", "ask", "['ID', 'ID']", '{"resolved":true}', "new.txt"),
+    ]
+    assert rest.splitlines()[1:4] == ["{'steps': 5}", '{"run_id":"ID"}', "completed"]
+    assert re.fullmatch(r'\{"resolved":true\}\n## culm/\w+\n\?\? c.txt\n', rest.split("ed\n", 1)[1])
+
+
+async def test_a_model_reads_what_the_page_shows(folder: Path) -> None:
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    said = await output_of(folder, env_of({}), SCRIPTED)
+
+    def plain(text: str) -> str:
+        """Ids are others each time, and prices are the catalogue's."""
+        return re.sub(r"\$\d+\.\d+", "$", UUID.sub("ID", text))
+
+    assert plain(said) == plain(shown)
+
+
+def test_the_roles_of_the_page_are_a_sound_configuration(folder: Path) -> None:
+    (document,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    file = folder / "culm.json"
+    file.write_text(document)
+    checked = CliRunner().invoke(culm, ["config", "check", str(file)])
+    assert (checked.exit_code, checked.stdout) == (0, "ok: 1 file\n")
+    keys = re.findall(r"^\| `(\w+)` \|", PAGE.partition("| key | |")[2], re.MULTILINE)
+    assert tuple(keys[: len(Role.__struct_fields__)]) == Role.__struct_fields__
+    for name in BUILT_IN:
+        assert f"\n| `{name}` |" in PAGE
+
+
+def test_the_page_names_every_tool_and_the_limits_there_are() -> None:
+    tools = PAGE.partition("## The tools")[2].partition("## Roles")[0]
+    assert re.findall(r"^\| `(\w+)` \|", tools, re.MULTILINE) == [
+        *("agent", "agent_wait", "agent_send", "agent_stop", "agent_list", "mail"),
+    ]
+    settings = Settings()
+    for line in (
+        f"| `agents_depth_max` | {settings.agents_depth_max} |",
+        f"| `agents_children_max` | {settings.agents_children_max} |",
+        f"| `agents_at_once` | {settings.agents_at_once} |",
+        f"| {settings.run_wall_s / 3600:g} h, –, – |",
+        f"| assignments in a call | {ASSIGNMENTS_MAX} |",
+        f"| an assignment, a message | {PROMPT_CHARS_MAX >> 10} Ki characters |",
+        f"| one agent's answer in a result | {ANSWER_CHARS_MAX:,} characters |",
+        f"| agents shown by `agent_list` | {LIST_MAX} |",
+    ):
+        assert line in PAGE

@@ -1,0 +1,54 @@
+"""What docs/mail.md tells to type works as it stands there."""
+
+import asyncio
+import re
+from pathlib import Path
+
+from culm.fleet.mailbox.letters import parse_letter
+from tests.live.found import open_machine
+from tests.live.harness import RESUME_S, ROOT, environment
+
+PAGE = (ROOT / "docs" / "mail.md").read_text()
+SCRIPTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+DOCUMENTS = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+async def lines_of(folder: Path, script: str) -> list[str]:
+    """What it prints, in a project of one file, with a server on the offline model if any."""
+    project = folder / "project"
+    project.mkdir(exist_ok=True)
+    (project / "plums.txt").touch()
+    places = {"CULM_HOST": f"unix://{folder}/s", "CULM_NO_DISCOVERY": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", script),
+        cwd=project,
+        env=environment(folder, places),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(RESUME_S):
+        out, err = await process.communicate()
+    assert process.returncode == 0, (out + err).decode()
+    return out.decode().splitlines()
+
+
+async def test_letters_are_sent_read_and_answered_with_and_without_a_server(folder: Path) -> None:
+    beside, before = SCRIPTS
+    async with open_machine(folder):
+        said = await lines_of(folder, beside)
+    assert "offline model" in said[0]
+    states = [line.split()[1:3] for line in said[-3:]]
+    assert states == [["delivered", "reply"], ["answered", "ask"], ["admitted", "task"]]
+    assert any("plums.txt" in line for line in said)
+    said = await lines_of(
+        folder, before.replace("culm serve", f"culm serve --host unix://{folder}/s")
+    )
+    assert [line for line in said if line in ("delivered", "admitted")] == ["delivered", "admitted"]
+    assert any("plums.txt" in line for line in said)
+    assert said[-1].split()[:2] == ["worktrees", "ok"]
+
+
+def test_the_letter_of_the_page_can_be_read() -> None:
+    (letter,) = DOCUMENTS
+    assert parse_letter(letter.encode()).kind == "ask"

@@ -1,0 +1,140 @@
+"""Agents under many seeds: a server, its workers, mailboxes and clients, with all their faults.
+
+No letter is lost or admitted twice, no ask is approved by nobody, no budget is exceeded by more
+than a call for each who works, every cost is counted once, and a cancelled tree is empty.
+"""
+
+import asyncio
+import contextlib
+import gc
+
+import pytest
+
+from culm.ids import Ids
+from culm.workspace.workspace import Workspace
+from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
+from tests.sim.tree_actors import Client, answer_all, trouble
+from tests.sim.tree_checks import check_always, check_tree
+from tests.sim.tree_server import TreeServer
+from tests.sim.tree_world import TreeWorld
+from tests.support import contract
+
+TREES = max(1, SEEDS_MAX // 3)  # They are large.
+BATCH = 10
+CLIENTS = 3
+OPERATIONS = 10  # Of each.
+SESSIONS = 2
+SETTLE_S = 5_000.0
+LEAVE_S = 100.0
+# A killed server that is buried has workers to end, and nobody is there to do it.
+NO_WARNING = pytest.mark.filterwarnings("ignore:coroutine 'Crew._end' was never:RuntimeWarning")
+
+
+async def one_world(loop: SimLoop) -> TreeWorld:
+    world = TreeWorld(loop)
+    missed: Exception | None = None
+    with contextlib.closing(world):
+        async with world.tasks:
+            try:
+                await live_through(world)
+            except Exception as exc:  # boundary: first all that is left must be buried
+                missed = exc
+            await bury(world)
+    if missed is not None:
+        raise missed
+    return world
+
+
+async def bury(world: TreeWorld) -> None:
+    """Of what is left of anybody nothing goes on; some are told more than once."""
+    for process in world.processes:
+        process.end()
+    while any(not task.done() for process in world.processes for task in process.tasks):
+        for process in world.processes:
+            process.bury()
+        await asyncio.sleep(1)
+
+
+async def live_through(world: TreeWorld) -> None:
+    server = TreeServer(world)
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(server.run()), tasks.create_task(check_always(world))]
+        for _ in range(SESSIONS):
+            await begin(server)
+        worries = tasks.create_task(trouble(server))
+        if not world.faulty:
+            worries.cancel()
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(CLIENTS):
+                clients.create_task(Client(server, OPERATIONS).run())
+        worries.cancel()
+        background.append(tasks.create_task(answer_all(server)))
+        await settle(server)
+        for task in background:
+            task.cancel()
+    check_tree(server)
+    await leave(server)
+
+
+async def begin(server: TreeServer) -> None:
+    async def serve(workspace: Workspace) -> None:
+        session = await workspace.create_session("Untitled")
+        workspace.open_stream(Ids(server.world.number()).client(), interactive=True)
+        server.world.sessions.append(session.id)
+
+    await server.request(serve)
+
+
+async def settle(server: TreeServer) -> None:
+    """No more faults: everything that can end, ends."""
+    world, file = server.world, server.world.file
+    world.faulty = False
+    file.is_full = file.is_busy = False
+    file.die = None
+    file.bad.clear()
+    for process in world.processes:
+        process.go_on()
+    deadline_s = world.loop.time() + SETTLE_S
+    while not world.problems:
+        live = (await server.until_up()).live_runs()
+        if not live:
+            await asyncio.sleep(LEAVE_S)
+            if not server.life.live_runs():
+                return
+        if world.loop.time() > deadline_s:
+            about = [(run.id, run.session_id, run.state, run.stop) for run in live]
+            world.problems.append(f"it does not come to rest: {about}")
+        await asyncio.sleep(10)
+
+
+async def leave(server: TreeServer) -> None:
+    """With the last server goes all that it had."""
+    server.life.stop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LEAVE_S):
+            await server.life.process.gone.wait()
+    assert not server.life.process.is_alive, "the server does not leave"
+    left = [process.name for process in server.world.processes if process.is_alive]
+    assert not left, f"processes are left: {left}"
+    assert not server.world.problems, server.world.problems
+
+
+@contract("FLEET-64", "FLEET-71", "FLEET-76", "FLEET-P8", "EXC-22")
+@NO_WARNING
+@pytest.mark.parametrize("first", range(0, TREES, BATCH))
+def test_a_tree_of_agents_is_truthful_paid_for_and_empty_after_a_cancel(first: int) -> None:
+    try:
+        for seed in range(first, min(first + BATCH, TREES)):
+            simulate(seed, one_world)
+    finally:
+        gc.collect()  # What is left of killed servers, before others look at warnings.
+
+
+@NO_WARNING
+def test_a_seed_repeats_itself_to_the_last_frame() -> None:
+    try:
+        for seed in range(3):
+            worlds = [simulate(seed, one_world) for _ in range(2)]
+            assert worlds[0].trace == worlds[1].trace, f"seed {seed}"
+    finally:
+        gc.collect()

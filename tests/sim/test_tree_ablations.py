@@ -1,0 +1,186 @@
+"""Each safeguard of agents, switched off: the simulation must miss it."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from culm.agents import holding, mail
+from culm.agents.mail import MailRoom
+from culm.agents.replay import Replay
+from culm.fleet.parent.supervise import Crew
+from culm.permission.clearance import Clearance
+from culm.run import recovery, rules, runs
+from culm.run.budget import Account
+from culm.run.limits import Estimate
+from culm.run.live import LiveRun
+from culm.run.runs import Runs
+from culm.store import runs as store_runs
+from culm.store import sessions as store_sessions
+from culm.store.base import Tx
+from tests.sim.loop import simulate
+from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
+from tests.sim.test_tree import NO_WARNING, TREES, one_world
+
+SEEDS = range(TREES)
+NUMBERS = count()
+fate_after_crash = rules.fate_after_crash
+
+
+# --- who works for whom
+
+
+def nobody_is_orphaned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Runs, "orphan", do_nothing)
+
+
+def a_cancel_covers_nobody_below(patch: pytest.MonkeyPatch) -> None:
+    def only(named: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun]:
+        return list(named)
+
+    def nobody(session_id: str, live: Iterable[LiveRun]) -> list[LiveRun]:
+        return []
+
+    patch.setattr(runs, "with_below", only)
+    patch.setattr(runs, "below_session", nobody)
+
+
+def a_worker_is_left_alone_when_its_run_is_stopped(patch: pytest.MonkeyPatch) -> None:
+    async def wait_for_nothing(*_: object) -> None:
+        pass
+
+    patch.setattr(Crew, "end", wait_for_nothing)
+
+
+def what_was_waited_for_is_begun_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    def careless(run: rules.Crashed) -> object:
+        return fate_after_crash(run._replace(state="accepted", is_waited_for=False))
+
+    patch.setattr(recovery, "fate_after_crash", careless)
+
+
+def an_end_is_not_the_agents(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store_runs, "end_agent", do_nothing)
+
+
+# --- what people are asked
+
+
+def asks_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store_runs, "close_asks_of_run", do_nothing)
+
+
+def an_answer_is_a_yes(patch: pytest.MonkeyPatch) -> None:
+    allow_agent = Clearance.allow_agent
+
+    async def careless(self: Clearance, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
+        await allow_agent(self, *args, **kwargs)
+        return True
+
+    patch.setattr(Clearance, "allow_agent", careless)
+
+
+# --- what it costs
+
+
+def nothing_is_set_aside(patch: pytest.MonkeyPatch) -> None:
+    async def careless(self: Account, estimate: Estimate) -> str:
+        return "anything"
+
+    patch.setattr(Account, "reserve", careless)
+
+
+def only_the_own_budget_counts(patch: pytest.MonkeyPatch) -> None:
+    def alone(self: Account) -> list[Account]:
+        return [self]
+
+    patch.setattr(Account, "_way_up", alone)
+
+
+def what_was_cut_off_costs_nothing(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(Replay):
+        def count(self) -> None:
+            if self.ending is not None or self._calls_are_coming:
+                super().count()
+
+        _calls_are_coming = False
+
+        async def _know_calls(self, message: Any) -> None:  # noqa: ANN401
+            self._calls_are_coming = True
+            await super()._know_calls(message)
+            self._calls_are_coming = False
+
+    patch.setattr(holding, "Replay", Forgetful)
+
+
+def costs_are_not_rolled_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store_sessions, "_count_above", do_nothing)
+
+
+# --- letters
+
+
+def a_letter_is_acknowledged_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    accept = MailRoom._accept  # pyright: ignore[reportPrivateUsage]
+
+    async def hasty(self: MailRoom, letter: Any, recipient: Any) -> LiveRun | None:  # noqa: ANN401
+        post = self._post  # pyright: ignore[reportPrivateUsage]
+        for address in post.addresses(claimed=True):
+            post.open(address).ack_id(letter.id)
+        await asyncio.sleep(0.01)
+        return await accept(self, letter, recipient)
+
+    patch.setattr(MailRoom, "_accept", hasty)
+
+
+def a_letter_is_brought_as_often_as_it_is_found(patch: pytest.MonkeyPatch) -> None:
+    def another(letter_id: str) -> str:
+        return f"{letter_id}-{next(NUMBERS)}"
+
+    patch.setattr(mail, "RunId", another)
+
+
+def a_letter_that_nobody_reads_has_no_receipt(patch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> Callable[[Tx], bool]:
+        return lambda tx: True
+
+    patch.setattr(mail, "close_letter", nothing)
+
+
+# Each with a world that shows it; should that change, others are tried.
+DRAWN: tuple[tuple[Ablation, int], ...] = (
+    (nobody_is_orphaned, 52),
+    (a_cancel_covers_nobody_below, 15),
+    (a_worker_is_left_alone_when_its_run_is_stopped, 1),
+    (what_was_waited_for_is_begun_again_after_a_crash, 0),
+    (an_end_is_not_the_agents, 1),
+    (asks_outlive_their_run, 1),
+    (an_answer_is_a_yes, 1),
+    (nothing_is_set_aside, 4),
+    (only_the_own_budget_counts, 4),
+    (what_was_cut_off_costs_nothing, 4),
+    (costs_are_not_rolled_up, 1),
+    (a_letter_is_acknowledged_before_it_is_read, 5),
+    (a_letter_is_brought_as_often_as_it_is_found, 3),
+    (a_letter_that_nobody_reads_has_no_receipt, 6),
+)
+
+
+@NO_WARNING
+@pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
+def test_if_a_safeguard_is_off_the_simulation_notices(
+    ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ablation(monkeypatch)
+    try:
+        assert any(is_missed(partial(look, number)) for number in (seed, *SEEDS))
+    finally:
+        gc.collect()  # What is left of killed servers, before others look at warnings.
+
+
+def look(seed: int) -> None:
+    simulate(seed, one_world)

@@ -1,0 +1,292 @@
+"""A server with agents and a fleet: killed, stopped and started again, on a disk that survives."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from culm.agents.means import Means
+from culm.errors import AppError, StoreBusy
+from culm.fleet.parent.controls import Controls
+from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.parent.driving import Driven
+from culm.fleet.parent.overseer import Overseer
+from culm.fleet.parent.pool import PoolBounds
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import Provision
+from culm.ids import Epoch, Ids, workspace_id_of
+from culm.run.live import LiveRun
+from culm.settings import Settings
+from culm.store.base import find_meta, last_seq
+from culm.store.memory import MemoryDatabase
+from culm.store.sql import QUERIES
+from culm.store.store import Store
+from culm.wire.state import StoreHealth
+from culm.workspace.about import About
+from culm.workspace.claims import Created
+from culm.workspace.workspace import Workspace
+from tests.sim.fleet_workers import end_leftovers
+from tests.sim.fleet_world import Process
+from tests.sim.runs_disk import SlowDatabase
+from tests.sim.tree_outside import WINDOW, Asker, QuestionTool, TreeModel, TreeTool
+from tests.sim.tree_workers import TreeLauncher
+from tests.sim.tree_world import TreeWorld
+from tests.support import equipment, fixed_origins, model_config
+
+T = TypeVar("T")
+
+PATH = Path("/simulated")
+BOUNDS = FleetBounds(first_frame_s=20.0, pool=PoolBounds(idle_per_key_max=2, idle_max=3))
+
+
+DEPTH_MAX = 3
+# A line that has gone silent is noticed by nobody: time is what ends its run.
+SETTINGS = Settings(
+    abandoned_runs_s=1e6,
+    agents_at_once=4,
+    agents_children_max=6,
+    agents_depth_max=DEPTH_MAX,
+    run_wall_s=600.0,
+)
+ALIVE_EVERY_S = 30.0  # How often a server says that it lives.
+
+
+class _Used(Struct):
+    cost: float
+
+
+class _Reported(Struct):
+    used: _Used
+
+
+class Gone(Exception):
+    """The server is not there, or ended before it answered."""
+
+
+class Life:
+    """One server process, from its start to its end, whatever that is."""
+
+    def __init__(
+        self, world: TreeWorld, number: int, alive_s: float | None, up: asyncio.Event
+    ) -> None:
+        self.world = world
+        self.number = number
+        self.process = Process(world, f"server{number}")
+        self.launcher = TreeLauncher(self)
+        self.workspace: Workspace | None = None  # While it answers.
+        self.is_closing = False
+        self.requests: list[asyncio.Task[None]] = []
+        self._up = up
+        self._alive_s = alive_s
+        self._stopping = asyncio.Event()
+        self._ids = Ids(world.dice.randrange(1 << 30))
+        self.process.when_gone(self._close)
+        self.process.begin(self._main)
+
+    def _close(self) -> None:
+        """Nobody is answered any more."""
+        self.workspace = None
+        self._up.clear()
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.process.do(self._stopping.set)
+
+    def kill(self) -> None:
+        """`kill -9`: what was not committed is lost."""
+        workspace = self.workspace
+        if not self.process.is_alive:
+            return
+        self.world.note("kill -9", self.process.name)
+        if workspace is not None:
+            self.world.cut |= {(run.id, self.number) for run in workspace.runs.live()}
+        self.process.end()
+        self.world.file.crash()
+        self.world.file.die = None
+        if self.world.dice.random() < 0.2:
+            self.world.post.lose_power()
+
+    # --- in the process
+
+    async def _main(self) -> None:
+        end_leftovers(self.world)
+        async with open_fleet(self.launcher, self.process.clock, BOUNDS) as fleet:
+            watched = Watched(fleet, self)
+            try:
+                await self._serve(watched)
+            except* StoreBusy:
+                pass  # The disk is full, and nobody can open it now.
+            self.is_closing = True
+
+    async def _serve(self, fleet: "Watched") -> None:
+        world, clock = self.world, self.process.clock
+        connection = world.file.connection
+        if find_meta(connection, "epoch") is None:
+            connection.execute(QUERIES["set_meta"], ("epoch", self._ids.epoch()))
+        epoch = Epoch(find_meta(connection, "epoch") or "")
+        database = MemoryDatabase(world.file, clock)
+        slow = SlowDatabase(database, world.loop)
+        store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
+        tools = [
+            TreeTool(world, self._asker, "look", is_free=True, parallel=True),
+            TreeTool(world, self._asker, "edit", is_free=False),
+            QuestionTool(world),
+        ]
+        gear = equipment(lambda _: TreeModel(world, self._asker), *tools)
+        means = Means(cast("Fleet", fleet), PATH, lambda _: world.post, self._block)
+        about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
+        origins = fixed_origins(model_config("http://simulated", context_window=WINDOW))
+        async with asyncio.TaskGroup() as tasks:
+            workspace = Workspace(
+                about,
+                store,
+                origins,
+                replace(gear, agents=means),
+                clock,
+                self._ids,
+                SETTINGS,
+                tasks,
+            )
+            await workspace.start(self._alive_s)
+            workspace.claim(Created(self._ids.client()))
+            self.workspace = workspace
+            self._up.set()
+            await self._stopping.wait()
+            self._close()
+            await workspace.stop()
+            # Their ends could not be written: the disk was full.
+            world.cut |= {(run.id, self.number) for run in workspace.runs.live()}
+            for request in self.requests:
+                request.cancel()
+            if self.requests:
+                await asyncio.wait(self.requests)
+        await database.close()
+
+    async def _block(self, job: Callable[[], T]) -> T:
+        """As the disk does: the process may end before it is done, and before that is heard."""
+        await asyncio.sleep(self.world.dice.choice((0, 0.0001, 0.01)))
+        done = job()
+        await asyncio.sleep(self.world.dice.choice((0, 0.0001, 0.01)))
+        return done
+
+    # --- looking
+
+    def live_runs(self) -> list[LiveRun]:
+        return [] if self.workspace is None else self.workspace.runs.live()
+
+    def paid_by(self, run_id: str) -> Sequence[str]:
+        """It, and whom it works for, as far as this server knows."""
+        chain: list[str] = [run_id]
+        run: LiveRun | None = None if self.workspace is None else self.workspace.runs.find(run_id)
+        while run is not None and run.duty is not None:
+            run = run.duty.works_for
+            if run is not None:
+                chain.append(run.id)
+        return chain
+
+    def _asker(self, session_id: str) -> Asker:
+        rows = self.world.rows(
+            "SELECT id FROM runs WHERE session_id = ? AND state = 'active'", session_id
+        )
+        run_id = rows[0]["id"] if len(rows) == 1 else ""
+        return Asker(self.number, run_id, 0, lambda: self.process.is_alive, self.paid_by)
+
+
+class Watched:
+    """A fleet whose runs are watched: what their workers report is noted as it is heard."""
+
+    def __init__(self, fleet: Fleet, life: Life) -> None:
+        self._fleet = fleet
+        self._life = life
+
+    async def run(
+        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
+    ) -> Driven:
+        ear = Ear(overseer, self._life, spec.activation_run_id or "")
+        return await self._fleet.run(provision, spec, ear, controls)
+
+
+class Ear:
+    """Implements `Overseer`, by passing everything on."""
+
+    def __init__(self, overseer: Overseer, life: Life, run_id: str) -> None:
+        self._life = life
+        self._run_id = run_id
+        self._overseer = overseer
+        self.on_gap = overseer.on_gap
+        self.on_ask = overseer.on_ask
+        self.on_call = overseer.on_call
+
+    async def on_event(self, event: Raw) -> None:
+        if b'"usage_reported"' in bytes(event):
+            self._note_usage(msgspec.json.decode(event, type=_Reported).used.cost)
+        await self._overseer.on_event(event)
+
+    def _note_usage(self, cost: float) -> None:
+        """What a run hears of while it goes on must be counted. Each cost is there once."""
+        workspace = self._life.workspace
+        run = None if workspace is None else workspace.runs.find(self._run_id)
+        if cost and run is not None and run.stop is None:
+            for asked in self._life.world.asked:
+                is_it = (asked.run_id, asked.life) == (self._run_id, self._life.number)
+                if is_it and asked.cost == cost:
+                    asked.is_reported = True
+
+
+class TreeServer:
+    """One life after the other."""
+
+    def __init__(self, world: TreeWorld) -> None:
+        self.world = world
+        self.outages_s: Sequence[float] = (0.01, 0.5, 5.0, 60.0, 700.0)
+        self.up = asyncio.Event()
+        self.life = Life(world, 1, None, self.up)
+        world.file.on_death = lambda: self.life.kill()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            began_s = self.world.clock.now_s()
+            await self.life.process.gone.wait()
+            seen_s = began_s + (self.world.clock.now_s() - began_s) // ALIVE_EVERY_S * ALIVE_EVERY_S
+            await asyncio.sleep(self.world.dice.choice(self.outages_s))
+            self.life = Life(self.world, self.life.number + 1, seen_s, self.up)
+
+    async def until_up(self) -> Life:
+        while self.life.workspace is None:
+            await self.up.wait()
+        return self.life
+
+    async def request(
+        self, serve: Callable[[Workspace], Awaitable[T]], *, patience_s: float | None = None
+    ) -> T:
+        """What a route does for a client, which may not wait for it. Raises `AppError`, `Gone`."""
+        life = await self.until_up()
+        workspace = life.workspace
+        assert workspace is not None
+        answers: list[T] = []
+        errors: list[AppError] = []
+
+        async def answer() -> None:
+            try:
+                answers.append(await serve(workspace))
+            except AppError as exc:
+                errors.append(exc)
+
+        task = life.process.start(answer(), "request")
+        life.requests.append(task)
+        async with asyncio.TaskGroup() as tasks:
+            gone = tasks.create_task(life.process.gone.wait())
+            done = {task, gone}
+            await asyncio.wait(done, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+        if errors:
+            raise errors[0]
+        if not answers:
+            task.cancel()
+            raise Gone
+        return answers[0]

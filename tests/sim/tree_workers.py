@@ -1,0 +1,299 @@
+"""Workers of a server with agents: the real turn of a run, with a model and tools that are drawn.
+
+What a run does in a worker is what `bamboo_runtime` does: its journal, its meter, its office and
+its admission are the real ones. What is made here is what would touch a disk or a network.
+"""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from culm.clock import LoopClock
+from culm.custody.nobody import NoCustody
+from culm.errors import ModelFailed
+from culm.fleet.executor import (
+    CANCELLED,
+    Cancelling,
+    Events,
+    Host,
+    Outcome,
+    RunOver,
+    Steering,
+    failed,
+)
+from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.parent.base import LaunchFailed
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import Provision
+from culm.fleet.serving.modes import serve_on
+from culm.fleet.times import format_time
+from culm.fleet.transport.base import ConnectFailed, Link
+from culm.fleet.worker.executors.base import Services, execution_started
+from culm.fleet.worker.executors.runtime_admission import ASK_S, Admission
+from culm.fleet.worker.executors.runtime_bench import Bench
+from culm.fleet.worker.executors.runtime_history import history_from
+from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
+from culm.fleet.worker.executors.runtime_journal import EventJournal
+from culm.fleet.worker.executors.runtime_model import OneSpeaker
+from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
+from culm.fleet.worker.executors.runtime_turn import Work, end, hold
+from culm.fleet.worker.limits import mode_of, serving_terms_of
+from culm.fleet.worker.main import LEAVE_S
+from culm.fleet.worker.presence import open_presence
+from culm.ids import Ids, RunId, SessionId
+from culm.permission.policy import Terms
+from culm.run.limits import FREE
+from culm.run.loop import Speaker
+from culm.run.setting import Setting
+from culm.tools.base import Call, Tool
+from culm.tools.errands import make_agent_tools
+from culm.tools.inside import Inside
+from culm.tools.kit import Kit
+from culm.tools.work import WALL_S, FileWork
+from culm.wire.config import SelectedModel
+from culm.wire.runs import Limits
+from tests.sim.fleet_network import SimListener
+from tests.sim.fleet_workers import READY_S, ProcessFabric
+from tests.sim.fleet_world import Process
+from tests.sim.tree_outside import WINDOW, Asker, QuestionTool, TreeModel, TreeTool
+from tests.sim.tree_world import Execution, TreeWorld
+
+if TYPE_CHECKING:
+    from tests.sim.tree_server import Life
+
+FILE_WORK = FileWork(LoopClock(), WALL_S)  # Nobody here has any.
+
+
+async def _no_hooks(_: Call) -> None:
+    return None
+
+
+def _ignore(call: Call, by: str) -> None:
+    pass
+
+
+class TreeExecutor:
+    """Implements `Executor`."""
+
+    def __init__(self, worker: "TreeWorker", provision: Provision) -> None:
+        self._worker = worker
+        self._process = worker.process
+        self._world = worker.world
+        self._provision = provision
+        self._ids = Ids(worker.world.dice.randrange(1 << 30))
+
+    async def run(
+        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+    ) -> Outcome:
+        run_id, logical = spec.activation_run_id, spec.logical_session
+        assert run_id is not None
+        assert logical is not None
+        worker = self._worker
+        worker.run_id = run_id
+        number = worker.listener.lines[-1].number
+        life = worker.life.number
+        self._world.executions.append(Execution(run_id, life, self._process.name, number))
+        try:
+            async with open_telling(events) as telling:
+                try:
+                    session_id = SessionId(logical.session_id)
+                    work = self._work(spec, session_id, telling, steer, cancel, host)
+                    begun = execution_started(run_id, session_id, self._process.clock.now_s())
+                    await telling.say(begun)
+                    return await end(work, await hold(work, cancel))
+                except ModelFailed as exc:
+                    return failed(exc.message)
+                except RunOver:
+                    return CANCELLED
+        finally:
+            worker.run_id = ""
+
+    def _work(
+        self,
+        spec: RunSpec,
+        session_id: SessionId,
+        telling: Telling,
+        steer: Steering,
+        cancel: Cancelling,
+        host: Host,
+    ) -> Work:
+        clock, ids, provision = self._process.clock, self._ids, self._provision
+        run_id = spec.activation_run_id or ""
+        asker = Asker(
+            self._worker.life.number,
+            run_id,
+            provision.identity.depth,
+            lambda: self._process.is_alive,
+            self._worker.life.paid_by,
+        )
+        journal = EventJournal(
+            telling,
+            steer,
+            cancel,
+            Setting("demo-1", "demo", WINDOW),
+            clock,
+            ids,
+            run_id=RunId(run_id),
+            session_id=session_id,
+            history=history_from(spec.messages, spec.assignment, session_id),
+        )
+        kit = self._kit(run_id)
+        terms = Terms("/simulated", "/nowhere")
+        can = provision.capabilities
+        ask_s = provision.culm.ask_s or ASK_S
+        model = TreeModel(self._world, lambda _: asker)
+        return Work(
+            Services(clock, ids, kit.custody, Path("/nowhere")),
+            telling,
+            journal,
+            Bench(kit, self._tools(host, asker)),
+            Admission(host, clock, terms, can.is_read_only, _no_hooks, ask_s, _ignore),
+            OneSpeaker(Speaker(model, SelectedModel("demo-1", "demo"), FREE, "")),
+            Limits(steps=provision.limits.max_rounds or 0),
+            HostMeter(host, telling),
+        )
+
+    def _kit(self, run_id: str) -> Kit:
+        return Kit(
+            workspace_id=run_id,
+            inside=Inside(Path("/simulated")),
+            work=FILE_WORK,
+            custody=NoCustody(),
+            store=self._world.bench_store,
+            clock=self._process.clock,
+            ids=self._ids,
+            env=lambda: {},
+            outputs=Path("/nowhere"),
+        )
+
+    def _tools(self, host: Host, asker: Asker) -> dict[str, Tool]:
+        """As `bamboo_runtime` offers them."""
+        provision = self._provision
+        can = provision.capabilities
+        may_start = can.nested_spawn and provision.identity.depth < can.depth_max
+        tools: dict[str, Tool] = {
+            **make_agent_tools(HostOffice(host), may_start=may_start),
+            "look": TreeTool(self._world, lambda _: asker, "look", is_free=True, parallel=True),
+            "edit": TreeTool(self._world, lambda _: asker, "edit", is_free=False),
+        }
+        if provision.culm.questions:
+            tools["question"] = QuestionTool(self._world)
+        disabled = provision.disabled_tools or ()
+        return {name: tool for name, tool in tools.items() if name not in disabled}
+
+
+class TreeWorker:
+    """Implements `Worker`: a server's hold on a process."""
+
+    def __init__(self, life: "Life", provision: Provision) -> None:
+        self.life = life
+        self.world: TreeWorld = life.world
+        self.id = provision.identity.child_id
+        self.run_id = ""  # Of the run that it works on.
+        self.process = Process(self.world, f"{self.id}#{self.world.number()}")
+        self.listener = SimListener(self.world, self.process)
+        self.news = asyncio.Event()  # It is ready, or gone.
+        self.is_ready = False
+        self._main_task = self.process.begin(partial(self._main, provision))
+        self.process.when_gone(self.news.set)
+        life.process.when_gone(self._leave)
+
+    @property
+    def endpoint(self) -> str:
+        return self.listener.endpoint
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive
+
+    async def connect(self) -> Link:
+        await asyncio.sleep(self.world.dice.choice((0, 0.001, 0.2)))
+        if self.world.chance(0.03):
+            raise ConnectFailed("connection refused")
+        return self.listener.connect(self.life.process).parent_end
+
+    async def kill(self) -> None:
+        if not self.life.is_closing and self.world.chance(0.02):
+            self.world.note("not killed", self.process.name)
+            raise OSError("it cannot be ended")
+        self.process.end()
+        try:
+            await asyncio.sleep(self.world.dice.choice((0, 0.001, 0.5)))
+        finally:
+            self.world.fabric.withdraw(self.id)
+
+    async def last_words(self) -> str:
+        return "its last words"
+
+    # --- in the process
+
+    async def _main(self, provision: Provision) -> None:
+        world, process = self.world, self.process
+        await asyncio.sleep(world.dice.choice((0.001, 0.01, 0.5)))
+        self.is_ready = True
+        self.news.set()
+        terms = serving_terms_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
+        make = partial(self._record, provision, world.clock.now_s())
+        executor = TreeExecutor(self, provision)
+        async with open_presence(ProcessFabric(process), make, process.clock, at_once=False):
+            await serve_on(self.listener, executor, mode_of(provision), terms)
+
+    def _leave(self) -> None:
+        """Its owner is gone. What does not end in time is ended."""
+        self.process.do(self._main_task.cancel)
+        self.world.loop.call_later(LEAVE_S, self.process.end)
+
+    def _record(self, provision: Provision, now_s: float) -> AgentRecord:
+        owner = self.life.process
+        record = AgentRecord(
+            agent_id=self.id,
+            role=provision.identity.role,
+            endpoint=self.endpoint,
+            pid=self.process.pid,
+            started_at=format_time(now_s),
+            lease_expires_at="",
+            culm=Placed(self.process.pid, "boot", OwnerProcess(owner.pid, owner.pid)),
+        )
+        return renewed(record, now_s)
+
+
+class TreeLauncher:
+    """Implements `Launcher`, for one life of the server."""
+
+    def __init__(self, life: "Life") -> None:
+        self._life = life
+        self.workers: list[TreeWorker] = []
+
+    async def launch(self, provision: Provision) -> TreeWorker:
+        world = self._life.world
+        await asyncio.sleep(world.dice.choice((0, 0.001, 0.3)))
+        if world.chance(0.03):
+            raise LaunchFailed("there are no more processes")
+        worker = TreeWorker(self._life, provision)
+        self.workers.append(worker)
+        try:
+            if world.chance(0.04):
+                self._hinder(worker)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READY_S):
+                    await worker.news.wait()
+            if not worker.is_ready:
+                raise LaunchFailed("the worker was not ready: its last words")
+        except BaseException:
+            worker.process.end()
+            world.fabric.withdraw(worker.id)
+            raise
+        return worker
+
+    def _hinder(self, worker: TreeWorker) -> None:
+        world = self._life.world
+        if world.dice.random() < 0.5:
+            worker.process.stop()  # It never says that it is ready.
+        else:
+            world.loop.call_later(world.dice.choice((0, 0.005, 0.5)), worker.process.end)

@@ -1,0 +1,123 @@
+"""A database with agents in it, made by the units that a server makes it with."""
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from culm.ids import AgentId, Ids, RunId, SessionId
+from culm.store.agents import NewAgent, add_agent, agents_below, find_agent
+from culm.store.base import Job, Tx, run_group, together
+from culm.store.files import prepare_file
+from culm.store.runs import NewRun, accept_run, count_on_run
+from culm.store.sessions import add_session, add_usage, delete_session
+from culm.store.sql import QUERIES
+from culm.store.writer import connect
+from culm.wire.runs import Limits, Used
+
+T = TypeVar("T")
+
+TOP = "top"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A database with a session that people began, and agents below it."""
+
+    connection: sqlite3.Connection
+
+    @property
+    def names(self) -> list[str]:
+        return [TOP, *(agent.agent_id for agent in agents_below("")(self.connection))]
+
+    def do(self, unit: Callable[[Tx], T]) -> T:
+        job = Job(unit, settle=lambda _: None)
+        run_group(self.connection, [job], now=1)
+        if job.error is not None:
+            raise job.error
+        return job.result  # pyright: ignore[reportReturnType] - what the unit returned
+
+    def begin(self) -> None:
+        """The session at the top, with its run."""
+        self.do(together(add_session(SessionId(TOP), "", sessions_max=10**6), _run(TOP)))
+
+    def add(self, name: str, parent: str = TOP) -> None:
+        """An agent in a session of its own, with a run that works for the parent's."""
+        stored = find_agent(parent)(self.connection)
+        above = (parent,) if stored is None else stored.path
+        new = agent_named(name, parent, above)
+        session = add_session(SessionId(name), "", parent_id=parent, sessions_max=10**6)
+        self.do(together(session, add_agent(new), _run(name, parent)))
+
+    def use(self, name: str, tokens: int, cost: float) -> None:
+        used = Used(tokens, 1, cost, estimated=False)
+        unit = together(add_usage(SessionId(name), used), count_on_run(RunId(f"r {name}"), used))
+        self.do(unit)
+
+    def delete(self, name: str) -> None:
+        self.do(delete_session(SessionId(name)))
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """All there is of agents and of the sums of runs."""
+        sums = "SELECT id, tree_steps, tree_tokens, tree_cost FROM runs ORDER BY seq"
+        found = (*self.connection.execute(QUERIES["all_agents"]), *self.connection.execute(sums))
+        # What clients see is made of the other columns, by the database.
+        return [
+            tuple(_rounded(row[name]) for name in row.keys() if name != "shown")  # noqa: SIM118
+            for row in found
+        ]
+
+
+def _rounded(value: object) -> object:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _run(name: str, parent: str = "") -> Callable[[Tx], object]:
+    return accept_run(
+        NewRun(
+            id=RunId(f"r {name}"),
+            session_id=SessionId(name),
+            kind="prompt",
+            state="accepted",
+            given=False,
+            digest="",
+            prompt="",
+            attachments=(),
+            limits=Limits(),
+            provider="p",
+            model="m",
+            agent_id=name if parent else "",
+            parent_run_id=f"r {parent}" if parent else "",
+        )
+    )
+
+
+def agent_named(name: str, parent: str, above: tuple[str, ...]) -> NewAgent:
+    return NewAgent(
+        id=AgentId(name),
+        session_id=SessionId(name),
+        parent_id=parent,
+        parent_session_id=parent,
+        name=f"the {name}",
+        role="worker",
+        provider="p",
+        model="m",
+        terms='{"a":1}',
+        depth=len(above),
+        path=above,
+    )
+
+
+@contextmanager
+def open_tree(file: Path) -> Generator[Tree]:
+    """A database in a file, which is made if need be; only this writes to it."""
+    is_new = not file.exists()
+    if is_new:
+        prepare_file(file, Ids().epoch(), 0)
+    with closing(connect(file)) as connection:
+        tree = Tree(connection)
+        if is_new:
+            tree.begin()
+        yield tree

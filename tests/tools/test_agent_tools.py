@@ -1,0 +1,215 @@
+"""The tools for having others work: what a model writes is an errand, or it reads what is right."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from culm.tools.base import Call, Plan, Result, Tool, Watch
+from culm.tools.errands import AGENTS_MAX, make_agent_tools
+from culm.tools.office import (
+    ASSIGNMENTS_MAX,
+    TIMEOUT_S_MAX,
+    Assignment,
+    Errand,
+    List,
+    Mail,
+    Send,
+    Start,
+    Stop,
+    Wait,
+)
+from culm.wire.agents import PROMPT_CHARS_MAX
+from culm.wire.codec import Json, decode, encode
+from culm.wire.runs import Limits
+from tests.support import carried_out
+
+
+@dataclass(eq=False)
+class Desk:
+    """An office that remembers what it was asked to do."""
+
+    done: list[tuple[Call, Errand]] = field(default_factory=list[tuple[Call, Errand]])
+
+    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+        self.done.append((call, errand))
+        return Result("It is done.", metadata='{"agents":[]}')
+
+
+def call_of(name: str, given: dict[str, Json]) -> Call:
+    return Call("call-1", name, "", given, "session-1")
+
+
+def tool_of(name: str, office: Desk | None = None) -> Tool:
+    return make_agent_tools(office or Desk(), may_start=True)[name]
+
+
+async def errand_of(name: str, given: dict[str, Json]) -> Errand:
+    office = Desk()
+    call = call_of(name, given)
+    result = await carried_out(tool_of(name, office), call)
+    assert result == Result("It is done.", metadata='{"agents":[]}')
+    ((asked, errand),) = office.done
+    assert asked == call
+    # As a host call it is the same.
+    assert decode(encode(errand), type(errand)) == errand
+    return errand
+
+
+ONE: dict[str, Json] = {
+    "prompt": "Look for it.",
+    "name": "seeker",
+    "role": "explorer",
+    "model": "demo/demo-1",
+    "tools": ["view", "grep"],
+    "read_only": True,
+    "worktree": True,
+    "limits": {"wall_s": 60, "steps": 5, "tokens": 1000, "cost": 0.5},
+}
+SEEKER = Assignment(
+    "Look for it.",
+    "seeker",
+    "explorer",
+    "demo/demo-1",
+    ["view", "grep"],
+    read_only=True,
+    worktree=True,
+    limits=Limits(60, 5, 1000, 0.5),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "errand"),
+    [
+        ("agent", {"prompt": "Go."}, Start([Assignment("Go.")])),
+        # Models write numbers and booleans as text, and null or nothing for what they leave out.
+        (
+            "agent",
+            {"prompt": "Go.", "wait": "false", "assignments": []},
+            Start([Assignment("Go.")], wait=False),
+        ),
+        ("agent", ONE, Start([SEEKER])),
+        (
+            "agent",
+            {
+                "assignments": [ONE, {"prompt": "Go.", "role": None}],
+                "prompt": "",
+                "role": None,
+                "wait": False,
+            },
+            Start([SEEKER, Assignment("Go.")], wait=False),
+        ),
+        ("agent", {"prompt": "half \ud83d of it"}, Start([Assignment("half \ufffd of it")])),
+        ("agent_wait", {}, Wait()),
+        (
+            "agent_wait",
+            {"agents": ["a", "b"], "until": "first_error", "timeout_s": "1.5"},
+            Wait(["a", "b"], "first_error", 1.5),
+        ),
+        ("agent_send", {"agent": "a", "message": "Stop that."}, Send("a", "Stop that.")),
+        (
+            "agent_send",
+            {"agent": "a", "message": "More.", "wait": True},
+            Send("a", "More.", wait=True),
+        ),
+        ("agent_stop", {"agents": ["a", "b"]}, Stop(["a", "b"])),
+        ("agent_list", {}, List()),
+        ("agent_list", {"agent": "a"}, List("a")),
+        ("mail", {"action": "send", "to": "a", "text": "Hi."}, Mail("send", "a", "task", "Hi.")),
+        (
+            "mail",
+            {"action": "send", "to": "a", "kind": "ask", "text": "Hm?"},
+            Mail("send", "a", "ask", "Hm?"),
+        ),
+        (
+            "mail",
+            {"action": "reply", "letter": "l", "text": "Yes."},
+            Mail("reply", text="Yes.", letter="l"),
+        ),
+        ("mail", {"action": "status", "letter": "l"}, Mail("status", letter="l")),
+    ],
+)
+async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_result(
+    name: str, given: dict[str, Json], errand: Errand
+) -> None:
+    assert await errand_of(name, given) == errand
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("agent", {}, "give a prompt, or assignments that each have one"),
+        ("agent", {"prompt": "  "}, "give a prompt"),
+        ("agent", {"prompt": "x" * (PROMPT_CHARS_MAX + 1)}, "all it has to know"),
+        ("agent", {"prompt": "Go.", "tools": "view"}, "The only tools it may use"),
+        ("agent", {"prompt": "Go.", "limits": {"steps": "many"}}, "wall_s, steps, tokens, cost"),
+        ("agent", {"prompt": "Go.", "assignments": [ONE]}, "beside assignments only wait is taken"),
+        ("agent", {"read_only": True, "assignments": [ONE]}, "put the rest into each of them"),
+        ("agent", {"assignments": [{"role": "worker"}]}, "`prompt` - assignments[0]"),
+        (
+            "agent",
+            {"assignments": [{"prompt": " "}]},
+            "every one of the assignments needs a prompt",
+        ),
+        ("agent", {"assignments": [{"prompt": "x"}] * (ASSIGNMENTS_MAX + 1)}, "several agents"),
+        ("agent_wait", {"until": "some"}, "all have ended, any one has, or one has failed"),
+        ("agent_wait", {"timeout_s": TIMEOUT_S_MAX + 1}, "at most 3600"),
+        ("agent_wait", {"timeout_s": -1}, "at most 3600"),
+        ("agent_wait", {"agents": ["a"] * (AGENTS_MAX + 1)}, "Their ids"),
+        ("agent_send", {"agent": "a"}, "missing required field `message`"),
+        ("agent_send", {"agent": "", "message": "x"}, "Its id"),
+        ("agent_send", {"agent": "a" * 257, "message": "x"}, "Its id"),
+        ("agent_stop", {"agents": []}, "Their ids"),
+        ("agent_list", {"agent": 7}, "The id of one"),
+        ("mail", {"action": "burn"}, "send, reply or status"),
+        ("mail", {"action": "send", "to": "a"}, "send needs text"),
+        ("mail", {"action": "send"}, "send needs to and text"),
+        ("mail", {"action": "reply", "text": "x"}, "reply needs letter"),
+        ("mail", {"action": "status"}, "status needs letter"),
+        ("mail", {"action": "send", "to": "a", "text": "x", "kind": "reply"}, "handoff"),
+    ],
+)
+async def test_arguments_that_are_wrong_are_answered_with_what_is_right_and_nothing_is_done(
+    name: str, given: dict[str, Json], words: str
+) -> None:
+    office = Desk()
+    result = await tool_of(name, office).prepare(call_of(name, given))
+    assert isinstance(result, Result)
+    assert result.is_error
+    assert result.content.startswith(f"{name}: ")
+    assert words in result.content
+    assert office.done == []
+
+
+async def test_nobody_is_asked_about_an_errand_and_nothing_is_done_before_it_runs() -> None:
+    office = Desk()
+    plan = await tool_of("agent", office).prepare(call_of("agent", {"prompt": "Go."}))
+    assert isinstance(plan, Plan)
+    assert plan.action.is_free
+    assert office.done == []
+
+
+def test_each_tool_says_whether_it_runs_beside_others_and_what_a_crash_means() -> None:
+    tools = make_agent_tools(Desk(), may_start=True)
+    assert {name: (tool.parallel, tool.crash) for name, tool in tools.items()} == {
+        "agent": (True, "ask"),
+        "agent_wait": (True, "again"),
+        "agent_send": (False, "ask"),
+        "agent_stop": (False, "again"),
+        "agent_list": (True, "again"),
+        "mail": (False, "ask"),
+    }
+    assert [*make_agent_tools(Desk(), may_start=False)] == ["agent_list", "mail"]
+    assert {name: tool.spec.parameters["required"] for name, tool in tools.items()} == {
+        "agent": [],
+        "agent_wait": [],
+        "agent_send": ["agent", "message"],
+        "agent_stop": ["agents"],
+        "agent_list": [],
+        "mail": ["action"],
+    }
+    properties = tools["agent"].spec.parameters["properties"]
+    # A Crush client shows such a call by its prompt.
+    assert next(iter(properties)) == "prompt"
+    assert properties["assignments"]["items"]["required"] == ["prompt"]
+    assert b"$ref" not in msgspec.json.encode([tool.spec for tool in tools.values()])
