@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.custody.linux import find_stat
+from culm.fleet.executor import limit_error
 from culm.fleet.fabric.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, Placed
 from culm.fleet.fabric.memory import MemoryFabric
 from culm.fleet.provision import (
@@ -35,7 +36,7 @@ from culm.fleet.serving.base import One, Reusable, Terms
 from culm.fleet.storage import storage_of
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.websocket import connect_websocket
-from culm.fleet.worker.limits import limit_error, mode_of, serving_terms_of
+from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker.main import run_worker
 from culm.fleet.worker.presence import SETTLE_S, make_record, open_presence
 from culm.fleet.worker.storage import KEPT_S, remove_storage

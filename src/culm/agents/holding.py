@@ -12,7 +12,7 @@ from culm.agents.provisioning import Place, provision_of, spec_of
 from culm.agents.replay import Around, Replay
 from culm.agents.terms import Terms
 from culm.errors import AppError
-from culm.fleet.executor import Outcome
+from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
 from culm.fleet.parent.controls import Controls
 from culm.fleet.parent.dispatch import Fleet
 from culm.model.choice import Models
@@ -24,9 +24,6 @@ from culm.wire.codec import decode
 from culm.wire.endings import Ending
 
 log = logging.getLogger(__name__)
-
-LIMIT_PREFIX = "limit:"  # As workers say that one was reached.
-DENIED_PREFIX = "denied:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,8 @@ class Holder:
             for other in self.runs.line(run.session_id):
                 other.is_told = False  # What was said in vain waits for its own turn.
         ending = _ending_of(driven.outcome, replay.ending if driven.is_told else None)
-        answer = replay.answer or driven.outcome.result or ""
         if ending.outcome == "end_turn" and replay.ending is None:
-            await replay.finish(answer)
+            await replay.finish(replay.answer or driven.outcome.result or "")
         return Held(ending, tuple(replay.files))
 
     def _steer(self, run: LiveRun, controls: Controls) -> None:

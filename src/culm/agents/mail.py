@@ -179,8 +179,7 @@ class MailRoom:
             return None
         if (found := await self._agents.find_duty(address)) is not None:
             agent, duty = found
-            model = SelectedModel(model=agent.model, provider=agent.provider)
-            return Recipient(agent.session_id, model, agent.budget, duty)
+            return Recipient(agent.session_id, agent.selected, agent.budget, duty)
         session = await self._store.read(find_session(address))
         return None if session is None else Recipient(session.id)
 

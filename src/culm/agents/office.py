@@ -194,9 +194,11 @@ class TreeOffice:
             works_for=run,
             is_detached=not errand.wait,
         )
-        model = SelectedModel(model=agent.model, provider=agent.provider)
         asked = Asked(
-            prompt=errand.text, limits=agent.budget, model=model, consent=run.asked.consent
+            prompt=errand.text,
+            limits=agent.budget,
+            model=agent.selected,
+            consent=run.asked.consent,
         )
         check_going(run)
         sent = self._runs.accept(agent.session_id, asked, duty=duty)

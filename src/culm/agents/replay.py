@@ -88,6 +88,12 @@ class Around:
     on_begin: Callable[[LiveRun], None]  # A worker was heard.
 
 
+def call_of(run: LiveRun, call_id: str, name: str, message_id: str = "") -> Call:
+    """A call of which only the worker knows the arguments."""
+    about = {"session_id": run.session_id, "run_id": run.id, "message_id": message_id}
+    return Call(call_id, name, "", None, **about)
+
+
 class Replay:
     """Implements `Overseer`, for one run. The journal has begun its first step."""
 
@@ -107,7 +113,7 @@ class Replay:
         self._has_gap = False
         self._has_text = False
         self.ending: Ending | None = None  # As the worker's last answer says it.
-        self.answer = ""  # What that says.
+        self.answer = ""  # What the latest finished one says.
         self.files: dict[str, None] = {}  # Those that were changed.
 
     # --- what a fleet tells and asks
@@ -165,15 +171,10 @@ class Replay:
         return await self._around.desk.decide(self._run, self._journal.answer_id, ask)
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
-        call = self._calls.get(tool_call_id) or Call(
-            tool_call_id,
-            str(args.get("op", "")),
-            "",
-            None,
-            session_id=self._run.session_id,
-            run_id=self._run.id,
-            message_id=self._journal.answer_id,
-        )
+        call = self._calls.get(tool_call_id)
+        if call is None:
+            name, message_id = str(args.get("op", "")), self._journal.answer_id
+            call = call_of(self._run, tool_call_id, name, message_id)
         return await self._around.desk.carry_out(self._run, call, args)
 
     def steer(self) -> None:

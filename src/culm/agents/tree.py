@@ -20,7 +20,7 @@ from msgspec.structs import replace as with_
 from culm.agents.holding import Holder
 from culm.agents.kept import Kept
 from culm.agents.provisioning import Place
-from culm.agents.replay import Around
+from culm.agents.replay import Around, call_of
 from culm.agents.slots import Slots
 from culm.agents.terms import Terms, Unfit
 from culm.agents.trees import Trees, kept_of
@@ -292,7 +292,7 @@ class Agents:
 
     async def decide(self, run: LiveRun, message_id: str, ask: WorkerAsk) -> bool:
         duty, body = _duty(run), ask.body
-        call = self._call(run, message_id, _text(body, "tool_call_id"), ask.tool_name)
+        call = call_of(run, _text(body, "tool_call_id"), ask.tool_name, message_id)
         grains = body.get("grains")
         action = Action(
             tool=ask.tool_name,
@@ -319,7 +319,7 @@ class Agents:
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
         """Its rules let a call through, and nobody was asked."""
-        self._world.clearance.tell_allowed(self._call(run, "", call_id, ""), by)
+        self._world.clearance.tell_allowed(call_of(run, call_id, ""), by)
 
     async def carry_out(self, run: LiveRun, call: Call, args: Mapping[str, Json]) -> Json:
         try:
@@ -364,17 +364,6 @@ class Agents:
             return {"declined": answered.content}
         request, responses = answered
         return msgspec.to_builtins({"request": request, "responses": list(responses)})
-
-    def _call(self, run: LiveRun, message_id: str, call_id: str, name: str) -> Call:
-        return Call(
-            call_id,
-            name,
-            "",
-            None,
-            session_id=run.session_id,
-            run_id=run.id,
-            message_id=message_id,
-        )
 
     # --- looking, and what people do
 

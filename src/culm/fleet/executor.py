@@ -32,6 +32,16 @@ def failed(error: str) -> Outcome:
     return Outcome("error", error=error)
 
 
+# How an error begins that is no failure of the work, for hosts to tell by.
+LIMIT_PREFIX = "limit:"
+DENIED_PREFIX = "denied:"
+
+
+def limit_error(name: str, words: str) -> str:
+    """What a run says that a limit has ended."""
+    return f"{LIMIT_PREFIX}{name}: {words}"
+
+
 class RunOver(Exception):
     """What is said to a run's host after the run has ended, or the host is gone."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NewType, get_args
 from msgspec import Meta, Raw, Struct, field
 
 from culm.ids import AgentId, RunId, SessionId
+from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits, Outcome
 
 # `pending`: its assignment is accepted, and no worker has begun it.
@@ -60,6 +61,11 @@ class Agent(Struct):
     created_at: int = 0
     started_at: int = 0  # Its latest assignment was begun ...
     ended_at: int = 0  # ... and ended.
+
+    @property
+    def selected(self) -> SelectedModel:
+        """The model that does its assignments."""
+        return SelectedModel(model=self.model, provider=self.provider)
 
 
 RawAgent = NewType("RawAgent", Raw)  # An `Agent` in the JSON it was stored as.

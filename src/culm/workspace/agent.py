@@ -126,9 +126,8 @@ class Agent:
         if found is None:
             return asked, None
         agent, duty = found
-        model = SelectedModel(model=agent.model, provider=agent.provider)
         limits = agent.budget if asked.limits == Limits() else asked.limits
-        return replace(asked, model=asked.model or model, limits=limits), duty
+        return replace(asked, model=asked.model or agent.selected, limits=limits), duty
 
     async def _was_accepted(self, run_id: RunId, digest: str) -> bool:
         """Whether a run that is not live any more had this id; raises `RunIdReused`."""

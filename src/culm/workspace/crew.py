@@ -46,16 +46,15 @@ from culm.wire.agents import (
     StartAgent,
 )
 from culm.wire.codec import encode
-from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
 from culm.wire.processes import Process
 from culm.wire.runs import Limits
 from culm.workspace.about import About
+from culm.workspace.agent import CANCEL_WAIT_S
 from culm.workspace.configuration import Configuration
 from culm.workspace.roots import project_folder, project_key
 from culm.workspace.workshop import Equipment, Workshop
 
-CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
 NO_WORKERS = Ending("error", "No workers", "This server has nobody who does what agents are given.")
 
 
@@ -114,8 +113,7 @@ class Crew:
         if found is None:
             raise AgentNotFound(agent_id)
         agent, duty = found
-        model = SelectedModel(model=agent.model, provider=agent.provider)
-        asked = Asked(prompt=text, limits=agent.budget, model=model)
+        asked = Asked(prompt=text, limits=agent.budget, model=agent.selected)
         steers = any(run.stop is None for run in self._runs.line(agent.session_id))
         run = self._runs.accept(agent.session_id, asked, duty=duty, steers=steers)
         await asyncio.shield(run.accepted)

@@ -16,7 +16,15 @@ from msgspec import Raw
 
 from culm.clock import Clock, Timer
 from culm.errors import InvalidRequest, TooLarge
-from culm.fleet.executor import CANCELLED, CallFailed, NotAsked, Outcome, Steer, failed
+from culm.fleet.executor import (
+    CANCELLED,
+    CallFailed,
+    NotAsked,
+    Outcome,
+    Steer,
+    failed,
+    limit_error,
+)
 from culm.fleet.parent.controls import STEERS_MAX, Controls
 from culm.fleet.parent.overseer import Overseer, WorkerAsk, parse_ask
 from culm.fleet.protocol.frames import (
@@ -267,7 +275,7 @@ class _Driving:
     def _limit(self, run_s: float | None) -> None:
         """Workers of ours end a run at its limit by themselves; not all do, or can."""
         if run_s is not None and run_s < SECONDS_MAX:
-            words = f"limit:run_timeout: the worker has not ended a run of {run_s:g} s"
+            words = limit_error("run_timeout", f"the worker has not ended a run of {run_s:g} s")
             expire = partial(self._expire, failed(words))
             self._overtime = self._clock.call_later(run_s + OVERTIME_S, expire)
 

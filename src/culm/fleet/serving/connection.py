@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from msgspec import Raw
 
 from culm.clock import Timer
-from culm.fleet.executor import Executor, failed
+from culm.fleet.executor import Executor, failed, limit_error
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     BadFrame,
@@ -240,7 +240,7 @@ class Connection:
         self._carry_out(self._machine.on_grace(number))
 
     def _on_limit(self, run: Run, run_s: float) -> None:
-        run.stop(failed(f"limit:run_timeout: the run took longer than {run_s:g} s"))
+        run.stop(failed(limit_error("run_timeout", f"the run took longer than {run_s:g} s")))
         run.after(GRACE_S, run.abort)
         run.after(2 * GRACE_S, partial(self._on_overrun, run))
 

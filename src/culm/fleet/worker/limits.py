@@ -26,8 +26,3 @@ def serving_terms_of(provision: Provision, clock: Clock, ids: Ids) -> Terms:
         depth=provision.identity.depth,
         depth_max=provision.capabilities.depth_max,
     )
-
-
-def limit_error(name: str, words: str) -> str:
-    """What a run says that a limit has ended."""
-    return f"limit:{name}: {words}"

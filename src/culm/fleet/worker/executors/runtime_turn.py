@@ -12,14 +12,22 @@ from pathlib import Path
 
 from culm.clock import pause
 from culm.errors import AppError, ModelFailed
-from culm.fleet.executor import CANCELLED, Cancelling, Outcome, RunOver, completed, failed
+from culm.fleet.executor import (
+    CANCELLED,
+    DENIED_PREFIX,
+    Cancelling,
+    Outcome,
+    RunOver,
+    completed,
+    failed,
+    limit_error,
+)
 from culm.fleet.worker.executors.base import Services
 from culm.fleet.worker.executors.runtime_admission import Admission
 from culm.fleet.worker.executors.runtime_bench import Bench
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker
 from culm.fleet.worker.executors.runtime_telling import Telling
-from culm.fleet.worker.limits import limit_error
 from culm.run.compaction import summarize
 from culm.run.limits import jittered, over_limit
 from culm.run.loop import Meter, Turn, take_turn
@@ -180,7 +188,7 @@ def _outcome_of(ending: Ending, journal: EventJournal, limits: Limits) -> Outcom
         case "canceled" | "interrupted":
             return CANCELLED
         case "denied":  # What was asked for was not done, whatever the model had said before.
-            return failed(f"denied: {journal.denied}")
+            return failed(f"{DENIED_PREFIX} {journal.denied}")
         case "budget":  # Rounds are the one limit that is counted here; all others are the host's.
             is_own = over_limit(journal.spent, limits) is not None
             return failed(limit_error("max_rounds" if is_own else "budget", ending.details))
