@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -116,12 +117,14 @@ async def test_a_successor_at_the_path_of_a_server_that_is_still_leaving_keeps_i
         async with asyncio.timeout(WAIT_S):
             while (folder / "s").exists():
                 await asyncio.sleep(0.01)
+        leaving.process.send_signal(signal.SIGSTOP)  # Its time to leave in does not run out.
         async with open_process_server(
             folder, *host, "--data-dir", str(folder / "other")
         ) as successor:
             before = (folder / "s").lstat().st_ino
             held_up = leaving.process.returncode is None
             writer.transport.abort()
+            leaving.process.send_signal(signal.SIGCONT)
             ended = await leaving.wait(2 * WAIT_S)
             assert (held_up, ended.status) == (True, 0)
             assert (folder / "s").exists(), "the leaving server removed its successor's socket"

@@ -71,6 +71,8 @@ class Provider:
         self.arrived.set()
         reply = self.replies.pop(0)
         for piece in reply.pieces:
+            if writer.is_closing():  # uvloop lets nobody write then.
+                raise ConnectionResetError
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(self.trickle_s)

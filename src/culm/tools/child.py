@@ -190,7 +190,7 @@ class _Listening:
             _finish(self.done)
 
     def _take(self, data: bytes) -> bool:
-        if not self.done.done():
+        if not self._has_enough:  # Whether or not time is over: it was said, and is read now.
             self._has_enough = not self._hear(data)
         return not self._has_enough
 
