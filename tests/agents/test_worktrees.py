@@ -83,11 +83,12 @@ class Site:
             return await self.worktrees.settle(worktree)
 
     def left(self) -> list[str]:
-        """What there is of worktrees: branches, entries of git, directories."""
+        """What there is of worktrees: branches and their locks, entries of git, directories."""
         branches = git(self.repo, "for-each-ref", "--format=%(refname:short)", "refs/heads/culm")
         entries = [str(entry) for entry in self.repo.glob(".git/worktrees/*")]
         folders = [str(folder) for folder in self.folders.glob("*")]
-        return [*branches.split(), *entries, *folders]
+        locks = [str(lock) for lock in self.repo.glob(".git/refs/heads/culm/*.lock")]
+        return [*branches.split(), *locks, *entries, *folders]
 
 
 @pytest.fixture(scope="module")
@@ -437,6 +438,22 @@ async def test_a_worktree_that_is_cancelled_at_any_command_of_git_leaves_nothing
     custody = Cancelling(site.kit.custody, 0)
     await site.equipped(replace(site.kit, custody=custody)).make()
     assert custody.count == commands  # There was no further one to be cancelled at.
+
+
+async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> None:
+    class Locking(Cancelling):
+        async def start(self, order: Order) -> Held:
+            if "update-ref" in order.argv and "-d" not in order.argv:
+                lock = site.repo / f".git/refs/heads/{BRANCH}.lock"
+                lock.parent.mkdir(parents=True)
+                lock.touch()
+            return await super().start(order)
+
+    custody = Locking(site.kit.custody, at=4)
+    async with asyncio.TaskGroup() as group:
+        making = group.create_task(site.equipped(replace(site.kit, custody=custody)).make())
+    assert making.cancelled()
+    assert site.left() == []
 
 
 @pytest.mark.parametrize("how", ["cancelled", "killed"])

@@ -254,9 +254,11 @@ class _Making:
 
         It does not wait for the lock: whoever has it may be about to remove a large worktree.
         """
+        common = self._repository.common
         if self._has_folder:
-            await asyncio.to_thread(_remove_files, self._folder, self._repository.common)
+            await asyncio.to_thread(_remove_files, self._folder, common)
         if self._branch:
+            await asyncio.to_thread(_remove_lock, common / f"{_ref(self._branch)}.lock")
             await _remove_branch(self._git, self._branch, self._repository.base)
 
 
@@ -269,6 +271,14 @@ def _remove_files(folder: Path, common: Path) -> None:
             continue  # Git has cleaned up behind itself.
         except OSError as exc:
             log.warning("%s of a worktree that was not made is left: %s", place, exc)
+
+
+def _remove_lock(lock: Path) -> None:
+    """Git may have been ended the moment it had made it. Nobody else makes a branch of this id."""
+    try:
+        lock.unlink(missing_ok=True)
+    except OSError as exc:
+        log.warning("%s of a branch that was not made is left: %s", lock, exc)
 
 
 def _entries(folder: Path, common: Path) -> list[Path]:
