@@ -57,25 +57,26 @@ def load_of(server: ProcessServer) -> Load:
     return Load(int(fields["VmRSS"][0]) << 10, len(fds), int(fields["Threads"][0]))
 
 
-async def settled(server: ProcessServer, start: Load) -> Load:
-    """What it holds once its descriptors are back at the start, or after a while all the same."""
+async def load_when(server: ProcessServer, is_there: Callable[[Load], bool]) -> Load:
+    """What it holds once that is so, or after a while all the same."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WAIT_S):
-            while load_of(server).fds > start.fds + FDS_SLACK:
+            while not is_there(load_of(server)):
                 await asyncio.sleep(0.02)
     return load_of(server)
+
+
+async def settled(server: ProcessServer, start: Load) -> Load:
+    """What it holds once its descriptors are back at the start."""
+    return await load_when(server, lambda now: now.fds <= start.fds + FDS_SLACK)
 
 
 async def at_peak(server: ProcessServer, start: Load) -> Load:
-    """What it holds once the whole storm is accepted: a connect is done before the server's part.
+    """What it holds once it has accepted the whole storm.
 
-    The kernel answers for a server that has not come to its backlog yet.
+    A connect is done before that: the kernel answers for a server that is behind.
     """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(WAIT_S):
-            while load_of(server).fds < start.fds + STORM - FDS_SLACK:
-                await asyncio.sleep(0.02)
-    return load_of(server)
+    return await load_when(server, lambda now: now.fds >= start.fds + STORM - FDS_SLACK)
 
 
 async def assert_back_at(server: ProcessServer, start: Load) -> None:

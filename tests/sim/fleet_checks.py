@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 
 from tests.sim.fleet_actors import FIRST_FRAME_S
 from tests.sim.fleet_network import Line
-from tests.sim.fleet_workers import READY_S
 from tests.sim.fleet_world import FleetWorld, SimRun
+from tests.sim.worker_process import READY_S
 
 LOSSY = ("token", "runner_progress")
 ENDS_WELL = frozenset(("echo", "mute", "slow", "flood", "ask", "call", "steer", "cling"))

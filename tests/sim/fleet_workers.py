@@ -4,82 +4,33 @@ What a process does is what `culm.fleet.worker.work` does: be found, serve, watc
 """
 
 import asyncio
-from contextlib import suppress
-from functools import partial
 
-from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
 from culm.fleet.parent.base import LaunchFailed
 from culm.fleet.parent.dispatch import FleetBounds
 from culm.fleet.provision import Provision
-from culm.fleet.serving.modes import serve_on
-from culm.fleet.times import format_time
 from culm.fleet.transport.base import ConnectFailed, Link
-from culm.fleet.worker.limits import mode_of, serving_terms_of
-from culm.fleet.worker.main import LEAVE_S
-from culm.fleet.worker.presence import open_presence
-from culm.ids import Ids
 from tests.sim.fleet_executors import SimExecutor
-from tests.sim.fleet_network import SimListener
 from tests.sim.fleet_world import CURRENT_RUN, FleetWorld, Process
-
-READY_S = 30.0  # A worker that is not ready by then is given up.
-
-
-class ProcessFabric:
-    """Implements `Fabric`, for one process: the dead write nothing."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._fabric = process.world.fabric
-
-    def publish(self, record: AgentRecord) -> None:
-        if self._process.is_alive:
-            self._fabric.publish(record)
-
-    def withdraw(self, agent_id: str) -> None:
-        if self._process.is_alive:
-            self._fabric.withdraw(agent_id)
-
-    def resolve(self, agent_id: str) -> AgentRecord | None:
-        return self._fabric.resolve(agent_id)
-
-    def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
-        return self._fabric.discover(role=role, label=label)
-
-    def gc(self) -> int:
-        return self._fabric.gc()
+from tests.sim.worker_process import WorkerProcess
 
 
-class SimWorker:
+class SimWorker(WorkerProcess):
     """Implements `Worker`: a parent's hold on a process."""
 
+    STARTING_S = (0.001, 0.01, 1)
+
     def __init__(self, launcher: "SimLauncher", provision: Provision) -> None:
+        super().__init__(launcher.parent, provision)
         self._launcher = launcher
-        self._owner = owner = launcher.parent
-        self._world = world = owner.world
-        self.id = provision.identity.child_id
-        self.process = Process(world, f"{self.id}#{world.number()}")
-        self.listener = SimListener(world, self.process)
         self.launched_for = CURRENT_RUN.get()
-        self.is_ready = False
-        self._ready_s = 0.0
-        self.news = asyncio.Event()  # It is ready, or gone.
         self.is_wanted = True  # Being launched or connected to.
-        self._main_task = self.process.begin(partial(self._main, provision))
-        self.process.when_gone(self.news.set)
-        owner.when_gone(self._leave)
 
     @property
-    def endpoint(self) -> str:
-        return self.listener.endpoint
+    def is_parent_closing(self) -> bool:
+        return self._launcher.is_closing
 
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.is_alive
+    def make_executor(self, provision: Provision) -> SimExecutor:
+        return SimExecutor(self.process)
 
     @property
     def is_busy(self) -> bool:
@@ -91,7 +42,7 @@ class SimWorker:
         """By its record; unless it had no time to publish it."""
         record = self._world.fabric.resolve(self.id)
         is_able = self.is_alive and not self.process.was_stopped
-        is_due = is_able and self._world.loop.time() > self._ready_s + 1
+        is_due = is_able and self._world.loop.time() > (self.ready_s or 0.0) + 1
         return not is_due or (record is not None and record.pid == self.pid)
 
     async def connect(self) -> Link:
@@ -128,51 +79,9 @@ class SimWorker:
             self.hurt("its worker was killed")
             self.process.end()
 
-    async def kill(self) -> None:
-        world = self._world
-        if not self._launcher.is_closing and world.chance(0.02):
-            world.note("not killed", self.process.name)
-            raise OSError("it cannot be ended")
-        world.note("kill", self.process.name)
-        self.process.end()
-        try:
-            await asyncio.sleep(self._world.dice.choice((0, 0.001, 0.5)))
-        finally:
-            self._world.fabric.withdraw(self.id)
-
     async def last_words(self) -> str:
         await asyncio.sleep(self._world.dice.choice((0, 0.1)))
         return "its last words"
-
-    # --- in the process
-
-    async def _main(self, provision: Provision) -> None:
-        world, process = self._world, self.process
-        await asyncio.sleep(world.dice.choice((0.001, 0.01, 1)))
-        self.is_ready = True
-        self._ready_s = world.loop.time()
-        self.news.set()
-        terms = serving_terms_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
-        make = partial(self._record, provision, world.clock.now_s())
-        async with open_presence(ProcessFabric(process), make, process.clock, at_once=False):
-            await serve_on(self.listener, SimExecutor(process), mode_of(provision), terms)
-
-    def _leave(self) -> None:
-        """Its owner is gone. What does not end in time is ended."""
-        self.process.do(self._main_task.cancel)
-        self._world.loop.call_later(LEAVE_S, self.process.end)
-
-    def _record(self, provision: Provision, now_s: float) -> AgentRecord:
-        record = AgentRecord(
-            agent_id=self.id,
-            role=provision.identity.role,
-            endpoint=self.endpoint,
-            pid=self.process.pid,
-            started_at=format_time(now_s),
-            lease_expires_at="",
-            culm=Placed(self.process.pid, "boot", OwnerProcess(self._owner.pid, self._owner.pid)),
-        )
-        return renewed(record, now_s)
 
 
 class SimLauncher:
@@ -199,10 +108,9 @@ class SimLauncher:
         try:
             if world.chance(0.04):
                 self._hinder(worker)
-            await self._until_ready(worker)
+            await worker.until_ready()
         except BaseException:
-            worker.process.end()
-            world.fabric.withdraw(worker.id)
+            worker.abandon()
             raise
         finally:
             worker.is_wanted = False
@@ -215,13 +123,6 @@ class SimLauncher:
             world.harm(CURRENT_RUN.get(), "a worker that is never ready")
         else:
             world.loop.call_later(world.dice.choice((0, 0.005, 0.5)), worker.strike)
-
-    async def _until_ready(self, worker: SimWorker) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(READY_S):
-                await worker.news.wait()
-        if not worker.is_ready:
-            raise LaunchFailed("the worker was not ready: its last words")
 
 
 def end_leftovers(world: FleetWorld) -> None:

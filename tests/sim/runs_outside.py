@@ -221,16 +221,15 @@ class SimModel:
         went_on = question.life in world.reentered[question.run_id]
         one_life = all(q.life == question.life for q in before)
         world.expect(one_life or went_on, "asked in two lives", question)
-        calls = [
-            p.data.id for m in request.messages for p in m.parts if isinstance(p, ToolCallPart)
-        ]
-        results = [
-            p.data.tool_call_id
-            for m in request.messages
-            for p in m.parts
-            if isinstance(p, ToolResultPart)
-        ]
+        calls, results = calls_and_results(request)
         world.expect(calls == results, "INV-82: calls and results differ", calls, results)
+
+
+def calls_and_results(request: Request) -> tuple[list[str], list[str]]:
+    """The ids of the calls that a model reads, and of those that it reads the results of."""
+    parts = [part for message in request.messages for part in message.parts]
+    calls = [part.data.id for part in parts if isinstance(part, ToolCallPart)]
+    return calls, [part.data.tool_call_id for part in parts if isinstance(part, ToolResultPart)]
 
 
 # --- the tools
@@ -304,7 +303,7 @@ def draw_plan(world: World, question: Question) -> list[Step]:
     pauses = dice.choice(((0,), (0, 0, 0.0001), (0, 0.01, 0.2), (0.1, 1.0)))
     plan: list[Step] = [dice.choice(pauses)]
     if world.faulty and roll < 0.08:
-        return [*plan, *_words(question, dice, pauses), *_failure(dice)]
+        return [*plan, *_words(question, dice, pauses), *draw_failure(dice)]
     if world.faulty and roll < 0.1:
         return [*plan, *_words(question, dice, pauses), 90.0, Done("end_turn")]  # A stall.
     if question.kind == "title":
@@ -357,7 +356,7 @@ def _calls(world: World, question: Question, pauses: Sequence[float]) -> list[St
     return [*began, *grew]
 
 
-def _failure(dice: random.Random) -> list[Step]:
+def draw_failure(dice: random.Random) -> list[Step]:
     match dice.randrange(5):
         case 0:
             return []  # The stream was cut.

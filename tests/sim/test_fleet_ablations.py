@@ -13,7 +13,7 @@ from culm.fleet.parent.base import Worker
 from culm.fleet.parent.dispatch import Fleet
 from culm.fleet.parent.driving import Driven
 from culm.fleet.parent.pool import Decided, Parked, PoolBounds
-from culm.fleet.parent.supervise import Crew
+from culm.fleet.parent.supervise import Roster
 from culm.fleet.protocol.batching import Batch, BatchReader, Taken
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.protocol.parent import ParentMachine
@@ -199,18 +199,18 @@ def a_fleet_forgets_at_its_end_who_waits(patch: pytest.MonkeyPatch) -> None:
         await close(self)
 
     patch.setattr(Fleet, "close", careless)
-    patch.setattr(Crew, "end_all", _wait_for_nobody)
+    patch.setattr(Roster, "end_all", _wait_for_nobody)
 
 
-async def _wait_for_nobody(_: Crew) -> None:
+async def _wait_for_nobody(_: Roster) -> None:
     pass
 
 
 def two_workers_have_one_name(patch: pytest.MonkeyPatch) -> None:
-    def careless(_: Crew, wanted: str) -> str:
+    def careless(_: Roster, wanted: str) -> str:
         return wanted
 
-    patch.setattr(Crew, "_free_name", careless)
+    patch.setattr(Roster, "_free_name", careless)
 
 
 # Each with a world that shows it; should that change, others are tried.

@@ -27,7 +27,7 @@ SESSIONS = 2
 SETTLE_S = 5_000.0
 LEAVE_S = 100.0
 # A killed server that is buried has workers to end, and nobody is there to do it.
-NO_WARNING = pytest.mark.filterwarnings("ignore:coroutine 'Crew._end' was never:RuntimeWarning")
+NO_WARNING = pytest.mark.filterwarnings("ignore:coroutine 'Roster._end' was never:RuntimeWarning")
 
 
 async def one_world(loop: SimLoop) -> TreeWorld:

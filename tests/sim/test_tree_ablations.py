@@ -12,7 +12,7 @@ import pytest
 from culm.agents import holding, mail
 from culm.agents.mail import MailRoom
 from culm.agents.replay import Replay
-from culm.fleet.parent.supervise import Crew
+from culm.fleet.parent.supervise import Roster
 from culm.permission.clearance import Clearance
 from culm.run import recovery, rules, runs
 from culm.run.budget import Account
@@ -53,7 +53,7 @@ def a_worker_is_left_alone_when_its_run_is_stopped(patch: pytest.MonkeyPatch) ->
     async def wait_for_nothing(*_: object) -> None:
         pass
 
-    patch.setattr(Crew, "end", wait_for_nothing)
+    patch.setattr(Roster, "end", wait_for_nothing)
 
 
 def what_was_waited_for_is_begun_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@ The same for a run of the server and for one that a worker holds; `Asker` says f
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from culm.errors import ModelFailed
 from culm.model.base import (
     CallBegan,
     CallDelta,
@@ -24,18 +22,19 @@ from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM
 from culm.tools.base import Action, Call, Inquiry, Plan, Result, free_plan
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.codec import Json
-from culm.wire.messages import ToolCallPart, ToolResultPart
 from culm.wire.runs import CrashPolicy
+from tests.sim.runs_outside import (
+    COSTS_MAX,
+    NEARLY_FULL,
+    Step,
+    calls_and_results,
+    draw_failure,
+)
 from tests.sim.tree_world import Asked, Effect, TreeWorld
 
-WINDOW = 100_000  # Tokens a model's context holds ...
-NEARLY_FULL = 90_000  # ... and what an answer says it used to make it nearly full.
 STEPS = 4  # After so many a model has said enough.
 AGENTS_MAX = 16  # More are not started in one world.
-COSTS_MAX = 48
 PAUSES_S = (0, 0, 0.0001, 0.02, 0.3, 2.0)
-
-Step = ModelEvent | float | Exception
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ class TreeModel:
         paid_by = asker.paid_by(asker.run_id)
         asked = Asked(asker.run_id, session_id, asker.life, asker.depth, paid_by)
         world.begin(asked)
-        parts = [part for message in request.messages for part in message.parts]
-        calls = [part.data.id for part in parts if isinstance(part, ToolCallPart)]
-        results = [part.data.tool_call_id for part in parts if isinstance(part, ToolResultPart)]
+        calls, results = calls_and_results(request)
         world.expect(calls == results, "INV-82: calls and results differ", calls, results)
         return asked
 
@@ -100,7 +97,7 @@ def _draw(world: TreeWorld, asked: Asked, names: set[str], *, is_summary: bool) 
     dice = world.dice
     plan: list[Step] = [dice.choice(PAUSES_S), TextDelta("so "), dice.choice(PAUSES_S)]
     if world.chance(0.06):
-        return [*plan, *_failure(dice)]
+        return [*plan, *draw_failure(dice)]
     before = [one for one in world.asked if one.run_id == asked.run_id]
     reason = "end_turn"
     if not is_summary and len(before) <= STEPS and dice.random() < 0.75:
@@ -117,18 +114,6 @@ def _draw(world: TreeWorld, asked: Asked, names: set[str], *, is_summary: bool) 
         asked.tokens = NEARLY_FULL if is_full else dice.randint(300, 1500)
         usage = Usage(asked.tokens - 100, 100, cost=asked.cost)
     return [*plan, Done(reason, usage)]
-
-
-def _failure(dice: random.Random) -> list[Step]:
-    match dice.randrange(4):
-        case 0:
-            return []  # The stream was cut.
-        case 1:
-            return [ModelFailed("Refused", "the key is not valid")]
-        case 2:
-            return [RuntimeError("a bug in an adapter")]
-        case _:
-            return [ModelFailed("Busy", "come back", transient=True, retry_after_s=0.5)]
 
 
 def _call(world: TreeWorld, asked: Asked, names: set[str], key: int) -> list[Step]:

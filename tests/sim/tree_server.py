@@ -32,7 +32,8 @@ from culm.workspace.workspace import Workspace
 from tests.sim.fleet_workers import end_leftovers
 from tests.sim.fleet_world import Process
 from tests.sim.runs_disk import SlowDatabase
-from tests.sim.tree_outside import WINDOW, Asker, QuestionTool, TreeModel, TreeTool
+from tests.sim.runs_outside import WINDOW
+from tests.sim.tree_outside import Asker, QuestionTool, TreeModel, TreeTool
 from tests.sim.tree_workers import TreeLauncher
 from tests.sim.tree_world import TreeWorld
 from tests.support import equipment, fixed_origins, model_config

@@ -5,8 +5,6 @@ its admission are the real ones. What is made here is what would touch a disk or
 """
 
 import asyncio
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +21,9 @@ from culm.fleet.executor import (
     Steering,
     failed,
 )
-from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
 from culm.fleet.parent.base import LaunchFailed
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
-from culm.fleet.serving.modes import serve_on
-from culm.fleet.times import format_time
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.worker.executors.base import Services, execution_started
 from culm.fleet.worker.executors.runtime_admission import ASK_S, Admission
@@ -39,9 +34,6 @@ from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker
 from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
 from culm.fleet.worker.executors.runtime_turn import Work, end, hold
-from culm.fleet.worker.limits import mode_of, serving_terms_of
-from culm.fleet.worker.main import LEAVE_S
-from culm.fleet.worker.presence import open_presence
 from culm.ids import Ids, RunId, SessionId
 from culm.permission.policy import Terms
 from culm.run.limits import FREE
@@ -54,11 +46,10 @@ from culm.tools.kit import Kit
 from culm.tools.work import WALL_S, FileWork
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
-from tests.sim.fleet_network import SimListener
-from tests.sim.fleet_workers import READY_S, ProcessFabric
-from tests.sim.fleet_world import Process
-from tests.sim.tree_outside import WINDOW, Asker, QuestionTool, TreeModel, TreeTool
+from tests.sim.runs_outside import WINDOW
+from tests.sim.tree_outside import Asker, QuestionTool, TreeModel, TreeTool
 from tests.sim.tree_world import Execution, TreeWorld
+from tests.sim.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from tests.sim.tree_server import Life
@@ -184,33 +175,23 @@ class TreeExecutor:
         return {name: tool for name, tool in tools.items() if name not in disabled}
 
 
-class TreeWorker:
+class TreeWorker(WorkerProcess):
     """Implements `Worker`: a server's hold on a process."""
 
+    STARTING_S = (0.001, 0.01, 0.5)
+
     def __init__(self, life: "Life", provision: Provision) -> None:
+        super().__init__(life.process, provision)
         self.life = life
         self.world: TreeWorld = life.world
-        self.id = provision.identity.child_id
         self.run_id = ""  # Of the run that it works on.
-        self.process = Process(self.world, f"{self.id}#{self.world.number()}")
-        self.listener = SimListener(self.world, self.process)
-        self.news = asyncio.Event()  # It is ready, or gone.
-        self.is_ready = False
-        self._main_task = self.process.begin(partial(self._main, provision))
-        self.process.when_gone(self.news.set)
-        life.process.when_gone(self._leave)
 
     @property
-    def endpoint(self) -> str:
-        return self.listener.endpoint
+    def is_parent_closing(self) -> bool:
+        return self.life.is_closing
 
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.is_alive
+    def make_executor(self, provision: Provision) -> TreeExecutor:
+        return TreeExecutor(self, provision)
 
     async def connect(self) -> Link:
         await asyncio.sleep(self.world.dice.choice((0, 0.001, 0.2)))
@@ -218,49 +199,8 @@ class TreeWorker:
             raise ConnectFailed("connection refused")
         return self.listener.connect(self.life.process).parent_end
 
-    async def kill(self) -> None:
-        if not self.life.is_closing and self.world.chance(0.02):
-            self.world.note("not killed", self.process.name)
-            raise OSError("it cannot be ended")
-        self.process.end()
-        try:
-            await asyncio.sleep(self.world.dice.choice((0, 0.001, 0.5)))
-        finally:
-            self.world.fabric.withdraw(self.id)
-
     async def last_words(self) -> str:
         return "its last words"
-
-    # --- in the process
-
-    async def _main(self, provision: Provision) -> None:
-        world, process = self.world, self.process
-        await asyncio.sleep(world.dice.choice((0.001, 0.01, 0.5)))
-        self.is_ready = True
-        self.news.set()
-        terms = serving_terms_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
-        make = partial(self._record, provision, world.clock.now_s())
-        executor = TreeExecutor(self, provision)
-        async with open_presence(ProcessFabric(process), make, process.clock, at_once=False):
-            await serve_on(self.listener, executor, mode_of(provision), terms)
-
-    def _leave(self) -> None:
-        """Its owner is gone. What does not end in time is ended."""
-        self.process.do(self._main_task.cancel)
-        self.world.loop.call_later(LEAVE_S, self.process.end)
-
-    def _record(self, provision: Provision, now_s: float) -> AgentRecord:
-        owner = self.life.process
-        record = AgentRecord(
-            agent_id=self.id,
-            role=provision.identity.role,
-            endpoint=self.endpoint,
-            pid=self.process.pid,
-            started_at=format_time(now_s),
-            lease_expires_at="",
-            culm=Placed(self.process.pid, "boot", OwnerProcess(owner.pid, owner.pid)),
-        )
-        return renewed(record, now_s)
 
 
 class TreeLauncher:
@@ -280,14 +220,9 @@ class TreeLauncher:
         try:
             if world.chance(0.04):
                 self._hinder(worker)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(READY_S):
-                    await worker.news.wait()
-            if not worker.is_ready:
-                raise LaunchFailed("the worker was not ready: its last words")
+            await worker.until_ready()
         except BaseException:
-            worker.process.end()
-            world.fabric.withdraw(worker.id)
+            worker.abandon()
             raise
         return worker
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from culm.agents.agent_worktrees import AgentWorktrees
 from culm.agents.roles import roles_with
 from culm.agents.terms import Above, Planned, Unfit, plan_agent
-from culm.agents.trees import Trees
 from culm.clock import Clock
 from culm.config.tooling import Tooling
 from culm.ids import AgentId, Ids, SessionId
@@ -52,7 +52,7 @@ class Starter:
     store: Store
     models: Models
     runs: Runs
-    trees: Trees
+    worktrees: AgentWorktrees
     tooling: Callable[[], Tooling]
     clock: Clock
     ids: Ids
@@ -72,16 +72,16 @@ class Starter:
         self._check_room(caller, len(planned))
         ids = [self.ids.agent() for _ in planned]
         wanted = [agent_id for agent_id, one in zip(ids, planned, strict=True) if one.worktree]
-        made = await self.trees.make(wanted)
+        made = await self.worktrees.make(wanted)
         try:
             news = [
                 self._new(number, agent_id, one, caller, call, detached=detached)
                 for number, (agent_id, one) in enumerate(zip(ids, planned, strict=True), 1)
             ]
-            news = [self.trees.placed(new, made.get(new.id)) for new in news]
+            news = [self.worktrees.placed(new, made.get(new.id)) for new in news]
             return await self._begin(news, planned, caller)
         except Exception:  # boundary: nothing is left of what cannot be started
-            await self.trees.undo(made.values())
+            await self.worktrees.undo(made.values())
             raise
 
     def _plan(self, assignment: Assignment, caller: Caller) -> Planned:

@@ -17,13 +17,13 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace as with_
 
+from culm.agents.agent_worktrees import AgentWorktrees, kept_of
 from culm.agents.holding import Holder
 from culm.agents.kept import Kept
 from culm.agents.provisioning import Place
 from culm.agents.replay import Around, call_of
 from culm.agents.slots import Slots
 from culm.agents.terms import Terms, Unfit
-from culm.agents.trees import Trees, kept_of
 from culm.agents.worktrees import describe
 from culm.errors import AgentNotFound, AppError, BudgetReached
 from culm.fleet.executor import CallFailed, NotAsked
@@ -87,11 +87,11 @@ class Agents:
         self,
         world: World,
         fleet: Fleet,
-        trees: Trees,
+        worktrees: AgentWorktrees,
         place: Callable[[], Place],
     ) -> None:
         self._world = world
-        self._trees = trees
+        self._worktrees = worktrees
         # By the top of a tree, as long as somebody works in it.
         self._slots: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
         self._waits: dict[str, list[Waiting]] = {}  # By agent, what it waits for, the latest last.
@@ -160,7 +160,7 @@ class Agents:
     async def forget(self, stored: StoredAgent) -> None:
         """Its session is deleted; its worktree goes, too, unless there is work in it."""
         self.roots.discard(stored.agent.session_id)
-        await self._trees.settle(decode(stored.terms, Terms))
+        await self._worktrees.settle(decode(stored.terms, Terms))
 
     def sweep(self, agents: Sequence[StoredAgent]) -> None:
         """Have worktrees of agents that were stopped removed, if nothing was changed in them."""
@@ -195,7 +195,7 @@ class Agents:
         agent, terms = stored.agent, decode(stored.terms, Terms)
         if terms.worktree is None or agent.worktree:
             return stored
-        made = await self._trees.make([agent.agent_id])
+        made = await self._worktrees.make([agent.agent_id])
         kept = kept_of(made[agent.agent_id])
         await self._set_worktree(stored, kept.workspace, kept.branch, with_(terms, worktree=kept))
         return await self.get(agent.agent_id)
@@ -214,7 +214,7 @@ class Agents:
         if terms.worktree is not None and self._has_below(stored.agent.agent_id):
             note = f"Others still work in its worktree, {terms.worktree.path}."
             return Done(files, note)
-        settled = await self._trees.settle(terms)
+        settled = await self._worktrees.settle(terms)
         if settled is None:
             return Done(tuple(map(self._seen_from_here, files)))
         if not settled.kept:

@@ -7,6 +7,7 @@ durable, so that a client that leaves changes nothing. The agents themselves are
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
+from culm.agents.agent_worktrees import AgentWorktrees
 from culm.agents.mail import MailRoom
 from culm.agents.office import TreeOffice
 from culm.agents.provisioning import Place
@@ -14,7 +15,6 @@ from culm.agents.roles import roles_with, words_of
 from culm.agents.starting import Caller, Starter, all_ended
 from culm.agents.terms import Unfit, top
 from culm.agents.tree import Agents
-from culm.agents.trees import Trees
 from culm.agents.worktrees import Worktrees
 from culm.config.tooling import Tooling
 from culm.custody.linux import find_stat
@@ -268,13 +268,13 @@ def make_crew(
         )
 
     folder = project_folder(about.root, about.path)
-    trees = Trees(Worktrees(workshop.kit), about.path, folder / "worktrees")
-    agents = Agents(world, means.fleet, trees, place)
+    worktrees = AgentWorktrees(Worktrees(workshop.kit), about.path, folder / "worktrees")
+    agents = Agents(world, means.fleet, worktrees, place)
     starter = Starter(
         world.store,
         world.models,
         runs,
-        trees,
+        worktrees,
         lambda: configuration.tooling,
         world.clock,
         world.ids,

@@ -33,7 +33,7 @@ from culm.fleet.parent.pool import (
     sweep,
 )
 from culm.fleet.parent.remote import ConnectLauncher
-from culm.fleet.parent.supervise import Crew
+from culm.fleet.parent.supervise import Roster
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import BadProvision, Provision, Remote, Schedulable, check_provision
 from culm.fleet.transport.base import ConnectFailed, Link
@@ -91,7 +91,7 @@ class Fleet:
         self._clock = clock
         self._bounds = bounds
         self._tasks = tasks
-        self._crew = Crew(tasks)
+        self._roster = Roster(tasks)
         self._parked: tuple[Parked[Worker], ...] = ()
         self._gate = asyncio.Semaphore(bounds.runs_max)
         self._runs: dict[asyncio.Task[Driven | Exception], _Job] = {}
@@ -100,7 +100,7 @@ class Fleet:
     @property
     def workers(self) -> list[Worker]:
         """All that are there: at work, waiting for it, or being ended."""
-        return self._crew.workers
+        return self._roster.workers
 
     async def run(
         self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
@@ -204,7 +204,7 @@ class Fleet:
                 if from_pool and (worker := self._check_out(job.key)) is not None:
                     link = await self._find_link(worker)
                 if link is None:
-                    worker = await self._crew.launch(job.launcher, job.provision)
+                    worker = await self._roster.launch(job.launcher, job.provision)
                     link = await worker.connect()
             job.controls.pid = None if worker is None else worker.pid
             driven = await drive(
@@ -233,7 +233,7 @@ class Fleet:
             return await worker.connect()
         except ConnectFailed as exc:
             _log.info("worker %s waited, and cannot be reached: %s", worker.id, exc)
-            await self._crew.end(worker)
+            await self._roster.end(worker)
             return None
 
     async def _release(
@@ -249,7 +249,7 @@ class Fleet:
         finally:  # A cancel may come while this waits, too; then the rest is still done.
             try:
                 if worker is not None and not is_parked:
-                    await self._crew.end(worker)
+                    await self._roster.end(worker)
             finally:
                 if link is not None:
                     await link.close()
@@ -269,26 +269,26 @@ class Fleet:
     def _apply(self, decided: Decided[Worker]) -> None:
         self._parked = decided.kept
         for worker in decided.retired:
-            self._crew.end_nowait(worker)
+            self._roster.end_nowait(worker)
 
     async def sweep(self) -> None:
         """For ever: end who waited long enough, who died, and who could not be ended before."""
         while True:
             await pause(self._clock, self._bounds.pool.sweep_s)
             self._apply(sweep(self._parked, self._clock.now_s()))
-            self._crew.end_stuck_nowait()
+            self._roster.end_stuck_nowait()
 
     async def close(self) -> None:
         """Cancel all runs and end all workers. Bounded."""
         self._is_closing = True
         for parked in self._parked:
-            self._crew.end_nowait(parked.worker)
+            self._roster.end_nowait(parked.worker)
         self._parked = ()
         for task, job in self._runs.items():
             _cancel(task, job)
         if self._runs:
             await asyncio.wait(tuple(self._runs), timeout=CLOSE_S)
-        await self._crew.end_all()
+        await self._roster.end_all()
 
 
 @asynccontextmanager

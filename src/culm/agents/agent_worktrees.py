@@ -14,7 +14,7 @@ from culm.wire.codec import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
+class AgentWorktrees:
     worktrees: Worktrees
     workspace: Path
     folder: Path  # Theirs.

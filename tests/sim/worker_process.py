@@ -1,0 +1,147 @@
+"""A worker process of a simulated parent: it starts, is found, serves and leaves with its owner.
+
+What a process does is what `culm.fleet.worker.work` does. What it executes, and what a parent makes
+of it, is up to the worlds that have one.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from culm.fleet.executor import Executor
+from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.parent.base import LaunchFailed
+from culm.fleet.provision import Provision
+from culm.fleet.serving.modes import serve_on
+from culm.fleet.times import format_time
+from culm.fleet.worker.limits import mode_of, serving_terms_of
+from culm.fleet.worker.main import LEAVE_S
+from culm.fleet.worker.presence import open_presence
+from culm.ids import Ids
+from tests.sim.fleet_network import SimListener
+from tests.sim.fleet_world import Process
+
+READY_S = 30.0  # A worker that is not ready by then is given up.
+
+
+class ProcessFabric:
+    """Implements `Fabric`, for one process: the dead write nothing."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._fabric = process.world.fabric
+
+    def publish(self, record: AgentRecord) -> None:
+        if self._process.is_alive:
+            self._fabric.publish(record)
+
+    def withdraw(self, agent_id: str) -> None:
+        if self._process.is_alive:
+            self._fabric.withdraw(agent_id)
+
+    def resolve(self, agent_id: str) -> AgentRecord | None:
+        return self._fabric.resolve(agent_id)
+
+    def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
+        return self._fabric.discover(role=role, label=label)
+
+    def gc(self) -> int:
+        return self._fabric.gc()
+
+
+class WorkerProcess(ABC):
+    """A parent's hold on a process; with `connect` and `last_words` it is a `Worker`."""
+
+    STARTING_S: Sequence[float]  # One of these it takes to be ready.
+
+    def __init__(self, owner: Process, provision: Provision) -> None:
+        self._owner = owner
+        self._world = world = owner.world
+        self.id = provision.identity.child_id
+        self.process = Process(world, f"{self.id}#{world.number()}")
+        self.listener = SimListener(world, self.process)
+        self.news = asyncio.Event()  # It is ready, or gone.
+        self.ready_s: float | None = None  # Since when it is.
+        self._main_task = self.process.begin(partial(self._main, provision))
+        self.process.when_gone(self.news.set)
+        owner.when_gone(self._leave)
+
+    @property
+    def endpoint(self) -> str:
+        return self.listener.endpoint
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_s is not None
+
+    @property
+    @abstractmethod
+    def is_parent_closing(self) -> bool: ...
+
+    @abstractmethod
+    def make_executor(self, provision: Provision) -> Executor: ...
+
+    async def until_ready(self) -> None:
+        """Raises `LaunchFailed`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                await self.news.wait()
+        if not self.is_ready:
+            raise LaunchFailed("the worker was not ready: its last words")
+
+    def abandon(self) -> None:
+        """Its launch was given up."""
+        self.process.end()
+        self._world.fabric.withdraw(self.id)
+
+    async def kill(self) -> None:
+        world = self._world
+        if not self.is_parent_closing and world.chance(0.02):
+            world.note("not killed", self.process.name)
+            raise OSError("it cannot be ended")
+        world.note("kill", self.process.name)
+        self.process.end()
+        try:
+            await asyncio.sleep(world.dice.choice((0, 0.001, 0.5)))
+        finally:
+            world.fabric.withdraw(self.id)
+
+    # --- in the process
+
+    async def _main(self, provision: Provision) -> None:
+        world, process = self._world, self.process
+        await asyncio.sleep(world.dice.choice(self.STARTING_S))
+        self.ready_s = world.loop.time()
+        self.news.set()
+        terms = serving_terms_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
+        make = partial(self._record, provision, world.clock.now_s())
+        executor = self.make_executor(provision)
+        async with open_presence(ProcessFabric(process), make, process.clock, at_once=False):
+            await serve_on(self.listener, executor, mode_of(provision), terms)
+
+    def _leave(self) -> None:
+        """Its owner is gone. What does not end in time is ended."""
+        self.process.do(self._main_task.cancel)
+        self._world.loop.call_later(LEAVE_S, self.process.end)
+
+    def _record(self, provision: Provision, now_s: float) -> AgentRecord:
+        record = AgentRecord(
+            agent_id=self.id,
+            role=provision.identity.role,
+            endpoint=self.endpoint,
+            pid=self.process.pid,
+            started_at=format_time(now_s),
+            lease_expires_at="",
+            culm=Placed(self.process.pid, "boot", OwnerProcess(self._owner.pid, self._owner.pid)),
+        )
+        return renewed(record, now_s)
