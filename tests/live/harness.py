@@ -20,7 +20,7 @@ from culm.wire.state import Snapshot
 from tests.support import WAIT_S
 
 ROOT = Path(__file__).parents[2]
-START_S = 10.0  # A cold interpreter on a busy machine.
+START_S = 20.0  # A cold interpreter on a busy machine.
 # A client that finds nobody doubles its pause from 0.25 s; a slow start of the server lets it
 # sleep through several of those before it looks again.
 RESUME_S = 20.0

@@ -1,12 +1,8 @@
 """What docs/agents.md tells to type works as it stands there."""
 
-import asyncio
-import os
 import re
 import shutil
-import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +17,7 @@ from culm.tools.office import ASSIGNMENTS_MAX
 from culm.wire.agents import PROMPT_CHARS_MAX
 from tests.live.found import env_of
 from tests.live.harness import RESUME_S, ROOT, environment, make_directory, open_process_server
+from tests.live.typed import printed_by_script
 
 PAGE = (ROOT / "docs" / "agents.md").read_text()
 IN_A_MINUTE, SCRIPTED, *BY_HAND = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -36,24 +33,12 @@ async def output_of(folder: Path, env: Mapping[str, str], *scripts: str) -> str:
     options = ("--data-dir", str(data), "--create-grace", "600")
     async with open_process_server(folder, *options, env=dict(env)) as server:
         places = {"CULM_HOST": server.url, "CULM_SOCKET": server.url.removeprefix("unix://")}
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-euo", "pipefail", "-c", "\n".join(scripts)),
+        return await printed_by_script(
+            *scripts,
             cwd=make_directory(folder),
             env=environment(folder, {**env, **places, "XDG_DATA_HOME": str(folder / "data")}),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            wait_s=2 * RESUME_S,
         )
-        try:
-            async with asyncio.timeout(2 * RESUME_S):
-                out, err = await process.communicate()
-        finally:
-            with suppress(ProcessLookupError):  # What a script that failed has left behind.
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    assert process.returncode == 0, (out + err).decode()
-    return out.decode()
 
 
 @needs_curl

@@ -1,6 +1,5 @@
 """What docs/fleet.md tells to type works as it stands there."""
 
-import asyncio
 import os
 import re
 import sys
@@ -12,44 +11,34 @@ import pytest
 from culm.fleet.protocol.frames import parse_child_frame, parse_parent_frame
 from culm.fleet.provision import AnyKind, parse_provision
 from tests.live.harness import ROOT
+from tests.live.typed import printed_by, printed_by_script
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 SCRIPTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 DOCUMENTS = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-TIMEOUT_S = 30.0
 
 
-async def output_of(folder: Path, *command: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env={**os.environ, "XDG_DATA_HOME": str(folder)},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(TIMEOUT_S):
-        output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
-    return output
+def env_of(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_DATA_HOME": str(folder)}
 
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)
 async def test_a_program_prints_what_the_page_says(
     folder: Path, program: str, printed: str
 ) -> None:
-    assert await output_of(folder, sys.executable, "-c", program) == printed
+    command = (sys.executable, "-c", program)
+    assert await printed_by(*command, cwd=folder, env=env_of(folder)) == printed
 
 
 async def test_an_agent_that_serves_is_listed_and_called(folder: Path) -> None:
-    said = await output_of(folder, "bash", "-euo", "pipefail", "-c", SCRIPTS[0])
+    said = await printed_by_script(SCRIPTS[0], cwd=folder, env=env_of(folder))
     assert "parrot" in said
     assert "hello from the fleet" in said
 
 
 async def test_a_worker_by_hand_takes_an_assignment(folder: Path) -> None:
-    said = await output_of(folder, "bash", "-euo", "pipefail", "-c", SCRIPTS[1])
+    said = await printed_by_script(SCRIPTS[1], cwd=folder, env=env_of(folder))
     assert "one two" in said
 
 

@@ -1,12 +1,12 @@
 """What docs/mail.md tells to type works as it stands there."""
 
-import asyncio
 import re
 from pathlib import Path
 
 from culm.fleet.mailbox.letters import parse_letter
 from tests.live.found import open_machine
-from tests.live.harness import RESUME_S, ROOT, environment
+from tests.live.harness import ROOT, environment
+from tests.live.typed import printed_by_script
 
 PAGE = (ROOT / "docs" / "mail.md").read_text()
 SCRIPTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -19,18 +19,8 @@ async def lines_of(folder: Path, script: str) -> list[str]:
     project.mkdir(exist_ok=True)
     (project / "plums.txt").touch()
     places = {"CULM_HOST": f"unix://{folder}/s", "CULM_NO_DISCOVERY": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-euo", "pipefail", "-c", script),
-        cwd=project,
-        env=environment(folder, places),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(RESUME_S):
-        out, err = await process.communicate()
-    assert process.returncode == 0, (out + err).decode()
-    return out.decode().splitlines()
+    said = await printed_by_script(script, cwd=project, env=environment(folder, places))
+    return said.splitlines()
 
 
 async def test_letters_are_sent_read_and_answered_with_and_without_a_server(folder: Path) -> None:
