@@ -1,13 +1,17 @@
 """What a tree may use up: set aside before each question, kept by all side by side, changeable."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from culm.run.limits import RETRY_DELAYS_S
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.runs import Limits
 from tests.flow.agents_stage import (
+    COST,
     TOKENS,
+    LoopWorker,
     calls,
     held,
     open_agents,
@@ -203,3 +207,118 @@ async def test_an_answer_cut_off_with_its_worker_is_estimated_costs_nothing_and_
             True, 0, True,
         )  # fmt: skip
         assert (await stage.rows_of("@ann"))[-1] == ("assistant", "Half ", "error")
+
+
+@contract("EXC-22")
+async def test_an_answer_that_was_cut_off_and_asked_for_again_is_charged(tmp_path: Path) -> None:
+    cut = Reply(text="word " * 2000, cut_after=1999)
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@ann: go", limits={"tokens": 3000}), then="Over."),
+        talk("@ann", cut, cut, cut),
+    ) as stage:
+        run_id = await stage.prompt("@lead: go")
+        for delay_s in RETRY_DELAYS_S:
+            await stage.clock.pass_retry(delay_s)
+        assert (await stage.heard.complete(run_id)).text == "Over."
+        ann = await stage.agent("@ann")
+        assert (ann.outcome, ann.reason) == (
+            "budget",
+            "Limit reached: The run has used its 3000 tokens.",
+        )
+
+
+async def test_a_question_that_was_only_refused_is_asked_again_for_nothing(tmp_path: Path) -> None:
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@ann: go", limits={"tokens": 1500}), then="Over."),
+        talk("@ann", *[Reply(status=503)] * 3),
+    ) as stage:
+        run_id = await stage.prompt("@lead: go")
+        for delay_s in RETRY_DELAYS_S:
+            await stage.clock.pass_retry(delay_s)
+        await stage.heard.complete(run_id)
+        ann = await stage.agent("@ann")
+        assert (ann.outcome, ann.tokens) == ("completed", TOKENS)
+
+
+async def test_a_budget_of_a_session_is_that_of_the_prompt_that_runs_and_of_no_other(
+    tmp_path: Path,
+) -> None:
+    async with open_agents(
+        tmp_path, talk("@one", held("One."), *[calls("agent_list")] * 5)
+    ) as stage:
+        first = await stage.prompt("@one: go", run_id="r1", interactive=True)
+        second = await stage.prompt(
+            "@one: more", run_id="r2", interactive=True, limits={"steps": 2}
+        )
+        await stage.asked(1)
+        await stage.done(stage.session_id, "budget", steps=50)
+        stage.model.release()
+        await stage.heard.complete(first)
+        assert (await stage.heard.complete(second)).culm_reason == "budget"
+        assert (await stage.run(second)).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "lie"),
+    [
+        (rb'"cost":[^,]+', b'"cost":1.7e308'),
+        (rb'"cost":[^,]+', b'"cost":-1'),
+        (rb'"prompt_tokens":100', b'"prompt_tokens":-100'),
+        (rb'"completion_tokens":10', b'"completion_tokens":4611686018427387904'),
+    ],
+)
+async def test_what_a_worker_says_it_has_used_is_not_believed_beyond_reason(
+    tmp_path: Path, said: bytes, lie: bytes
+) -> None:
+    """Sums that are no numbers would be everybody's."""
+
+    def forge(frame: bytes) -> bytes:
+        return re.sub(said, lie, frame) if b'"usage_reported"' in frame else frame
+
+    async def arrives(worker: LoopWorker, frame: bytes) -> bool:
+        worker.forge = forge
+        return True
+
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@ann: go"), then="Over."),
+        talk("@ann", *[calls("agent_list")] * 2, then="Ann."),
+    ) as stage:
+        stage.launcher.on_frame = arrives
+        run_id = await stage.prompt("@lead: go")
+        assert (await stage.heard.complete(run_id)).text == "Over."
+        ann, run = await stage.agent("@ann"), await stage.run(run_id)
+        assert (ann.outcome, ann.cost) == ("completed", 0.0)
+        # As where nobody counts: an estimate of its last answer.
+        assert 0 < ann.tokens < TOKENS
+        assert run.tree_tokens == 2 * TOKENS + ann.tokens
+        assert run.tree_cost == pytest.approx(2 * COST)
+
+
+@pytest.mark.parametrize(
+    ("said", "lie"),
+    [
+        (rb'"tokens":\d+', b'"tokens":-1000000'),
+        (rb'"tokens":\d+', b'"tokens":1e300'),
+        (rb'"cost":[\d.e-]+', b'"cost":-0.1'),
+    ],
+)
+async def test_nobody_sets_less_than_nothing_aside(tmp_path: Path, said: bytes, lie: bytes) -> None:
+    def forge(frame: bytes) -> bytes:
+        return re.sub(said, lie, frame) if b'"reserve"' in frame else frame
+
+    async def arrives(worker: LoopWorker, frame: bytes) -> bool:
+        worker.forge = forge
+        return True
+
+    async with open_agents(
+        tmp_path, talk("@lead", start("@ann: go"), then="Over."), talk("@ann")
+    ) as stage:
+        stage.launcher.on_frame = arrives
+        run_id = await stage.prompt("@lead: go", limits={"tokens": 5000})
+        assert (await stage.heard.complete(run_id)).text == "Over."
+        ann = await stage.agent("@ann")
+        assert (ann.outcome, stage.heard_by("@ann")) == ("error", [])
+        assert "nothing could be set aside" in ann.reason

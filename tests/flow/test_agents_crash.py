@@ -1,5 +1,6 @@
 """What becomes of a tree when its server dies: every row is truthful, nothing is done twice."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.flow.agents_stage import (
     TOKENS,
     AgentStage,
     HandClock,
+    LoopWorker,
     calls,
     held,
     one_after_the_other,
@@ -172,3 +174,108 @@ async def test_an_agent_that_a_client_started_is_interrupted_with_its_server_and
             assert again.agent_id == ann.agent_id
             rows = [row for row in await stage.rows_of("@ann") if row[0] == "user"]
             assert [row[1] for row in rows] == ["@ann: go", "go on"]
+
+
+LISTS = [calls("agent_list")] * 8
+
+
+@contract("EXC-22")
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
+async def test_the_budget_of_a_tree_holds_for_who_begins_under_the_next_server(
+    tmp_path: Path, *, is_killed: bool
+) -> None:
+    async with open_lives(
+        tmp_path,
+        talk("@lead", *one_after_the_other("@ann: go", "@bob: go"), then="Over."),
+        talk("@ann", held()),
+        talk("@bob", *LISTS),
+    ) as lives:
+        one = Settings(agents_at_once=1)
+        async with lives.next(one) as first:
+            run_id = await first.prompt("@lead: go", limits={"steps": 6})
+            await first.asked_by("@ann")
+            first.release(await first.asked_by("@lead", 2))
+            await first.heard.complete(run_id)
+            await first.when("@bob", lambda bob: bob.waiting_for == "slot")
+            if is_killed:
+                lives.kill()
+        async with lives.next(one) as stage:
+            await stage.until_idle()
+            bob = await stage.agent("@bob")
+            assert bob.reason == "Limit reached: The run it works for has used its 6 steps."
+            assert (await stage.run(run_id)).tree_steps == 6
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
+async def test_a_budget_that_was_changed_holds_under_the_next_server(
+    tmp_path: Path, *, is_killed: bool
+) -> None:
+    async with open_lives(
+        tmp_path,
+        talk("@lead", *one_after_the_other("@ann: go", "@bob: go"), then="Over."),
+        talk("@ann", held()),
+        talk("@bob", *LISTS),
+    ) as lives:
+        one = Settings(agents_at_once=1)
+        async with lives.next(one) as first:
+            await first.prompt("@lead: go")
+            await first.asked_by("@ann")
+            first.release(await first.asked_by("@lead", 2))
+            bob = await first.when("@bob", lambda bob: bob.waiting_for == "slot")
+            await first.done(bob.agent_id, "budget", steps=2)
+            if is_killed:
+                lives.kill()
+        async with lives.next(one) as stage:
+            await stage.until_idle()
+            bob = await stage.agent("@bob")
+            assert (bob.outcome, bob.tokens) == ("budget", 2 * TOKENS)
+
+
+@contract("EXC-22")
+async def test_what_a_last_answer_used_survives_a_crash_before_its_worker_has_let_go(
+    tmp_path: Path,
+) -> None:
+    is_over, never = asyncio.Event(), asyncio.Event()
+
+    async def keep_the_end(_: LoopWorker, frame: bytes) -> bool:
+        if b'"terminal"' in frame:
+            is_over.set()
+            await never.wait()
+        return True
+
+    async with open_lives(
+        tmp_path, talk("@lead", start("@ann: go"), then="Over."), talk("@ann", then="Ann.")
+    ) as lives:
+        async with lives.next() as first:
+            first.launcher.on_frame = keep_the_end
+            await first.prompt("@lead: go")
+            await is_over.wait()
+            await first.when("@ann", lambda ann: ann.tokens > 0)
+            lives.kill()
+            never.set()
+        async with lives.next() as stage:
+            ann = await stage.agent("@ann")
+            assert (ann.outcome, ann.tokens, ann.cost) == ("interrupted", TOKENS, COST)
+
+
+async def test_detached_ones_that_had_not_begun_are_begun_after_an_ordered_end(
+    tmp_path: Path,
+) -> None:
+    async with open_lives(
+        tmp_path,
+        talk("@lead", start("@ann: go", "@bob: go", wait=False), then="Over."),
+        talk("@ann", held()),
+        talk("@bob", held()),
+    ) as lives:
+        one = Settings(agents_at_once=1)
+        async with lives.next(one) as first:
+            await first.talk("@lead: go")
+            await until(lambda: bool(first.heard_by("@ann") or first.heard_by("@bob")))
+            who, later = ("@ann", "@bob") if first.heard_by("@ann") else ("@bob", "@ann")
+            await first.when(later, lambda one: one.waiting_for == "slot")
+        async with lives.next(one) as stage:
+            await stage.asked_by(later)
+            stage.model.release()
+            await stage.until_idle()
+            outcomes = await stage.outcomes()
+            assert outcomes == {f"{who}:": "interrupted", f"{later}:": "completed"}

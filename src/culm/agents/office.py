@@ -14,6 +14,7 @@ from culm.agents.starting import END_S, Caller, Starter, all_ended, check_going
 from culm.agents.terms import Above, Terms, Unfit, allowed_tools, top
 from culm.agents.tree import Agents
 from culm.errors import AppError, NotFound
+from culm.ids import AgentId
 from culm.run.live import Asked, Duty, LiveRun
 from culm.run.runs import Runs
 from culm.run.turn import World
@@ -167,9 +168,12 @@ class TreeOffice:
 
     async def _report(self, run: LiveRun) -> Report:
         self._told.keep(run.id, run.agent_id)
-        stored = await self._agents.get(run.agent_id)
         done = self._agents.done(run.id)
-        return Report(stored.agent, run.answer, done.files, done.note)
+        try:
+            agent = (await self._agents.get(run.agent_id)).agent
+        except NotFound:
+            agent = _gone(run)
+        return Report(agent, run.answer, done.files, done.note)
 
     async def _report_of(self, agent_id: str) -> Report:
         details = await self._agents.details(agent_id)
@@ -199,8 +203,11 @@ class TreeOffice:
             limits=agent.budget,
             model=agent.selected,
             consent=run.asked.consent,
+            joins=True,
         )
         check_going(run)
+        if not self._runs.is_busy(agent.session_id):
+            self._starter.check_room(caller, 1)
         sent = self._runs.accept(agent.session_id, asked, duty=duty)
         was_at_work = sent.state == "queued"
         if not errand.wait:
@@ -265,6 +272,22 @@ def _is_enough(until: Until, ended: Sequence[Agent]) -> bool:
 
 def _outcome(run: LiveRun) -> str:
     return "left behind" if run.ending is None else outcome_of_run(run.ending.outcome)
+
+
+def _gone(run: LiveRun) -> Agent:
+    """One whose session was deleted after it had ended."""
+    return Agent(
+        agent_id=AgentId(run.agent_id),
+        parent_id="",
+        session_id=run.session_id,
+        name=run.agent_id,
+        model=run.model,
+        provider=run.provider,
+        state="ended",
+        outcome=None if run.ending is None else outcome_of_run(run.ending.outcome),
+        reason="Its session was deleted; what it used is not known here",
+        run_id=run.id,
+    )
 
 
 def _refused(words: str) -> Result:

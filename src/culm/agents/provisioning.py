@@ -58,6 +58,7 @@ class Place:
     context: ContextPaths
     depth_max: int
     steps_max: int
+    compacts: bool
 
 
 def provision_of(
@@ -107,6 +108,7 @@ def _extension(terms: Terms, chosen: Chosen, consent: Consent, place: Place) -> 
         own_tools=_plain(tooling.own_tools),
         allowed_tools=list(tooling.allowed_tools),
         context_paths=Context(list(place.context.project), list(place.context.user)),
+        compacts=place.compacts,
     )
 
 

@@ -32,7 +32,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import RunRetry, Used
+from culm.wire.runs import Money, RunRetry, Tokens, Used
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ FILES_MAX = 1000  # Noted of one run.
 
 
 class _Used(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
+    prompt_tokens: Tokens = 0
+    completion_tokens: Tokens = 0
+    cost: Money = 0.0
     estimated: bool = False
-    cached_tokens: int = 0
+    cached_tokens: Tokens = 0
 
 
 class _Event(Struct):
@@ -129,6 +129,8 @@ class Replay:
         if told.type == "usage_reported" and told.used is not None:
             self._used = Used(*msgspec.structs.astuple(told.used))
             self._run.account.settle(told.reservation, self._used)
+        elif told.type == "reservation_forfeited":
+            self._run.account.forfeit(told.reservation)
         elif self._run.stop is None:  # Else it ends as it is, and nothing more is written.
             await self._on_told(told, message)
 
@@ -212,6 +214,7 @@ class Replay:
             self._open_id = ""
         else:
             self.count()
+            self._journal.store_count()
             self.ending = ending_of_finish(finish)
             self.answer = full_text(message.parts)
 

@@ -9,7 +9,8 @@ from culm.wire.codec import Json, encode
 
 FILES_SHOWN = 20
 LIST_MAX = 200  # Lines of a tree that a model reads at once.
-ANSWER_CHARS_MAX = 100_000  # Of one agent's last words, of which there may be many in a result.
+ANSWER_CHARS_MAX = 100_000  # Of one agent's last words ...
+ANSWERS_CHARS_MAX = 800_000  # ... and of all in a result, which is cut off a little above that.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Report:
 
 def result_of(reports: Sequence[Report], words: str = "") -> Result:
     """Of agents that have ended, or were waited for long enough."""
-    shown = [_shown(report, is_alone=len(reports) == 1) for report in reports]
+    room = min(ANSWER_CHARS_MAX, ANSWERS_CHARS_MAX // max(1, len(reports)))
+    shown = [_shown(report, room, is_alone=len(reports) == 1) for report in reports]
     content = "\n\n".join(filter(None, (*shown, words)))
     is_error = bool(reports) and not any(_is_good(report) for report in reports)
     return Result(content or "There are none.", is_error=is_error, metadata=_metadata(reports))
@@ -38,10 +40,10 @@ def _is_good(report: Report) -> bool:
     return report.agent.outcome == "completed" and has_answered
 
 
-def _shown(report: Report, *, is_alone: bool) -> str:
+def _shown(report: Report, room: int, *, is_alone: bool) -> str:
     agent, answer = report.agent, (report.answer or "").strip()
-    if len(answer) > ANSWER_CHARS_MAX:
-        answer = f"{answer[:ANSWER_CHARS_MAX]}\n[The rest was cut off; its session has it.]"
+    if len(answer) > room:
+        answer = f"{answer[:room]}\n[The rest was cut off; its session has it.]"
     if agent.state == "ended" and report.answer is not None and not answer:
         answer = "It said nothing." if agent.outcome == "completed" else ""
     head = "" if is_alone else f"## {agent.name}"

@@ -9,6 +9,7 @@ from culm.agents.roles import roles_with
 from culm.agents.terms import Above, Planned, Unfit, plan_agent
 from culm.clock import Clock
 from culm.config.tooling import Tooling
+from culm.errors import LimitExceeded
 from culm.ids import AgentId, Ids, SessionId
 from culm.model.choice import Models
 from culm.permission.clearance import Consent
@@ -18,7 +19,7 @@ from culm.run.runs import STOP_S, Runs
 from culm.settings import Settings
 from culm.store.agents import NewAgent, add_agent
 from culm.store.base import together
-from culm.store.sessions import add_session
+from culm.store.sessions import add_session, count_sessions
 from culm.store.store import Store
 from culm.tools.base import Call
 from culm.tools.office import Assignment
@@ -69,7 +70,8 @@ class Starter:
     ) -> list[LiveRun]:
         """Their first runs, which are durable; raises `Unfit`, `AppError` if not all can be."""
         planned = [self._plan(assignment, caller) for assignment in assignments]
-        self._check_room(caller, len(planned))
+        self.check_room(caller, len(planned))
+        await self._check_sessions(len(planned))
         ids = [self.ids.agent() for _ in planned]
         wanted = [agent_id for agent_id, one in zip(ids, planned, strict=True) if one.worktree]
         made = await self.worktrees.make(wanted)
@@ -104,7 +106,7 @@ class Starter:
             raise Unfit(f"model {wanted!r} cannot be used: {reason}; there are {usable}")
         return SelectedModel(model=model, provider=provider)
 
-    def _check_room(self, caller: Caller, more: int) -> None:
+    def check_room(self, caller: Caller, more: int) -> None:
         limit = self.settings.agents_children_max
         duties = (run.duty for run in self.runs.live() if run.duty is not None)
         at_work = len({duty.agent_id for duty in duties if duty.path[:-1] == caller.path})
@@ -113,6 +115,12 @@ class Starter:
             raise Unfit(f"an agent may have {limit} others at work; {left} more can be")
         if caller.run is not None and (used := _used_up(caller.run.account)):
             raise Unfit(used)
+
+    async def _check_sessions(self, more: int) -> None:
+        """Each has one; what would be refused one by one is refused before there is any."""
+        limit = self.settings.sessions_max
+        if await self.store.read(count_sessions) + more > limit:
+            raise LimitExceeded("sessions in this workspace", limit)
 
     def _new(
         self,
@@ -146,11 +154,13 @@ class Starter:
     ) -> list[LiveRun]:
         """Accept them in one step; if one cannot be, none goes on."""
         check_going(caller.run)
-        self._check_room(caller, len(news))  # Others may have been started meanwhile.
+        self.check_room(caller, len(news))  # Others may have been started meanwhile.
+        wanted = [_asked(one, caller) for one in planned]
+        self.runs.check_room(wanted)
         runs: list[LiveRun] = []
         try:
-            for new, one in zip(news, planned, strict=True):
-                runs.append(self._accept(new, one, caller))
+            for new, asked in zip(news, wanted, strict=True):
+                runs.append(self._accept(new, asked, caller))
             for run in runs:
                 await asyncio.shield(run.accepted)
         except Exception:  # boundary: what a store says of it ends the others, too
@@ -161,7 +171,7 @@ class Starter:
             raise
         return runs
 
-    def _accept(self, new: NewAgent, planned: Planned, caller: Caller) -> LiveRun:
+    def _accept(self, new: NewAgent, asked: Asked, caller: Caller) -> LiveRun:
         """Its row, its session and its first run are there together, or not at all."""
         if not new.parent_id:
             self.on_root(new.session_id)
@@ -173,12 +183,7 @@ class Starter:
         )
         return self.runs.accept(
             new.session_id,
-            Asked(
-                prompt=planned.assignment.prompt,
-                limits=planned.limits,
-                model=planned.model,
-                consent=caller.consent,
-            ),
+            asked,
             duty=Duty(
                 new.id,
                 (*new.path, new.id),
@@ -195,6 +200,15 @@ class Starter:
             self.runs.orphan(run)
         stopping = [run for run in runs if run.task is not None or run.state == "accepted"]
         await within(self.clock, END_S, all_ended(stopping))
+
+
+def _asked(planned: Planned, caller: Caller) -> Asked:
+    return Asked(
+        prompt=planned.assignment.prompt,
+        limits=planned.limits,
+        model=planned.model,
+        consent=caller.consent,
+    )
 
 
 def check_going(run: LiveRun | None) -> None:

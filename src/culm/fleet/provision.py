@@ -220,6 +220,7 @@ class Extension(Struct, frozen=True, omit_defaults=True):
     own_tools: Json | UnsetType = UNSET
     allowed_tools: list[str] = []  # Need not be asked about.
     context_paths: Context | None = None  # None are the usual ones.
+    compacts: bool = True  # A conversation that becomes too long is summarized.
 
     def __repr__(self) -> str:
         # An environment is full of keys, and a chosen model has one.

@@ -5,7 +5,6 @@ does not retry, run tools or store anything: whoever iterates decides. Closing t
 the request.
 """
 
-import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -17,11 +16,10 @@ from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
+from culm.wire.runs import COST_MAX, TOKENS_MAX
 
 if TYPE_CHECKING:
     import aiohttp  # Half of the time that `culm models` takes would go into importing it.
-
-TOKENS_MAX = 1 << 40  # In one answer; more is nonsense, and sums must fit 64 bits.
 
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "content_filter", "unknown"]
 
@@ -123,7 +121,7 @@ def usage_of(
     cost: float | None = None,
 ) -> Usage:
     """What a provider counted, as far as it makes sense: its numbers are summed up for ever."""
-    sane = cost is not None and math.isfinite(cost) and cost >= 0
+    sane = cost is not None and 0 <= cost <= COST_MAX
     return Usage(
         _count(input),
         _count(output),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
 from culm.run.answer import Answer, calls_in
-from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
+from culm.run.context import as_user, continuation, history_of, user_message
 from culm.run.limits import estimate
 from culm.run.live import LiveRun
 from culm.run.loop import Growth
@@ -42,6 +42,7 @@ from culm.wire.sessions import Session
 
 log = logging.getLogger(__name__)
 
+GOES_ON = Ending("end_turn", stop="tool_use")
 RETRY_S = 1.0  # How often a store that cannot write the end is tried again.
 
 
@@ -278,18 +279,21 @@ class TurnJournal:
     def count(self, used: Used) -> None:
         self._used, self._is_counted = used, False
 
+    def store_count(self) -> None:
+        """Have that written down now: the end of the step may be long in coming."""
+        written = self._track(self._store.write(together(self._usage())))
+        self._is_counted = self._used is not None
+        written.add_done_callback(self._check_counted)
+
     def is_nearly_full(self) -> bool:
         """Whether the context has so little room left that it should be summarized."""
-        if self._used is None or not self._setting.compacts:
-            return False
-        return needs_summary(self._setting.window, self._used.all_tokens)
+        return self._setting.is_nearly_full(self._used)
 
     async def end_step(self, ending: Ending | None = None) -> None:
         """Finish the answer: for good with `ending`, else because another step follows."""
         self._check_going()
         draft = self._present().draft
-        tool_use = Finish("tool_use", int(self._clock.now_s()))
-        finish = tool_use if ending is None else self._finish_of(ending)
+        finish = self._finish_of(ending or GOES_ON)
         missing = [] if ending is None else self._missing_results(draft.fold(), ending)
 
         def committed() -> None:
@@ -314,6 +318,7 @@ class TurnJournal:
         self._check_going()
         draft = self._present().draft
         if not full_text(draft.fold().parts).strip():
+            self.count(used)  # It was paid for all the same.
             raise ModelFailed("No summary", "The model answered the request for one with nothing.")
         replaces = set_summary(self._run.session_id, draft.message.id, used)
 
@@ -387,7 +392,7 @@ class TurnJournal:
         message_id = answer.draft.message.id
         if ending.outcome == "error":
             ends = self._end_after(self._last, ending, settled)
-            await self._finish(answer, ending, None, ends, on_commit)
+            await self._finish(answer, ending, self._usage(), ends, on_commit)
             return
         row, unit = self._closing_row(ending)
         ends = together(unit, self._end_after(row or self._last, ending, settled))
@@ -405,8 +410,7 @@ class TurnJournal:
         units: list[Unit | None] = []
         answer = self._last
         if self._answer is not None:
-            finish = self._finish_of(ending)
-            units = [close_message_of(self._run.session_id, finish)]
+            units = [close_message_of(self._run.session_id, self._finish_of(ending))]
         elif self._began:
             row, unit = self._closing_row(ending)
             units, answer = [unit], row or answer
@@ -457,10 +461,7 @@ class TurnJournal:
                 call = part.data
                 started = self._crash_of(call.name) if call.id in self._calls.started else None
                 words = words_for_unanswered(ending, started)
-                result = self._calls.results.get(call.id) or ToolResult(
-                    call.id, call.name, words, is_error=True
-                )
-                missing.append(self._result(result))
+                missing.append(self._result(self._calls.result_of(call, words)))
         return missing
 
     async def _finish(

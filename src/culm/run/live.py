@@ -5,22 +5,23 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from culm.clock import Clock, Timer
+from culm.errors import LimitExceeded
 from culm.ids import AgentId, MessageId, RunId, SessionId
 from culm.permission.clearance import Consent
 from culm.run.budget import Account
-from culm.run.limits import Spent, effective
+from culm.run.limits import Spent
 from culm.run.rules import Stop
 from culm.settings import Settings
-from culm.store.runs import Body, Stored
+from culm.store.stored_runs import Body, Stored
 from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart
 from culm.wire.runs import HEAD_CHARS, Kind, Limits, QueuedPrompt, RunChanged, Settled, State
+
+ASKED_BYTES_MAX = 256 << 20  # What waits is in memory, with its attachments.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class LiveRun:
     accepted: asyncio.Future[int | None]  # Its commit: its number, or None if it was known.
     account: Account  # What it may use up, with all that works for it.
     duty: Duty | None = None  # None if it is the session's own.
+    above: tuple[SessionId, ...] = ()  # The sessions above its own.
     seq: int = 0
     changing: asyncio.Future[None] | None = None  # Its latest change while it waited.
     stop: Stop | None = None
@@ -165,6 +167,12 @@ class LiveRun:
         return waits and not self.is_told
 
     @property
+    def is_unbegun(self) -> bool:
+        """It is nobody's to wait for, and no worker has been told of it."""
+        is_detached = self.duty is not None and self.duty.is_detached
+        return is_detached and self.state in ("accepted", "queued")
+
+    @property
     def is_orphan(self) -> bool:
         """Whoever waits for it does not any more."""
         above = self.waited_for_by
@@ -196,7 +204,7 @@ class LiveRun:
             self.given_up.set_result(None)
 
 
-def live_again(left: Stored, body: Body, state: State, settings: Settings) -> LiveRun:
+def live_again(left: Stored, body: Body, state: State, account: Account) -> LiveRun:
     """What the last server had accepted, or what was at rest."""
     duty = None
     if left.run.agent_id:
@@ -218,16 +226,23 @@ def live_again(left: Stored, body: Body, state: State, settings: Settings) -> Li
         model=left.run.model,
         state=state,
         accepted=asyncio.get_running_loop().create_future(),
-        account=account_of(left.limits, settings, None),
+        account=account,
         duty=duty,
+        above=left.above,
         seq=left.run.seq,
     )
 
 
-def account_of(asked: Limits, settings: Settings, works_for: LiveRun | None) -> Account:
-    """Steps are bounded by the server for each run alone, and all else for its whole tree."""
-    limits = msgspec.structs.replace(effective(asked, settings), steps=asked.steps)
-    return Account(limits, None if works_for is None else works_for.account)
+def check_room(
+    live: Sequence[LiveRun], line: Sequence[LiveRun], wanted: Sequence[Asked], settings: Settings
+) -> None:
+    """Whether there is room for more beside what is live, and in the line it joins."""
+    if len(line) > settings.queue_max:
+        raise LimitExceeded("runs waiting in this session", settings.queue_max)
+    if len(live) + len(wanted) > settings.runs_max:
+        raise LimitExceeded("live runs in this workspace", settings.runs_max)
+    if sum(asked.size for asked in (*(run.asked for run in live), *wanted)) > ASKED_BYTES_MAX:
+        raise LimitExceeded("bytes in the prompts of live runs", ASKED_BYTES_MAX)
 
 
 # --- trees
@@ -248,5 +263,5 @@ def with_below(runs: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun
 
 
 def below_session(session_id: SessionId, live: Iterable[LiveRun]) -> list[LiveRun]:
-    """The runs of all agents below it."""
-    return [run for run in live if run.duty is not None and session_id in run.duty.above]
+    """The runs in all sessions below it."""
+    return [run for run in live if session_id in run.above]

@@ -108,7 +108,7 @@ class Meter(Protocol):
     def settle(self, reservation: str, used: Used) -> None: ...
 
     def forfeit(self, reservation: str) -> None:
-        """It failed, and another model is asked."""
+        """It was cut off, and is asked again: what it used is not known and stays charged."""
         ...
 
 
@@ -212,52 +212,75 @@ async def ask(
 ) -> tuple[Done, Used]:
     """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
     while True:
-        speaker = speakers.current
-        request = request_of(speaker)
-        reservation = await meter.reserve(estimate_request(request, speaker.price))
+        asking = _Asking(speakers.current, request_of(speakers.current), journal, meter)
         try:
-            done, size = await _ask_again(speaker.model, request, journal, pause)
+            return await asking.insist(pause)
         except ModelFailed as exc:
             if not await speakers.fall_back(exc):
                 raise
-            meter.forfeit(reservation)
-            continue
-        used = used_of(done.usage, speaker.price, request, size)
-        meter.settle(reservation, used)
-        return done, used
+            asking.forfeit()
 
 
-async def _ask_again(
-    model: Model, request: Request, journal: Growing, pause: Pause
-) -> tuple[Done, int]:
-    """Ask until there is a whole answer, or until asking again makes no sense."""
-    attempt = 0
-    while True:
-        try:
-            return await listen(model.stream(request), journal.grow)
-        except ModelFailed as exc:
-            failure, delay_s = exc, retry_delay_s(exc, attempt)
-            if delay_s is None:
-                raise
-        attempt += 1
-        await journal.clear()
-        await pause(delay_s, failure)
+class _Asking:
+    """One question to one model, and what is set aside for it."""
+
+    def __init__(self, speaker: Speaker, request: Request, journal: Growing, meter: Meter) -> None:
+        self._speaker = speaker
+        self._request = request
+        self._journal = journal
+        self._meter = meter
+        self._reservation = ""
+
+    async def insist(self, pause: Pause) -> tuple[Done, Used]:
+        """Ask until there is a whole answer, or until asking again makes no sense."""
+        attempt = 0
+        while True:
+            await self._reserve()
+            heard = Heard(self._journal.grow)
+            try:
+                done = await heard.listen(self._speaker.model.stream(self._request))
+            except ModelFailed as exc:
+                failure, delay_s = exc, retry_delay_s(exc, attempt)
+                if delay_s is None:
+                    raise
+            else:
+                used = used_of(done.usage, self._speaker.price, self._request, heard.size)
+                self._meter.settle(self._reservation, used)
+                return done, used
+            if heard.size:  # It was paid for. Who was only refused asks again with the same.
+                self.forfeit()
+            attempt += 1
+            await self._journal.clear()
+            await pause(delay_s, failure)
+
+    async def _reserve(self) -> None:
+        if not self._reservation:
+            estimate = estimate_request(self._request, self._speaker.price)
+            self._reservation = await self._meter.reserve(estimate)
+
+    def forfeit(self) -> None:
+        if self._reservation:
+            self._meter.forfeit(self._reservation)
+            self._reservation = ""
 
 
-async def listen(
-    stream: AsyncGenerator[ModelEvent],
-    grow: Callable[[Growth], None],
-) -> tuple[Done, int]:
-    """Pass an answer on as it comes; returns its end, and how many bytes it had."""
-    size = 0
-    async with aclosing(stream) as events:
-        async for event in events:
-            if isinstance(event, Done):
-                return event, size
-            if not isinstance(event, CallBegan):
-                size += len(event.text.encode())
-            grow(event)
-    raise ModelFailed("Answer cut off", "The model's answer ended before it was complete.")
+@dataclass(slots=True)
+class Heard:
+    """An answer while it comes: passed on, and counted."""
+
+    grow: Callable[[Growth], None]
+    size: int = 0  # In bytes.
+
+    async def listen(self, stream: AsyncGenerator[ModelEvent]) -> Done:
+        """Until its end; raises `ModelFailed`."""
+        async with aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    return event
+                if not isinstance(event, CallBegan):
+                    self.size += len(event.text.encode())
+                self.grow(event)
+        raise ModelFailed("Answer cut off", "The model's answer ended before it was complete.")
 
 
 # --- calling

@@ -25,7 +25,8 @@ from culm.store.messages import (
     find_last_message,
     find_open_message,
 )
-from culm.store.runs import Body, Stored, body_of, end_run, hold_run, unfinished_runs
+from culm.store.runs import end_run, hold_run
+from culm.store.stored_runs import Body, Stored, body_of, unfinished_runs
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,

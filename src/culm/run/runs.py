@@ -12,12 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from culm.errors import (
     AgentNotReady,
     AppError,
-    LimitExceeded,
     NothingRuns,
     RunFolded,
     RunIdReused,
@@ -28,14 +25,15 @@ from culm.errors import (
 )
 from culm.ids import RunId, SessionId
 from culm.run import rules
+from culm.run.accounts import Accounts
 from culm.run.journal import TurnJournal
-from culm.run.limits import Spent, effective
+from culm.run.limits import Spent
 from culm.run.live import (
     Asked,
     Duty,
     LiveRun,
-    account_of,
     below_session,
+    check_room,
     live_again,
     with_below,
 )
@@ -44,21 +42,20 @@ from culm.run.titles import Titles
 from culm.run.turn import World, hold_turn, setting_of
 from culm.store.base import Unit
 from culm.store.runs import (
-    Body,
     NewRun,
-    Stored,
     accept_run,
     add_cancel,
     hold_run,
     release_run,
+    set_limits,
 )
+from culm.store.stored_runs import Body, Stored
 from culm.wire.config import SelectedModel
 from culm.wire.endings import CANCELED, Ending
 from culm.wire.runs import CancelTarget, Limits, QueueChanged, RunChanged, changed_of
 
 log = logging.getLogger(__name__)
 
-ASKED_BYTES_MAX = 256 << 20  # What waits is in memory, with its attachments.
 STOP_S = 5.0  # What a stopped run has to let go of everything it started.
 
 
@@ -71,6 +68,7 @@ class Runs:
         self._workers: dict[SessionId, asyncio.Task[None]] = {}
         self._held: dict[RunId, RunChanged] = {}  # At rest, for a person to start or drop.
         self._turns: dict[asyncio.Task[Ending], RunId] = {}
+        self._accounts = Accounts(world.settings)
         self._titles = Titles(world)
         self._closing = False
 
@@ -115,6 +113,7 @@ class Runs:
         digest: str = "",
         steers: bool = False,
         duty: Duty | None = None,
+        above: tuple[SessionId, ...] = (),
         before: Unit | None = None,
     ) -> LiveRun:
         """Take something on. From this step on a cancel reaches it; durable once `accepted` is.
@@ -140,7 +139,7 @@ class Runs:
             raise NothingRuns
         if asked.kind == "summary" and line:
             raise SessionBusy
-        self._check_room(line, asked)
+        self.check_room([asked], line)
         works_for = None if duty is None else duty.works_for
         new = NewRun(
             id=run_id or self._world.ids.run(),
@@ -170,8 +169,9 @@ class Runs:
             model=new.model,
             state=new.state,
             accepted=asyncio.get_running_loop().create_future(),
-            account=account_of(asked.limits, self._world.settings, works_for),
+            account=self._accounts.open(new.id, asked.limits, works_for and works_for.account),
             duty=duty,
+            above=above if duty is None else duty.above,
         )
         self._enter(run)
         run.accepted = self._world.store.write(
@@ -191,21 +191,16 @@ class Runs:
         for host in self.line(session_id)[:1]:
             host.on_join()
 
-    def _check_room(self, line: Sequence[LiveRun], asked: Asked) -> None:
-        settings = self._world.settings
-        if len(line) > settings.queue_max:
-            raise LimitExceeded("runs waiting in this session", settings.queue_max)
-        if len(self._by_id) >= settings.runs_max:
-            raise LimitExceeded("live runs in this workspace", settings.runs_max)
-        if asked.size + sum(run.asked.size for run in self.live()) > ASKED_BYTES_MAX:
-            raise LimitExceeded("bytes in the prompts of live runs", ASKED_BYTES_MAX)
+    def check_room(self, wanted: Sequence[Asked], line: Sequence[LiveRun] = ()) -> None:
+        """Whether all of these can be accepted, in sessions where no more than these wait."""
+        check_room(self.live(), line, wanted, self._world.settings)
 
     def resume(self, recovered: Recovered) -> None:
         """Take on what the last server had accepted, each session's in the order of its queue."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
         self._world.clearance.restore(recovered.asks)
         for one, body in recovered.resumed:
-            run = live_again(one, body, one.run.state, self._world.settings)
+            run = live_again(one, body, one.run.state, self._accounts.open_again(one))
             if run.state == "active":
                 run.state = "waiting"  # As the last server left it.
             run.account.spent = Spent(one.run.tree_steps, one.run.tree_tokens, one.run.tree_cost)
@@ -235,8 +230,8 @@ class Runs:
             raise RunNotHeld(known.id, known.state)
         line = self.line(held.run.session_id)
         state = rules.state_at_acceptance(line)
-        run = live_again(held, body, state, self._world.settings)
-        self._check_room(line, run.asked)
+        run = live_again(held, body, state, self._accounts.open_again(held))
+        self.check_room([run.asked], line)
         self._enter(run)
         run.accepted = self._world.store.write(
             release_run(run.id, run.session_id, state),
@@ -387,7 +382,8 @@ class Runs:
             await asyncio.wait(holding, timeout=STOP_S)
 
     def _parks(self, run: LiveRun) -> bool:
-        return run.may_park() and not self._world.clearance.is_being_answered(run.id)
+        is_answered = self._world.clearance.is_being_answered(run.id)
+        return run.is_unbegun or (run.may_park() and not is_answered)
 
     # --- working: one task per session, which alone takes its runs and writes their ends
 
@@ -462,7 +458,6 @@ class Runs:
         return [run for run in others if run.is_settled and rules.folds(run, host)]
 
     async def _take_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
-        limits = effective(run.asked.limits, self._world.settings)
         if run.state == "waiting":
             run.state = "active"  # Again, where the last server stood.
         # Not in the group, which would wait for a tool that never lets go: `stop` bounds it.
@@ -472,7 +467,7 @@ class Runs:
         task.add_done_callback(self._turns.pop)
         run.given_up = loop.create_future()
         run.began_s = self._world.clock.now_s()
-        self._limit_time(run, limits.wall_s)
+        self._limit_time(run, run.account.limits.wall_s)
         try:
             await asyncio.wait({task, run.given_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -483,12 +478,13 @@ class Runs:
             return Ending("error", "Internal error", "The run was cancelled from inside.")
         return rules.ending_of_stop(run.stop)
 
-    def set_limits(self, run: LiveRun, asked: Limits) -> None:
-        """Let it and all that works for it use up so much, from now on."""
-        limits = effective(asked, self._world.settings)
-        run.account.set_limits(msgspec.structs.replace(limits, steps=asked.steps))
+    def set_limits(self, run: LiveRun, asked: Limits) -> asyncio.Future[None]:
+        """Let it and all that works for it use up so much, from now on; returns its commit."""
+        limits = self._accounts.limits(asked)
+        run.account.set_limits(limits)
         if run.task is not None and not run.task.done():
             self._limit_time(run, limits.wall_s)
+        return self._world.store.write(set_limits(run.id, asked))
 
     def _limit_time(self, run: LiveRun, wall_s: float) -> None:
         run.limit_time(self._world.clock, wall_s, lambda: self._stop(run, "budget"))

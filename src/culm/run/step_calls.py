@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from culm.tools.base import Call, Result
-from culm.wire.messages import Message, ToolResult, ToolResultPart
+from culm.wire.messages import Message, ToolCall, ToolResult, ToolResultPart
 
 
 @dataclass(slots=True)
@@ -37,6 +37,11 @@ class StepCalls:
             is_error=result.is_error,
         )
         return told
+
+    def result_of(self, call: ToolCall, otherwise: str) -> ToolResult:
+        """Its result; one that says something else if it has none."""
+        known = self.results.get(call.id)
+        return known or ToolResult(call.id, call.name, otherwise, is_error=True)
 
     def stored_results(self) -> Sequence[Message]:
         """In the order of the calls."""

@@ -12,7 +12,7 @@ from culm.model.choice import Chosen, Models
 from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
 from culm.run.live import Asked
-from culm.run.loop import Growth, listen
+from culm.run.loop import Growth, Heard
 from culm.run.turn import World
 from culm.store.sessions import set_title
 from culm.wire.config import SelectedModel
@@ -128,6 +128,6 @@ async def _ask(
         settings=chosen.settings,
         max_tokens=tokens or None,
     )
-    done, _ = await listen(model.stream(request), grow)
+    done = await Heard(grow).listen(model.stream(request))
     price = price_of(chosen.info, flat_rate=chosen.flat_rate)
     return title_of("".join(pieces), prompt), used_of(done.usage, price, request, size).cost

@@ -19,6 +19,7 @@ from culm.wire.codec import decode, encode
 from culm.wire.endings import Ending, error_text
 from culm.wire.runs import Limits, Used
 
+CUT_OFF = "its answer reached the most tokens that its model says at once"
 REASON_CHARS_MAX = 500  # It travels with every change of the agent; its conversation has it all.
 
 
@@ -85,6 +86,8 @@ def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
     """Its present run has ended; the end of another of its runs is not its own."""
     outcome = outcome_of_run(ending.outcome)
     reason = "" if outcome == "completed" else error_text(ending)[:REASON_CHARS_MAX]
+    if ending.outcome == "max_tokens":
+        reason = CUT_OFF
     row = tx.run("end_agent", outcome, reason, tx.now, agent_id, run_id).fetchone()
     if row is not None:
         _tell(tx, "agent_ended", "updated", row)

@@ -3,19 +3,19 @@
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
 from culm.ids import CancelId, RunId, SessionId
-from culm.store.agents import begin_agent, end_agent, find_agent, take_up_agent
+from culm.store.agents import begin_agent, end_agent, take_up_agent
 from culm.store.asks import close_asks_of_run
 from culm.store.base import Op, Tx, Unit
 from culm.store.letters import admit_letters
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
-from culm.wire.codec import Json, decode, encode
+from culm.wire.codec import decode, encode
 from culm.wire.endings import CANCELED, Ending, agent_event_of, run_complete_of
-from culm.wire.rules import Approve, parse_approve
+from culm.wire.rules import Approve
 from culm.wire.runs import (
     HEAD_CHARS,
     CancelChanged,
@@ -54,26 +54,6 @@ class NewRun:
     agent_id: str = ""
     parent_run_id: str = ""
     detached: bool = False
-
-
-class Stored(NamedTuple):
-    """A run with what clients are not shown of it."""
-
-    run: Run
-    digest: str
-    limits: Limits
-    cancelled: bool
-    headless: bool
-    approve: Approve | None
-    path: tuple[str, ...] = ()  # Of agents, from the top down to the one that does it ...
-    above: tuple[SessionId, ...] = ()  # ... and the sessions of those before it.
-
-
-class Body(NamedTuple):
-    """What was asked, in full."""
-
-    prompt: str
-    attachments: list[Attachment]
 
 
 # --- the life of a run
@@ -256,6 +236,15 @@ def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
     return unit
 
 
+def set_limits(run_id: RunId, limits: Limits) -> Callable[[Tx], None]:
+    """What it may use up from now on, with all that works for it."""
+
+    def unit(tx: Tx) -> None:
+        tx.run("set_limits", encode(limits).decode(), run_id)
+
+    return unit
+
+
 def name_model(run_id: RunId, provider_id: str, model_id: str) -> Callable[[Tx], None]:
     """Another model than the one it was accepted for answers."""
 
@@ -413,40 +402,6 @@ def list_runs(
 def open_runs(connection: sqlite3.Connection) -> list[Run]:
     """Those that have not ended, held ones too."""
     return [run_of(row) for row in connection.execute(QUERIES["unfinished_runs"])]
-
-
-def unfinished_runs(tx: Tx) -> list[Stored]:
-    """What was left behind, each session's in the order of its queue."""
-    return [_stored_of(tx.connection, row) for row in tx.run("unfinished_runs").fetchall()]
-
-
-def find_stored(connection: sqlite3.Connection, run_id: str) -> Stored | None:
-    row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
-    return None if row is None else _stored_of(connection, row)
-
-
-def body_of(connection: sqlite3.Connection, run_id: str) -> Body:
-    """Until it starts; from then on its user message has it."""
-    row = connection.execute(QUERIES["get_body"], (run_id,)).fetchone()
-    if row is None:
-        return Body("", [])
-    return Body(row["prompt"], decode(row["attachments"], list[Attachment]))
-
-
-def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
-    cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
-    agent = find_agent(row["agent_id"])(connection) if row["agent_id"] else None
-    above = connection.execute(QUERIES["sessions_above"], (row["session_id"],)).fetchall()
-    return Stored(
-        run=run_of(row),
-        digest=row["digest"],
-        limits=decode(row["limits"], Limits),
-        cancelled=cancels.fetchone() is not None,
-        headless=bool(row["headless"]),
-        approve=parse_approve(cast("Json", decode(row["approve"], object))),
-        path=() if agent is None else agent.path,
-        above=tuple(one["id"] for one in reversed(above)),
-    )
 
 
 def count_unfinished(connection: sqlite3.Connection) -> int:

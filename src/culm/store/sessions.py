@@ -25,7 +25,7 @@ def add_session(
     session_id: SessionId, title: str, *, parent_id: str = "", sessions_max: int
 ) -> Callable[[Tx], Session]:
     def unit(tx: Tx) -> Session:
-        if tx.run("count_sessions").fetchone()[0] >= sessions_max:
+        if count_sessions(tx.connection) >= sessions_max:
             raise LimitExceeded("sessions in this workspace", sessions_max)
         row = tx.run("add_session", session_id, parent_id, title, tx.now, tx.now).fetchone()
         return tell_session(tx, "created", row)
@@ -188,6 +188,11 @@ def find_session(session_id: str) -> Callable[[sqlite3.Connection], Session | No
         return None if row is None else session_of(row)
 
     return query
+
+
+def count_sessions(connection: sqlite3.Connection) -> int:
+    count: int = connection.execute(QUERIES["count_sessions"]).fetchone()[0]
+    return count
 
 
 def top_sessions(connection: sqlite3.Connection) -> list[Session]:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from culm.tools.base import Call, Result, Watch
 from culm.wire.agents import NAME_CHARS_MAX, PROMPT_CHARS_MAX, Name, Until
-from culm.wire.runs import Limits
+from culm.wire.runs import Limits, Money, Tokens
 
 ASSIGNMENTS_MAX = 50  # In one call; the limits of the tree are checked apart from it.
 TIMEOUT_S_MAX = 3600.0
@@ -100,8 +100,8 @@ class Office(Protocol):
 class Reserve(Struct, frozen=True, tag_field="op", tag="reserve"):
     """Set something aside for a question to a model, on every budget above."""
 
-    tokens: int
-    cost: float
+    tokens: Tokens
+    cost: Money
 
 
 class Reserved(Struct, frozen=True, omit_defaults=True):

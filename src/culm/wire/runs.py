@@ -1,8 +1,8 @@
 """Runs as clients see and steer them: what was accepted, what waits, what was cancelled."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from culm.ids import RunId, SessionId
 
@@ -35,6 +35,13 @@ class Limits(Struct, omit_defaults=True):
     steps: int = 0
     tokens: int = 0
     cost: float = 0  # USD.
+
+
+# Of one question to a model, far above any: what others say is summed up for ever.
+TOKENS_MAX = 1 << 40  # Of one kind; sums must fit 64 bits.
+COST_MAX = 1e9  # USD.
+Tokens = Annotated[int, Meta(ge=0, le=4 * TOKENS_MAX)]
+Money = Annotated[float, Meta(ge=0, le=COST_MAX)]
 
 
 class Used(NamedTuple):

@@ -31,19 +31,10 @@ from culm.run.limits import check_limits
 from culm.run.live import Asked, Duty, LiveRun, digest_of
 from culm.run.runs import Runs
 from culm.store.base import Connection
-from culm.store.runs import (
-    Body,
-    Stored,
-    body_of,
-    drop_run,
-    edit_prompt,
-    find_run,
-    find_stored,
-    list_runs,
-    order_queue,
-)
+from culm.store.runs import drop_run, edit_prompt, find_run, list_runs, order_queue
 from culm.store.sessions import find_session
 from culm.store.store import Store
+from culm.store.stored_runs import Body, Stored, body_of, find_stored
 from culm.wire.agent import AgentInfo, Attachment, Prompt
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.config import SelectedModel
@@ -160,8 +151,10 @@ class Agent:
             raise SessionNotFound(session_id)
         if not session.message_count:
             return None
-        asked, _ = await self._for_whom(session_id, Asked("summary"))
-        run = self._runs.accept(session_id, asked)
+        asked, duty = await self._for_whom(session_id, Asked("summary"))
+        # It is made here and is no assignment, but whoever stops those above stops it, too.
+        above = () if duty is None else duty.above
+        run = self._runs.accept(session_id, asked, above=above)
         await asyncio.shield(run.accepted)
         return run
 

@@ -132,22 +132,22 @@ class Crew:
         """Of an agent and all below it; of a session's own agent, for what it does now."""
         self._check_open()
         check_limits(budget)
-        own = [run for run in self._runs.line(SessionId(agent_id)) if run.duty is None]
-        if not own:
+        line = self._runs.line(SessionId(agent_id))
+        if not line or line[0].duty is not None:
             return await self.agents.set_budget(agent_id, budget)
-        for run in own:
-            self._runs.set_limits(run, budget)
+        run = line[0]
+        await asyncio.shield(self._runs.set_limits(run, budget))
         return Agent(
             agent_id=AgentId(agent_id),
             parent_id="",
-            session_id=own[0].session_id,
+            session_id=run.session_id,
             depth=0,
-            provider=own[0].provider,
-            model=own[0].model,
+            provider=run.provider,
+            model=run.model,
             state="running",
-            run_id=own[0].id,
-            cost=own[0].account.spent.cost,
-            tokens=own[0].account.spent.tokens,
+            run_id=run.id,
+            cost=run.account.spent.cost,
+            tokens=run.account.spent.tokens,
             budget=budget,
         )
 
@@ -265,6 +265,7 @@ def make_crew(
             context=context_paths_of(configuration.shown.options),
             depth_max=world.settings.agents_depth_max,
             steps_max=world.settings.run_steps_max,
+            compacts=world.models.compacts,
         )
 
     folder = project_folder(about.root, about.path)

@@ -256,6 +256,9 @@ WHERE id = ? AND state <> 'ended' RETURNING *
 -- name: folded_runs
 SELECT id FROM runs WHERE host_id <> '' AND host_id = ? AND state = 'folded' ORDER BY place, seq
 
+-- name: set_limits
+UPDATE runs SET limits = ? WHERE id = ?
+
 -- name: name_model
 UPDATE runs SET provider = ?, model = ? WHERE id = ?
 

@@ -175,7 +175,12 @@ class BambooRuntime:
             telling,
             run.steer,
             run.cancel,
-            Setting(chosen.settings.model, chosen.provider_id, chosen.info.context_window),
+            Setting(
+                chosen.settings.model,
+                chosen.provider_id,
+                chosen.info.context_window,
+                compacts=self._provision.culm.compacts,
+            ),
             services.clock,
             services.ids,
             run_id=run.id,

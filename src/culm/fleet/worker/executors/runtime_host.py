@@ -93,7 +93,7 @@ class HostMeter:
         self.telling.say_nowait({"type": "usage_reported", **told})
 
     def forfeit(self, reservation: str) -> None:
-        """Never: a worker has one model, and its failure is the run's end."""
+        self.telling.say_nowait({"type": "reservation_forfeited", "reservation": reservation})
 
 
 async def ask_people(host: Host, inquiry: Inquiry, call: Call) -> Result:

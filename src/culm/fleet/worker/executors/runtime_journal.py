@@ -19,7 +19,7 @@ from culm.fleet.executor import Cancelling, Steer, Steering
 from culm.fleet.worker.executors.runtime_telling import Telling
 from culm.ids import Ids, RunId, SessionId
 from culm.run.answer import Answer
-from culm.run.context import as_user, continuation, needs_summary, user_message
+from culm.run.context import as_user, continuation, user_message
 from culm.run.draft import Draft, check_part, check_size, put_parts
 from culm.run.limits import Spent, estimate
 from culm.run.loop import Growth
@@ -260,8 +260,7 @@ class EventJournal:
 
     def is_nearly_full(self) -> bool:
         """Whether the context has so little room left that it should be summarized."""
-        used = self._used
-        return used is not None and needs_summary(self._setting.window, used.all_tokens)
+        return self._setting.is_nearly_full(self._used)
 
     async def end_step(self) -> None:
         self._check_going()
