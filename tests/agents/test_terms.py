@@ -45,7 +45,12 @@ def test_what_is_given_down_is_never_more_than_anybody_above_has(
 ) -> None:
     tools = has if is_narrowed else TOOLS
     above = replace(
-        TOP, depth=1, tools=tools, is_narrowed=is_narrowed, is_read_only=is_read_only, place="/w"
+        TOP,
+        depth=1,
+        tools=tools,
+        is_narrowed=is_narrowed,
+        is_read_only=is_read_only,
+        places=("/v", "/w"),
     )
     if not {*(asked.tools or ()), *(role.tools or ())} <= set(tools):
         with pytest.raises(Unfit, match="to give it; tools are"):
@@ -56,7 +61,7 @@ def test_what_is_given_down_is_never_more_than_anybody_above_has(
     assert may <= set(tools)
     for named in (asked.tools, role.tools):
         assert named is None or may <= set(named)
-    assert planned.terms.place == "/w"
+    assert (planned.terms.place, planned.terms.places) == ("/w", ["/v", "/w"])
     assert planned.is_read_only == (asked.read_only or role.read_only or is_read_only)
     assert planned.limits == Limits(
         wall_s=lower(asked.limits.wall_s, role.limits.wall_s),

@@ -9,6 +9,7 @@ from culm.fleet.executor import (
     Cancelling,
     Events,
     Host,
+    NotAsked,
     Outcome,
     Steering,
     completed,
@@ -64,7 +65,10 @@ class Asks:
     async def run(
         self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
     ) -> Outcome:
-        self.answers.append(await host.ask(self.body))
+        try:
+            self.answers.append(await host.ask(self.body))
+        except NotAsked as exc:
+            return completed(f"not asked: {exc}")
         return completed(f"approved: {str(self.answers[-1]).lower()}")
 
 

@@ -260,7 +260,8 @@ async def test_one_ask_too_many_is_denied_and_the_others_end_with_the_run() -> N
             await talk.say(
                 ApprovalRequest(f"ask {n}", raw({})), SubAgentRequest(f"call {n}", "", raw({}))
             )
-        assert await talk.hear() == ApprovalReply(f"ask {OPEN_MAX}", approved=False)
+        why = "too many asks are open"
+        assert await talk.hear() == ApprovalReply(f"ask {OPEN_MAX}", approved=False, reason=why)
         refused = {"error": "too many host calls are open"}
         assert await talk.hear() == SubAgentReply(f"call {OPEN_MAX}", refused)
         await talk.say(DONE)
@@ -295,6 +296,28 @@ async def test_an_ask_that_nobody_answers_by_its_deadline_is_denied(
         await talk.say(DONE)
         assert await talk.end() == CLEAN
     assert "an answer came too late and was not sent: 1" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["fails", "is late"])
+async def test_a_worker_of_ours_is_told_that_nobody_decided(how: str) -> None:
+    witness = Witness()
+
+    async def decide(ask: WorkerAsk) -> bool:
+        if how == "fails":
+            raise RuntimeError("it cannot be decided")
+        return await never(ask)
+
+    witness.decide = decide
+    async with open_talk(witness, terms=OURS) as talk:
+        await talk.hear()
+        deadline = format_time(talk.clock.now_s() + 300)
+        await talk.say(ApprovalRequest("1", raw({"deadline": deadline})))
+        await settle()
+        talk.clock.advance(300)
+        why = "it could not be decided" if how == "fails" else "nobody answered in time"
+        assert await talk.hear() == ApprovalReply("1", approved=False, reason=why)
+        await talk.say(DONE)
+        assert await talk.end() == CLEAN
 
 
 async def test_a_worker_that_asks_and_does_not_read_is_given_up() -> None:

@@ -80,6 +80,7 @@ UNLIKE_ONE: list[tuple[str, Json]] = [
     ("culm.env", {"A": "1"}),
     ("culm.rules", {"allow": ["view"]}),
     ("culm.rules", {"allow": []}),
+    ("culm.rules_also_from", ["/workspace"]),
     ("culm.prompt", "You only look."),
     ("culm.roles", "linter: lints"),
     ("culm.chosen", ["demo", {}, {}, {"api_key": "key-1"}, False]),

@@ -79,6 +79,8 @@ async def test_what_other_hosts_cannot_read_is_not_sent_to_them() -> None:
         ]
     async with serving("memory", Asks(resource=deep)) as connect:
         assert await (await connect()).run("go") == [done("approved: false")]
+    async with serving("memory", Asks(resource=deep), host_calls=True) as connect:
+        assert await (await connect()).run("go") == [done(f"not asked: {too_deep}")]
     async with serving("memory", Calls(args=deep), host_calls=True) as connect:
         frames = await (await connect()).run("go")
         assert frames == [done(f"failed: {too_deep}")]

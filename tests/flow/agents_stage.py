@@ -187,6 +187,7 @@ class LoopLauncher:
         self.workers: list[LoopWorker] = []
         self.refuses = 0  # So many launches fail.
         self.on_frame: OnFrame = let_pass
+        self.forge: Callable[[Provision], Provision] = lambda told: told  # What they make of it.
         self._clock = clock
         self._folder = folder
         self._tasks = tasks
@@ -200,7 +201,7 @@ class LoopLauncher:
         if self.refuses:
             self.refuses -= 1
             raise LaunchFailed("there are no more processes")
-        read = parse_provision(encode_provision(provision))  # As a process would.
+        read = self.forge(parse_provision(encode_provision(provision)))  # As a process would.
         pid = next(self._pids)
         worker = LoopWorker(read, self._clock, self._folder, pid, lambda w, f: self.on_frame(w, f))
         self.workers.append(worker)

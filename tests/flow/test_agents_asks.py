@@ -1,23 +1,39 @@
 """What agents ask of people, from any depth: who is shown it, who answers it, what holds below."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+import culm.permission.asks
 from culm.agents.provisioning import INTERACTIVE_WAIT_S
+from culm.fleet.provision import Provision
+from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Rule
 from culm.wire.asks import Ask, AskChanged, PermissionRequest, QuestionChanged
 from culm.wire.codec import Json
 from tests.flow.agents_stage import (
     AgentStage,
+    HandClock,
     LoopWorker,
     calls,
+    open_again,
     open_agents,
+    script_of,
     start,
     talk,
 )
-from tests.flow.asking import answer, answer_batch, batch_in, notified, request_in, requests
+from tests.flow.asking import (
+    answer,
+    answer_batch,
+    batch_in,
+    batches,
+    notified,
+    request_in,
+    requests,
+)
 from tests.flow.reading import assert_answered
 from tests.flow.runs import open_heard
 from tests.support import contract
@@ -87,20 +103,53 @@ async def test_a_denied_ask_ends_the_agent_and_its_parent_reads_why(tmp_path: Pa
 
 
 @contract("FLEET-P8")
-async def test_an_ask_that_nobody_answers_is_refused_at_its_deadline_and_never_approved(
-    tmp_path: Path,
+@pytest.mark.parametrize("now_s", [1_800_000_000.0, 1_800_000_000.7])
+async def test_an_ask_that_nobody_answers_is_refused_at_its_deadline_and_its_agent_goes_on(
+    tmp_path: Path, now_s: float
 ) -> None:
-    async with open_agents(tmp_path, *DEEP) as stage:
+    async with (
+        open_model_server(script_of(*DEEP)) as model,
+        open_again(tmp_path, model, clock=HandClock(now_s)) as stage,
+    ):
         run_id = await stage.prompt("@lead: go")
         request = await request_in(stage.heard)
         (ask,) = await stage.ask("/permissions/asks", list[Ask[PermissionRequest]])
-        assert ask.deadline == int(stage.clock.now_s()) + INTERACTIVE_WAIT_S
-        stage.clock.advance(INTERACTIVE_WAIT_S)
+        assert ask.deadline == math.ceil(stage.clock.now_s()) + INTERACTIVE_WAIT_S
+        stage.clock.advance(INTERACTIVE_WAIT_S - 0.5)
+        assert [state for state, _ in changes(stage)] == ["open"]
+        stage.clock.advance(1)
         assert (await stage.heard.complete(run_id)).text == "Over."
         assert not await answer(stage, request.id, "allow"), "it is too late"
         path = await path_of(stage, "@ann", "@bob")
         assert changes(stage) == [("open", path), ("expired", path)]
         assert not (stage.flow.directory() / "a.txt").exists()
+        (result,) = await stage.results("@bob")
+        assert result.content == "Not allowed: nobody answered in time."
+        assert (await stage.rows_of("@bob"))[-1] == ("assistant", "Bob is done.", "end_turn")
+        assert await stage.outcomes() == {"@ann:": "completed", "@bob:": "completed"}
+
+
+async def test_one_ask_too_many_is_refused_and_its_agent_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(culm.permission.asks, "ASKS_MAX", 1)
+    async with open_agents(
+        tmp_path,
+        talk("@ann", writes("1"), then="Ann went on."),
+        talk("@bob", writes("2"), then="Bob went on."),
+    ) as stage:
+        ann = await stage.start_agent("@ann: go")
+        request = await request_in(stage.heard)
+        bob = await stage.start_agent("@bob: go")
+        await stage.when("@bob", lambda one: one.state == "ended")
+        assert await answer(stage, request.id, "allow")
+        await stage.when("@ann", lambda one: one.state == "ended")
+        (ask,) = await stage.ask("/permissions/asks?state=all", list[Ask[PermissionRequest]])
+        assert (ask.request.id, ask.state) == (request.id, "allowed")
+        (result,) = await stage.results("@bob")
+        assert result.content == "Not allowed: too many open asks in this workspace: at most 1."
+        said = [(await stage.details(one.agent_id)).result for one in (ann, bob)]
+        assert said == ["Ann went on.", "Bob went on."]
 
 
 @pytest.mark.parametrize("how", ["session", "workspace", "skip", "skip-below"])
@@ -161,6 +210,32 @@ async def test_a_question_of_an_agent_is_answered_by_a_person(tmp_path: Path) ->
         assert [(one.state, one.agent_path) for one in told] == [("open", path), ("answered", path)]
         (result,) = await stage.results("@bob")
         assert (result.is_error, "Because." in result.content) == (False, True)
+
+
+@pytest.mark.parametrize("how", ["without the tool", "headless"])
+async def test_a_worker_asks_people_nothing_that_its_agent_may_not_ask(
+    tmp_path: Path, how: str
+) -> None:
+    """The worker offers its model the tool all the same."""
+
+    def forge(told: Provision) -> Provision:
+        return replace(told, disabled_tools=[], culm=replace(told.culm, questions=True))
+
+    narrowed: dict[str, Json] = {"tools": ["view"]} if how == "without the tool" else {}
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@bob: ask", **narrowed), then="Over."),
+        talk("@bob", calls("question", questions=QUESTION), then="Bob is done."),
+    ) as stage:
+        stage.launcher.forge = forge
+        await stage.remote.look_at(stage.session_id)
+        more = {"run_id": "r-1"} if how == "headless" else {}
+        await stage.heard.complete(await stage.prompt("@lead: go", **more))
+        assert batches(stage.heard) == []
+        (result,) = await stage.results("@bob")
+        said = "This cannot be asked: there is no tool 'question' for this agent"
+        assert (result.is_error, result.content) == (True, said)
+        assert (await stage.agent("@bob")).outcome == "completed"
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill", "kill-above"])

@@ -214,6 +214,7 @@ async def test_an_ask_of_a_headless_run_waits_on_after_a_restart_until_its_deadl
             stage.clock.advance(WAIT_S - 100)
             assert (await stage.heard.complete(run_id)).culm_reason == "denied"
             assert await asks(stage, "all") == {ask.id: "expired"}
+            assert await contents(stage) == ["Nobody answered the permission request in time"]
             assert not tool.calls
 
 

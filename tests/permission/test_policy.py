@@ -110,6 +110,28 @@ def test_what_is_harmless_is_asked_about_only_if_a_rule_wants_that() -> None:
     assert decide(LOOK, by(Rule("deny", path="src/**"))) == denied("path src/**")
 
 
+@pytest.mark.parametrize("path", ["/project/src/a.py", "/other/src/a.py", "/copy/src/a.py"])
+def test_a_rule_that_denies_or_asks_is_about_every_place_and_one_that_allows_about_the_first(
+    path: str,
+) -> None:
+    terms = replace(TERMS, also_from=("/other", "/copy"))
+    edit = replace(EDIT, paths=(path,))
+    for glob in ("src/**", "./src/a.py", "**/a.py", "../*/src/**"):
+        deny, ask, allow = (Rule(one, path=glob) for one in ("deny", "ask", "allow"))
+        all_of = replace(terms, skip=True, rules=(deny, allow))
+        assert decide(edit, all_of) == denied(f"path {glob}")
+        assert decide(edit, replace(terms, rules=(ask, allow))) == asked(f"path {glob}")
+        said = f"whoever started this run denies it: deny path {glob}"
+        assert decide(edit, replace(terms, approve=(deny, allow))) == Refused("approve", said)
+        is_first = path.startswith(TERMS.workspace) or glob.startswith("..")
+        assert decide(edit, replace(terms, rules=(allow,))) == (BY_RULE if is_first else NOTHING)
+
+
+def test_a_rule_about_a_place_itself_is_not_about_its_copies() -> None:
+    terms = replace(by(Rule("deny", path="/other/src/**")), also_from=("/other",))
+    assert decide(EDIT, terms) == NOTHING
+
+
 def test_why_an_action_is_asked_about_is_handed_on_unless_a_rule_wants_it() -> None:
     action = replace(EDIT, why="it is outside the workspace")
     assert decide(action, TERMS) == Asked("it is outside the workspace")

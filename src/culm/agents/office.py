@@ -11,7 +11,7 @@ from typing import assert_never
 from culm.agents.kept import Kept
 from culm.agents.results import Report, listing_of, result_of
 from culm.agents.starting import END_S, Caller, Starter, all_ended, check_going
-from culm.agents.terms import Above, Terms, Unfit, allowed_tools, top
+from culm.agents.terms import Above, Terms, Unfit, allowed_tools, places_of, top
 from culm.agents.tree import Agents
 from culm.errors import AppError, NotFound
 from culm.ids import AgentId
@@ -100,7 +100,7 @@ class TreeOffice:
             agent.depth,
             allowed_tools(names, terms),
             is_narrowed=terms.tools is not None,
-            place=agent.worktree or terms.place,
+            places=places_of(agent.worktree, terms),
             is_read_only=agent.is_read_only,
             model=model,
         )

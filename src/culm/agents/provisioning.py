@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from culm.agents.roles import roles_with, words_of
-from culm.agents.terms import Terms, allowed_tools
+from culm.agents.terms import Terms, allowed_tools, places_of
 from culm.config.tooling import Tooling
 from culm.fleet.protocol.frames import LogicalSession, RunSpec
 from culm.fleet.provision import (
@@ -49,7 +49,7 @@ INTERACTIVE_WAIT_S = 3600  # People who are there are given more time than a cal
 class Place:
     """Where agents work, and what holds there."""
 
-    workspace: Path
+    workspace: Path  # Real and absolute.
     fabric_dir: Path
     project_key: str
     env: Mapping[str, str]
@@ -66,6 +66,7 @@ def provision_of(
 ) -> Provision:
     """For a worker that does this agent's assignments, and those of agents that are alike."""
     allowed = allowed_tools(place.tools, terms)
+    *elsewhere, own = str(place.workspace), *places_of(agent.worktree, terms)
     return Provision(
         version=PROVISION_VERSION,
         identity=Identity(
@@ -77,7 +78,7 @@ def provision_of(
         ),
         executor=RuntimeKind(),
         fabric_dir=str(place.fabric_dir),
-        workspace=agent.worktree or terms.place or str(place.workspace),
+        workspace=own,
         model=ModelName(chosen.provider_id, chosen.settings.model),
         # Also what is configured away: a worker has every tool that it is not told to leave out.
         disabled_tools=sorted({*place.tooling.disabled_tools, *place.tools} - set(allowed)),
@@ -88,11 +89,13 @@ def provision_of(
             max_spawn_depth=place.depth_max,
             read_only=agent.is_read_only,
         ),
-        culm=_extension(terms, chosen, consent, place),
+        culm=_extension(terms, chosen, consent, place, elsewhere),
     )
 
 
-def _extension(terms: Terms, chosen: Chosen, consent: Consent, place: Place) -> Extension:
+def _extension(
+    terms: Terms, chosen: Chosen, consent: Consent, place: Place, elsewhere: list[str]
+) -> Extension:
     tooling = place.tooling
     return Extension(
         host_calls=True,
@@ -104,6 +107,7 @@ def _extension(terms: Terms, chosen: Chosen, consent: Consent, place: Place) -> 
         ask_s=HEADLESS_WAIT_S if consent.headless else INTERACTIVE_WAIT_S,
         approve=UNSET if consent.approve is None else _plain(consent.approve),
         rules=_plain(tooling.rules),
+        rules_also_from=elsewhere,
         hooks=_plain(tooling.hooks),
         own_tools=_plain(tooling.own_tools),
         allowed_tools=list(tooling.allowed_tools),

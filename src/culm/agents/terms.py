@@ -4,7 +4,7 @@ What is given down can only narrow: whoever may only read starts none that write
 on a tool that it does not have.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -41,6 +41,7 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     tools: list[str] | None = None  # The only ones it may use; None are all there are.
     worktree: KeptWorktree | None = None  # Its own.
     place: str = ""  # Where it works else: whoever started it works in a worktree.
+    places: list[str] = []  # Where all above it work, if not in the workspace itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,14 @@ class Above:
     depth: int
     tools: Collection[str]  # The names of all that it may use ...
     is_narrowed: bool  # ... which are not all there are.
-    place: str  # Where it works, if not in the workspace itself.
+    places: Sequence[str]  # Where all above it and, last, it itself work, if not in the workspace.
     is_read_only: bool
     model: SelectedModel
 
 
 def top(tools: Collection[str], model: SelectedModel) -> Above:
     """Whoever people talk to has all there is."""
-    return Above(0, tools, is_narrowed=False, place="", is_read_only=False, model=model)
+    return Above(0, tools, is_narrowed=False, places=(), is_read_only=False, model=model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,12 @@ def plan_agent(
         assignment.name.strip() or _name_of(assignment.prompt),
         name,
         choose(assignment.model or role.model, above.model),
-        Terms(role.prompt, _tools(assignment, role, above), place=above.place),
+        Terms(
+            role.prompt,
+            _tools(assignment, role, above),
+            place=above.places[-1] if above.places else "",
+            places=list(above.places),
+        ),
         assignment.read_only or role.read_only or above.is_read_only,
         _limits(assignment.limits, role.limits),
     )
@@ -139,6 +145,12 @@ def _limits(asked: Limits, of_role: Limits) -> Limits:
         tokens=int(lower(asked.tokens, of_role.tokens)),
         cost=lower(asked.cost, of_role.cost),
     )
+
+
+def places_of(worktree: str, terms: Terms) -> list[str]:
+    """Where an agent and all above it work, if not in the workspace itself; its own is the last."""
+    own = worktree or terms.place
+    return [*(place for place in terms.places if place != own), own] if own else []
 
 
 def allowed_tools(names: Collection[str], terms: Terms) -> list[str]:

@@ -6,6 +6,7 @@ it. Their runs are `run/`'s, their rows the store's; what agents want of each ot
 
 import asyncio
 import logging
+import math
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from culm.agents.kept import Kept
 from culm.agents.provisioning import Place
 from culm.agents.replay import Around, call_of
 from culm.agents.slots import Slots
-from culm.agents.terms import Terms, Unfit
+from culm.agents.terms import Terms, Unfit, allowed_tools
 from culm.agents.worktrees import describe
 from culm.errors import AgentNotFound, AppError, BudgetReached
 from culm.fleet.executor import CallFailed, NotAsked
@@ -50,6 +51,7 @@ from culm.store.messages import conversation
 from culm.store.sessions import sessions_above
 from culm.tools.base import Action, Call, Inquiry, Result
 from culm.tools.office import Errand, Office, Reserve, Reserved
+from culm.tools.question import QUESTION
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
 from culm.wire.asks import Question
 from culm.wire.codec import Json, decode, encode
@@ -307,7 +309,7 @@ class Agents:
             action,
             digest=_text(body, "digest"),
             why=_text(body, "why"),
-            deadline=int(ask.deadline_s or 0),
+            deadline=math.ceil(ask.deadline_s or 0),
             path=duty.path,
         )
         consent = run.asked.consent
@@ -348,6 +350,8 @@ class Agents:
         return msgspec.to_builtins(Reserved(id=reservation))
 
     async def _ask_people(self, run: LiveRun, call: Call, asked: _Questions) -> Json:
+        if not await self._may_ask(run):
+            raise CallFailed(f"there is no tool {QUESTION!r} for this agent")
         inquiry = Inquiry(
             asked.questions,
             lambda _request, _responses: Result(""),  # The worker says what its model reads.
@@ -364,6 +368,12 @@ class Agents:
             return {"declined": answered.content}
         request, responses = answered
         return msgspec.to_builtins({"request": request, "responses": list(responses)})
+
+    async def _may_ask(self, run: LiveRun) -> bool:
+        """Whether it has the tool; as with errands, a worker's word for it is not enough."""
+        terms = decode((await self.get(run.agent_id)).terms, Terms)
+        has_tool = QUESTION in allowed_tools(self._world.tools(), terms)
+        return has_tool and not run.asked.consent.headless
 
     # --- looking, and what people do
 

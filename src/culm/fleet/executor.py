@@ -93,7 +93,7 @@ class Host(Protocol):
     async def ask(self, body: Mapping[str, Json]) -> bool:
         """Whether it may: False if it was denied, if nobody answered, or the host is gone.
 
-        Raises `NotAsked` if the host says that there is nobody to ask.
+        If the host takes calls, raises `NotAsked` where nobody has decided, as far as is known.
         """
         ...
 
@@ -103,7 +103,7 @@ class Host(Protocol):
 
 
 class NotAsked(Exception):
-    """It may not, and nobody was asked. Says why, in words."""
+    """It may not, and that is nobody's decision. Says why, in words."""
 
 
 class CallFailed(Exception):

@@ -216,6 +216,8 @@ class Extension(Struct, frozen=True, omit_defaults=True):
     approve: Json | UnsetType = UNSET  # What decides instead of a person, as with a prompt.
     # As in the configuration of the workspace, as far as it is trusted.
     rules: Json | UnsetType = UNSET
+    # Paths in rules that deny or ask are not only from the workspace, but from these, too.
+    rules_also_from: list[str] = []
     hooks: Json | UnsetType = UNSET
     own_tools: Json | UnsetType = UNSET
     allowed_tools: list[str] = []  # Need not be asked about.

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 DENIED = "User denied permission"
 DECLINED = "User cancelled this question"
 EXPIRED = "Nobody answered the permission request in time"
+UNANSWERED = "nobody answered in time"  # The same, of an agent: it goes on.
 NOBODY_ANSWERS = "Nobody is there to answer. Decide yourself, and say so."
 
 RunHooks = Callable[[Call], Awaitable[HookVerdict | None]]

@@ -194,7 +194,8 @@ class Asks(Generic[R]):
         waiting.timer = self.clock.call_later(delay_s, partial(self._expire, waiting))
 
     def _expire(self, waiting: _Waiting[R]) -> None:
-        if waiting.closing is None and not waiting.is_unwanted and not self._is_stopped:
+        # Also if whoever asked has just given up: that its time is over is why.
+        if waiting.closing is None and not self._is_stopped:
             self._close(waiting, Closed("expired"))
 
     # --- looking
@@ -237,10 +238,10 @@ class Asks(Generic[R]):
         self._left[waiting.call] = waiting
         self._enter(waiting)
 
-    def was_refused(self, message_id: str, call_id: str) -> bool:
-        """Whether somebody said no to what a call had asked an earlier server."""
+    def find_refusal(self, message_id: str, call_id: str) -> AskState | None:
+        """How what a call had asked an earlier server was refused, if it was."""
         left = self._left.get((message_id, call_id))
-        return left is not None and left.is_refused
+        return left.closed.result().state if left is not None and left.is_refused else None
 
     def had_asked(self, message_id: str, call_id: str) -> bool:
         """Whether a call asked an earlier server, and has not asked again."""

@@ -4,7 +4,6 @@ Owns what they are asked and have allowed there. The way of a call is `admitting
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from culm.permission.admitting import (
     DENIED,
     EXPIRED,
     NOBODY_ANSWERS,
+    UNANSWERED,
     Gate,
     RunHooks,
     admit,
@@ -35,6 +35,7 @@ from culm.store.store import Store
 from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool
 from culm.wire.asks import (
     Ask,
+    AskState,
     Grant,
     PermissionGrant,
     PermissionRequest,
@@ -45,8 +46,6 @@ from culm.wire.asks import (
 )
 from culm.wire.codec import encode
 from culm.wire.rules import Approve
-
-log = logging.getLogger(__name__)
 
 HEADLESS_WAIT_S = 300  # A run that nobody started by hand waits so long for somebody.
 
@@ -60,7 +59,7 @@ class Consent:
 
 
 class NobodyThere(Exception):
-    """Somebody would have to be asked. Says so, in words for the model."""
+    """Somebody would have to decide, and nobody did. Says why, in words for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +110,8 @@ class Clearance:
 
         One that cannot be made comes with its result, and had perhaps asked when it still could.
         """
-        if self.permissions.was_refused(call.message_id, call.id):
-            admitted: Plan | Result = Result(DENIED, is_error=True, ends_turn="denied")
+        if (state := self.permissions.find_refusal(call.message_id, call.id)) is not None:
+            admitted: Plan | Result = _refusal(state)
         elif isinstance(tool, Result):
             admitted = tool
         else:
@@ -160,13 +159,7 @@ class Clearance:
             closed = await self._put(petition)
         except LimitExceeded as exc:
             return refused(exc.message)
-        match closed.state:
-            case "allowed":
-                return None
-            case "expired":
-                return Result(EXPIRED, is_error=True, ends_turn="denied")
-            case _:
-                return Result(DENIED, is_error=True, ends_turn="denied")
+        return None if closed.state == "allowed" else _refusal(closed.state)
 
     async def _put(self, petition: Petition) -> Closed:
         call, action = petition.call, petition.action
@@ -210,10 +203,12 @@ class Clearance:
         if self._is_alone(consent):
             raise NobodyThere(_alone(petition.why))
         try:
-            return (await self._put(petition)).state == "allowed"
+            closed = await self._put(petition)
         except LimitExceeded as exc:
-            log.warning("an agent's call is refused: %s", exc.message)
-            return False
+            raise NobodyThere(exc.message) from exc
+        if closed.state == "expired":
+            raise NobodyThere(UNANSWERED)
+        return closed.state == "allowed"
 
     async def _inquire(self, inquiry: Inquiry, call: Call, consent: Consent) -> Result:
         answered = await self.ask_people(inquiry, call, consent)
@@ -360,6 +355,11 @@ class Clearance:
     def stop(self) -> None:
         self.permissions.stop()
         self.questions.stop()
+
+
+def _refusal(state: AskState) -> Result:
+    words = EXPIRED if state == "expired" else DENIED
+    return Result(words, is_error=True, ends_turn="denied")
 
 
 def _alone(why: str) -> str:

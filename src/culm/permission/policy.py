@@ -7,12 +7,13 @@ allowed beforehand. Who is asked, and what happens if nobody is there, is not de
 
 A rule that narrows (deny, ask) matches if any part of an action does; one that allows must cover
 all of it. Where it cannot be told what a shell command will do, the one matches and the other does
-not.
+not. Where there are several places that paths may be from, the one is about all of them, the other
+about the first.
 """
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -52,6 +53,9 @@ class Terms:
     workspace: str  # Real and absolute; globs that do not begin with `/` or `~/` are from here.
     home: str  # The same, for `~/`.
     rules: Sequence[Rule] = ()
+    # Globs in rules that deny or ask are from here, too: whoever works in a copy of a
+    # directory may do no more in that directory than those who work there.
+    also_from: Sequence[str] = ()
     allowed_tools: Collection[str] = ()  # `tool` or `tool:action`, exactly.
     skip: bool = False
     hook: Literal["allow", "none"] = "none"  # Of exactly this call.
@@ -129,8 +133,10 @@ def _touches(rule: Rule, action: Action, terms: Terms) -> bool:
 
 
 def _touches_path(glob: str, action: Action, terms: Terms) -> bool:
-    if any(path_matches(glob, path, terms, bad=True) for path in action.paths):
-        return True
+    for place in (terms.workspace, *terms.also_from):
+        there = replace(terms, workspace=place)
+        if any(path_matches(glob, path, there, bad=True) for path in action.paths):
+            return True
     return action.commands is None and _mentions(action, _literal(glob))
 
 

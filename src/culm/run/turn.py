@@ -26,6 +26,7 @@ from culm.run.system import Surroundings
 from culm.settings import Settings
 from culm.store.store import Store
 from culm.tools.base import Call, Tool, Watch
+from culm.tools.question import QUESTION
 from culm.wire.codec import encode
 from culm.wire.endings import Ending
 from culm.wire.events import CallOutput
@@ -106,7 +107,7 @@ async def _hold(
 
     tools = dict(world.tools())
     if run.asked.consent.headless:
-        tools.pop("question", None)  # Nobody is there to answer.
+        tools.pop(QUESTION, None)  # Nobody is there to answer.
     turn = Turn(
         speakers=speakers,
         tools=tools,

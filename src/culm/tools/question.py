@@ -23,6 +23,7 @@ Ask the person one to five questions and wait for the answers. Use it when a dec
 guessing would cost work; not for what you can find out yourself. Put what belongs together into one
 call. A question may be skipped; then decide yourself and say so."""
 
+QUESTION = "question"  # Its name, for those who leave it out where nobody can answer.
 # As the dialogs of clients have room for.
 QUESTIONS_MAX = 5
 QUESTION_CHARS_MAX = 240
@@ -82,7 +83,7 @@ class QuestionArguments(Struct):
     ] = ""
 
 
-SPEC = make_spec("question", DESCRIPTION, QuestionArguments)
+SPEC = make_spec(QUESTION, DESCRIPTION, QuestionArguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from culm.fleet.executor import CANCELLED, Steer, completed, failed
 from culm.fleet.protocol.frames import (
@@ -296,13 +296,21 @@ def test_what_waits_for_a_person_is_bounded_also_in_bytes() -> None:
     assert machine.on_frame(ApprovalRequest("sa-3", large)) == [Asked("sa-3", {})]
 
 
+def test_why_nobody_decided_is_told_to_our_own_workers_only() -> None:
+    for host_calls, told in ((False, UNSET), (True, "nobody is there")):
+        machine = ParentMachine(ONE, host_calls=host_calls)
+        machine.on_frame(ApprovalRequest("sa-1", EMPTY))
+        reply = machine.answer("sa-1", approved=False, reason="nobody is there")
+        assert reply == [ApprovalReply("sa-1", approved=False, reason=told)]
+
+
 def test_a_flood_of_requests_is_refused_by_the_parent() -> None:
     machine = ParentMachine(ONE, host_calls=True)
     for number in range(OPEN_MAX):
         machine.on_frame(ApprovalRequest(f"sa-{number}", EMPTY))
         machine.on_frame(SubAgentRequest(f"h{number}", "", EMPTY))
     assert machine.on_frame(ApprovalRequest("more", EMPTY)) == [
-        Say(ApprovalReply("more", approved=False))
+        Say(ApprovalReply("more", reason="too many asks are open"))
     ]
     assert machine.on_frame(SubAgentRequest("more", "", EMPTY)) == [
         Say(SubAgentReply("more", {"error": "too many host calls are open"}))

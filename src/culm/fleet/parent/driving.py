@@ -367,7 +367,7 @@ class _Driving:
 
         def deny() -> None:
             _log.info("nobody answered an ask in time, so it is denied: %s", ask_id[:64])
-            self._answer(ask_id, approved=False)
+            self._answer(ask_id, approved=False, reason="nobody answered in time")
             task.cancel()
 
         timer: Timer | None = None
@@ -382,6 +382,7 @@ class _Driving:
             reason = clean(str(exc))
         except Exception:  # boundary: who cannot decide has not approved
             _log.exception("an ask of a worker could not be decided, so it is denied")
+            reason = "it could not be decided"
         finally:
             if timer is not None:
                 timer.cancel()

@@ -35,7 +35,7 @@ class Overseer(Protocol):
     async def on_ask(self, ask: WorkerAsk) -> bool:
         """Whether a call may go ahead. Cancelled when the run ends first, which denies it.
 
-        Raises `NotAsked` if nobody can be asked.
+        Raises `NotAsked` if nobody can be asked, or nobody has decided.
         """
         ...
 

@@ -129,11 +129,18 @@ class ParentMachine:
         return [Message(steer.text, steer.id)]
 
     def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> list[ParentFrame]:
-        """The answer to an open ask; empty if it has one, or the run is over."""
+        """The answer to an open ask; empty if it has one, or the run is over.
+
+        With a reason it is nobody's decision.
+        """
         if ask_id not in self._asks:
             return []
         self._close(self._asks, ask_id)
-        return [ApprovalReply(ask_id, approved, reason or UNSET)]
+        return [ApprovalReply(ask_id, approved=True) if approved else self._refusal(ask_id, reason)]
+
+    def _refusal(self, ask_id: str, reason: str) -> ApprovalReply:
+        """Only our own worker is told a reason: others know a yes and a no."""
+        return ApprovalReply(ask_id, reason=(reason if self._host_calls else "") or UNSET)
 
     def reply(self, call_id: str, result: Json) -> list[ParentFrame]:
         if call_id not in self._calls:
@@ -156,7 +163,7 @@ class ParentMachine:
                 if not self._is_new(self._asks, ask_id):
                     return []
                 if not self._may_open(self._asks, body):
-                    return [Say(ApprovalReply(ask_id, approved=False))]
+                    return [Say(self._refusal(ask_id, "too many asks are open"))]
                 self._asks[ask_id] = len(bytes(body))
                 return [Asked(ask_id, _object_in(body))]
             case SubAgentRequest():

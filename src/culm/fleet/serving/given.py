@@ -107,8 +107,7 @@ class RunHost:
         try:
             asked = Raw(fit(body, ASKED_BYTES_MAX))
         except TooLarge as exc:
-            log.warning("an ask is refused: %s", exc)
-            return False
+            return self._not_asked(exc.message)
         ask_id = f"sa-{self._terms.ids.ask()}"  # Not to be guessed: people answer by it.
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -120,14 +119,23 @@ class RunHost:
         timer = self._terms.clock.call_later(deadline_s - now_s, refuse)
         try:
             await self._requests.room()
-            if self._is_over or answer.done() or not self._requests.send_ask(ask_id, asked):
+            if self._is_over or answer.done():
                 return False
+            if not self._requests.send_ask(ask_id, asked):
+                return self._not_asked("too many asks wait already")
             self._asks[ask_id] = answer
             return await answer
         finally:
             timer.cancel()
             self._asks.pop(ask_id, None)
             self._requests.withdraw(ask_id)
+
+    def _not_asked(self, why: str) -> bool:
+        """Where calls are taken the executor is ours; one of others' knows a yes and a no."""
+        log.warning("an ask is refused: %s", why)
+        if self.takes_calls:
+            raise NotAsked(why)
+        return False
 
     async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
         if not self._terms.host_calls:

@@ -5,6 +5,7 @@ The way of a call and the rules are the same as in a run of the server (`permiss
 that both sides keep. Nothing is granted for longer.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
@@ -20,8 +21,8 @@ from culm.fleet.worker.executors.runtime_given import Given
 from culm.fleet.worker.executors.runtime_host import ask_people
 from culm.permission.admitting import (
     DENIED,
-    EXPIRED,
     NOBODY_ANSWERS,
+    UNANSWERED,
     Gate,
     RunHooks,
     admit,
@@ -64,6 +65,7 @@ def policy_terms_of(
     terms = Terms(
         workspace,
         home,
+        also_from=given.rules_also_from,
         rules=(*given.rules, EDITS) if mode == "accept_edits" else given.rules,
         allowed_tools=given.allowed_tools,
         skip=not can.enforce_permissions or mode in ("auto", "bypass"),
@@ -108,17 +110,20 @@ class Admission:
                 return await self._ask(action, call, why)
 
     async def _ask(self, action: Action, call: Call, why: str) -> Result | None:
-        deadline_s = self.clock.now_s() + self.ask_s
+        now_s = self.clock.now_s()
+        # A host keeps deadlines in whole seconds; so both sides mean the same moment.
+        deadline_s = math.ceil(now_s + self.ask_s)
         asking = self.host.ask(body_of(action, call, why, deadline_s))
         # Who answers later finds nobody waiting: the wait, and with it the request, is withdrawn.
         try:
-            is_allowed = await within(self.clock, self.ask_s, asking)
+            is_allowed = await within(self.clock, deadline_s - now_s, asking)
         except NotAsked as exc:
             return refused(str(exc))
         if is_allowed:
             return None
-        words = DENIED if self.clock.now_s() < deadline_s else EXPIRED
-        return Result(words, is_error=True, ends_turn="denied")
+        if self.clock.now_s() >= deadline_s:
+            return refused(UNANSWERED)
+        return Result(DENIED, is_error=True, ends_turn="denied")
 
 
 def body_of(action: Action, call: Call, why: str, deadline_s: float) -> dict[str, Json]:

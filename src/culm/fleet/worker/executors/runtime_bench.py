@@ -23,12 +23,12 @@ from culm.tools.inside import Inside
 from culm.tools.jobs import Jobs, open_jobs
 from culm.tools.kit import Kit
 from culm.tools.own import own_tools
+from culm.tools.question import QUESTION
 from culm.tools.registry import make_tools
 from culm.tools.work import FileWork
 
 log = logging.getLogger(__name__)
 
-QUESTION = "question"  # Needs a host that passes questions on to people.
 # Tools as other systems name them, where that is not our name.
 FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
     "Bash": frozenset({"bash"}),
@@ -115,6 +115,6 @@ def _offered(kit: Kit, jobs: Jobs, offer: Offer) -> dict[str, Tool]:
     tools |= own_tools(kit, offer.own_tools, tools)
     disabled = offer.disabled
     gone = set(disabled).union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
-    if not offer.questions:
+    if not offer.questions:  # They need a host that passes them on to people.
         gone.add(QUESTION)
     return {name: tool for name, tool in tools.items() if name not in gone}

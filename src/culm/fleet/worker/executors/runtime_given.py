@@ -20,6 +20,7 @@ class Given:
     """It holds the key of the chosen model."""
 
     rules: tuple[Rule, ...] = ()
+    rules_also_from: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] = ()
     approve: Approve | None = None
     hooks: tuple[Hook, ...] = ()
@@ -52,7 +53,16 @@ def read_given(said: Extension) -> Given:
     usual = ContextPaths()
     paths = usual if places is None else ContextPaths(tuple(places.project), tuple(places.user))
     tools = tuple(said.allowed_tools)
-    return Given(rules, tools, approve, parts.hooks, dict(parts.own_tools), parts.chosen, paths)
+    return Given(
+        rules,
+        tuple(said.rules_also_from),
+        tools,
+        approve,
+        parts.hooks,
+        dict(parts.own_tools),
+        parts.chosen,
+        paths,
+    )
 
 
 def _known(value: Json | UnsetType) -> Json:

@@ -1,0 +1,69 @@
+"""Asks whose time is over: that is how they are closed, whoever noticed it first."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from culm.clock import LoopClock
+from culm.ids import Ids, MessageId, RunId
+from culm.permission.asks import Asks
+from culm.permission.telling import PermissionVoice
+from culm.store.asks import list_asks, open_ask
+from culm.store.memory import MemoryFile
+from culm.store.store import open_memory_store
+from culm.wire.asks import Ask, PermissionRequest
+from tests.support import WAIT_S, FakeClock
+
+REQUEST = PermissionRequest("ask-1", "s", "call-1", "write", "", "write")
+
+
+@asynccontextmanager
+async def open_asks(clock: FakeClock) -> AsyncGenerator[Asks[PermissionRequest]]:
+    file = MemoryFile()
+    async with asyncio.timeout(WAIT_S), open_memory_store(file, LoopClock(), Ids()) as store:
+        yield Asks(store, clock, PermissionVoice(), lambda _: None)
+    file.close()
+
+
+def an_ask(clock: FakeClock) -> Ask[PermissionRequest]:
+    return Ask(REQUEST, RunId("r"), MessageId("m"), deadline=int(clock.now_s()) + 10)
+
+
+async def state_of(asks: Asks[PermissionRequest]) -> str:
+    (ask,) = await asks.store.read(list_asks(PermissionRequest, "", "", 2))
+    return ask.state
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_an_ask_whose_time_is_over_is_expired_also_if_who_asked_has_just_given_up(
+    *, gives_up: bool
+) -> None:
+    clock = FakeClock()
+    async with open_asks(clock) as asks, asyncio.TaskGroup() as tasks:
+        putting = tasks.create_task(asks.put(an_ask(clock)))
+        while not asks.all():
+            await asyncio.sleep(0)
+        if gives_up:
+            putting.cancel()
+            await asyncio.wait({putting})
+        clock.advance(10)
+        while await state_of(asks) == "open":
+            await asyncio.sleep(0)
+        assert await state_of(asks) == "expired"
+        if not gives_up:
+            assert (await putting)[1].state == "expired"
+
+
+async def test_what_nobody_answered_before_its_call_came_back_is_expired_and_not_denied() -> None:
+    clock = FakeClock()
+    async with open_asks(clock) as asks:
+        ask = an_ask(clock)
+        await asks.store.write(open_ask(ask))
+        asks.restore(ask)
+        assert asks.find_refusal("m", "call-1") is None
+        clock.advance(10)
+        while asks.all():
+            await asyncio.sleep(0)
+        assert asks.find_refusal("m", "call-1") == "expired"
