@@ -10,6 +10,7 @@ from culm.cli.doctor import locked
 from culm.clock import LoopClock
 from culm.errors import DataLocked
 from culm.fleet.mailbox.maildir import MaildirPost
+from culm.store.agents import agents_below
 from culm.store.sql import MIGRATIONS
 from culm.workspace.roots import Roots, project_folder, project_key, remember_workspace
 from tests.cli.conftest import Desk, Said
@@ -76,12 +77,53 @@ def test_rows_that_are_not_what_the_others_say_are_told_and_then_made_anew(
     assert desk.culm("doctor") == Said(0, said_of(desk))
 
 
+@contract("FLEET-65")
+@pytest.mark.parametrize(
+    "damage", ["depth = 'x'", "depth = 1.5", "children = 'many'", "tokens = 1.5", "path = '{'"]
+)
+def test_derived_columns_that_hold_no_number_are_told_and_made_anew(
+    desk: Desk, folder: Path, damage: str
+) -> None:
+    with open_tree(folder / "culm.db") as tree:
+        kept = tree.rows()
+        tree.connection.execute(f"UPDATE agents SET {damage}")
+    told = desk.culm("doctor")
+    assert (told.status, "WRONG  2 rows have sums or paths" in told.out) == (1, True)
+    mended = said_of(desk, agents="ok     2 agents; 2 rows were made anew")
+    assert desk.culm("doctor", "--rebuild") == Said(0, mended)
+    with open_tree(folder / "culm.db") as tree:
+        assert tree.rows() == kept
+
+
+def test_a_look_at_agents_whose_rows_are_damaged_says_who_can_help(
+    desk: Desk, folder: Path
+) -> None:
+    with open_tree(folder / "culm.db") as tree:
+        tree.connection.execute("UPDATE agents SET depth = 'x'")
+    said = desk.culm("agents")
+    assert (said.status, said.out, "hint: `culm doctor`" in said.err) == (1, "", True)
+
+
 @contract("FLEET-P12")
-def test_agents_that_are_their_own_ancestors_are_told(desk: Desk, folder: Path) -> None:
+def test_agents_that_are_their_own_ancestors_are_told_and_then_cut(
+    desk: Desk, folder: Path
+) -> None:
     with open_tree(folder / "culm.db") as tree:
         tree.connection.execute("UPDATE agents SET parent_id = 'b' WHERE id = 'a'")
-    said = desk.culm("doctor", "--rebuild")
-    assert (said.status, "2 are their own ancestors: a, b" in said.out) == (1, True)
+    words = (
+        "WRONG  2 are their own ancestors: a, b\n"
+        "                  hint: stop the server, then: culm doctor --rebuild"
+    )
+    assert desk.culm("doctor") == Said(1, said_of(desk, agents=words))
+    words = "ok     2 agents; 2 rows were made anew; 1 agent works for nobody now: a"
+    assert desk.culm("doctor", "--rebuild") == Said(0, said_of(desk, agents=words))
+    with open_tree(folder / "culm.db") as tree:
+        a, b = agents_below("")(tree.connection)
+        assert [(one.parent_id, one.parent_session_id, one.depth) for one in (a, b)] == [
+            ("", "", 1),
+            ("a", a.session_id, 2),
+        ]
+    assert desk.culm("doctor") == Said(0, said_of(desk))
 
 
 async def test_nothing_is_made_anew_beside_a_server_and_no_server_starts_beside_a_doctor(
@@ -111,16 +153,16 @@ def test_letters_that_cannot_be_read_mailboxes_that_are_unsafe_and_leftovers_are
         post.make(address)
     (mailboxes / "a" / "new" / "x").touch()
     (mailboxes / "a" / "dead" / "x").touch()
-    fine = said_of(desk, mailboxes="ok     4, 1 letters wait, 1 are dead")
+    fine = said_of(desk, mailboxes="ok     4, 1 letter waits, 1 is dead")
     assert desk.culm("doctor") == Said(0, fine)
     (mailboxes / "a" / "corrupt" / "x").touch()
     said = desk.culm("doctor").out
-    assert "WRONG  4, 1 letters wait, 1 are dead, 1 cannot be read\n" in said
+    assert "WRONG  4, 1 letter waits, 1 is dead, 1 cannot be read\n" in said
     assert f"hint: look into {mailboxes}/*/corrupt" in said
     os.utime(mailboxes / "cli-old", (0, 0))
     (mailboxes / "b").chmod(0o777)
     said = desk.culm("doctor").out
-    assert "1 were left behind by `culm mail ask`, 1 cannot be used: mailbox b is not safe" in said
+    assert "1 was left behind by `culm mail ask`, 1 cannot be used: mailbox b is not safe" in said
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -137,7 +179,7 @@ def test_a_worktree_that_no_agent_has_is_told_and_left_alone(
         worktree = str(worktrees / "a" / "sub")
         tree.connection.execute("UPDATE agents SET worktree = ? WHERE id = 'a'", (worktree,))
     words = (
-        "WRONG  1 belong to no agent: left\n                  hint: look what is in it, then:"
+        "WRONG  1 belongs to no agent: left\n                  hint: look what is in it, then:"
         f" {'git worktree remove' if is_whole else 'rm -r'} {worktrees}/left"
     )
     assert desk.culm("doctor", "--rebuild") == Said(1, said_of(desk, worktrees=words))

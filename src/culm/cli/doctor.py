@@ -17,12 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from culm.cli.exits import EXIT_FAILED
+from culm.cli.lines import counted
 from culm.cli.mail_command import ASK_S_MAX
 from culm.cli.mail_look import Box, addresses_in, look_into
 from culm.cli.mail_place import Project
 from culm.clock import LoopClock
 from culm.errors import AppError, DataLocked, DataUnusable
-from culm.store.checkup import Examined, examine, repair
+from culm.store.checkup import Examined, Repaired, examine, repair
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
 
@@ -65,9 +66,9 @@ def examine_project(project: Project, *, rebuilds: bool) -> list[Finding]:
     notes: dict[Part, str] = {}
     try:
         found = examine(project.database)
-        if rebuilds and found.is_current and (found.problems or found.wrong):
-            rows = repair(project.database, int(LoopClock().now_s()))
-            notes["agents"] = f"; {rows} rows were made anew"
+        is_wrong = bool(found.problems or found.wrong or found.circular)
+        if rebuilds and found.is_current and is_wrong:
+            notes["agents"] = _done(repair(project.database, int(LoopClock().now_s())))
             found = examine(project.database)
     except AppError as exc:
         damaged = Finding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
@@ -78,6 +79,13 @@ def examine_project(project: Project, *, rebuilds: bool) -> list[Finding]:
         _mailboxes(name, project.mailboxes),
         _worktrees(name, project.worktrees, found),
     ]
+
+
+def _done(repaired: Repaired) -> str:
+    rows = counted(repaired.rows, "row was made anew", "rows were made anew")
+    who = counted(len(repaired.cut), "agent works", "agents work")
+    cut = f"; {who} for nobody now: {_some(repaired.cut)}" if repaired.cut else ""
+    return f"; {rows}{cut}"
 
 
 _REPLACED = "a server that opens it moves it aside and begins anew; copy it first"
@@ -97,15 +105,17 @@ def _database(name: str, found: Examined) -> Finding:
 
 def _agents(name: str, found: Examined, note: str) -> Finding:
     if found.circular:
-        words = f"{len(found.circular)} are their own ancestors: {_some(found.circular)}"
-        hint = "delete the session of one of them"
-        return Finding(name, "agents", is_ok=False, words=words + note, hint=hint)
+        circular = counted(len(found.circular), "is its own ancestor", "are their own ancestors")
+        words = f"{circular}: {_some(found.circular)}"
+        return Finding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
     if found.problems or not found.is_current:
         return Finding(name, "agents", is_ok=False, words="not looked at: see the database")
     if found.wrong:
-        words = f"{found.wrong} rows have sums or paths that are not what the others say"
+        rows = counted(found.wrong, "row has", "rows have")
+        words = f"{rows} sums or paths that are not what the others say"
         return Finding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
-    return Finding(name, "agents", is_ok=True, words=f"{found.agents} agents{note}")
+    words = counted(found.agents, "agent", "agents")
+    return Finding(name, "agents", is_ok=True, words=words + note)
 
 
 def _mailboxes(name: str, mailboxes: Path) -> Finding:
@@ -115,15 +125,18 @@ def _mailboxes(name: str, mailboxes: Path) -> Finding:
         return Finding(name, "mailboxes", is_ok=False, words=exc.message, hint=exc.hint)
     left = [box.address for box in boxes if _is_left(mailboxes, box)]
     unsafe = [box.problem for box in boxes if box.problem]
-    dead = sum(box.dead for box in boxes)  # Kept for people to see; nothing is wrong with that.
-    words = [f"{len(boxes)}, {sum(box.waiting for box in boxes)} letters wait, {dead} are dead"]
+    waiting = counted(sum(box.waiting for box in boxes), "letter waits", "letters wait")
+    # Dead ones are kept for people to see; nothing is wrong with that.
+    dead = counted(sum(box.dead for box in boxes), "is dead", "are dead")
+    words = [str(len(boxes)), waiting, dead]
     wrong: list[str] = []
     hint = ""
     if corrupt := sum(box.corrupt for box in boxes):
         wrong.append(f"{corrupt} cannot be read")
         hint = f"look into {mailboxes}/*/corrupt, and remove what is there"
     if left:
-        wrong.append(f"{len(left)} were left behind by `culm mail ask`")
+        behind = counted(len(left), "was left behind", "were left behind")
+        wrong.append(f"{behind} by `culm mail ask`")
         hint = f"remove {mailboxes / left[0]}" + (" and its like" if len(left) > 1 else "")
     if unsafe:
         wrong.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
@@ -148,7 +161,7 @@ def _worktrees(name: str, worktrees: Path, found: Examined) -> Finding:
     used = {path for one in kept for path in (one, *one.parents)}
     left = [one for one in there if worktrees / one not in used]
     if left and found.is_current and not found.problems:
-        words = f"{len(left)} belong to no agent: {_some(left)}"
+        words = f"{counted(len(left), 'belongs', 'belong')} to no agent: {_some(left)}"
         first = worktrees / left[0]
         # One that was being made when its server was killed is none of git's yet.
         how = "git worktree remove" if (first / ".git").exists() else "rm -r"

@@ -10,7 +10,9 @@ from culm.cli.options import directory_option
 
 
 @click.command()
-@click.option("--rebuild", "rebuilds", is_flag=True, help="Make anew what can be. No server runs.")
+@click.option(
+    "--rebuild", "rebuilds", is_flag=True, help="Make anew what can be. Beside no server."
+)
 @click.option("--all", "is_all", is_flag=True, help="Every project that was ever opened.")
 @json_option
 @directory_option
@@ -26,7 +28,8 @@ def doctor(
 
     It looks at the database, at what is derived in it, at mailboxes and at leftover worktrees, and
     changes nothing. With --rebuild indices and derived columns are made anew from the rows that
-    count. The exit status is 1 if anything is wrong.
+    count, and an agent that is its own ancestor works for nobody from then on; no server may have
+    the data directory open. The exit status is 1 if anything is wrong.
 
     \b
     Example:

@@ -11,6 +11,11 @@ def cut(text: str, chars_max: int) -> str:
     return text if missing <= 0 else f"{text[:chars_max]}… ({missing:,} more characters)"
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """A number and the words for as many."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def columns(rows: Iterable[Sequence[str]], indent: str = "") -> list[str]:
     """Rows as lines; every column but the last is as wide as its widest cell."""
     cells = [[printable(cell) for cell in row] for row in rows]

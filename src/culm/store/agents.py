@@ -212,6 +212,20 @@ def agents_below(agent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
     return lambda connection: [decode(one, Agent) for one in query(connection)]
 
 
+@dataclass(frozen=True, slots=True)
+class AgentLink:
+    """What an agent's row says that nothing else does."""
+
+    agent_id: str
+    parent_id: str
+    worktree: str
+
+
+def agent_links(connection: sqlite3.Connection) -> list[AgentLink]:
+    """Of all agents, also of those whose derived columns are damaged; started first first."""
+    return [AgentLink(*row) for row in connection.execute(QUERIES["agent_links"])]
+
+
 def agents_to_sweep(connection: sqlite3.Connection) -> list[StoredAgent]:
     """Those that have ended and have a worktree, in which there may be no work."""
     return [stored_agent_of(row) for row in connection.execute(QUERIES["agents_to_sweep"])]
@@ -223,6 +237,12 @@ def agents_at_work(connection: sqlite3.Connection) -> list[Agent]:
 
 
 # --- making anew what is derived
+
+
+def cut_agent(tx: Tx, agent_id: str) -> None:
+    """Make it one that nobody is above. What is derived from that is `rebuild`'s."""
+    tx.run("cut_session_of_agent", agent_id)
+    tx.run("cut_agent", agent_id)
 
 
 @dataclass(slots=True)

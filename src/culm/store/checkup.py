@@ -5,14 +5,16 @@ is for whoever holds the lock of the data directory.
 """
 
 import sqlite3
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from culm.errors import Failed, SchemaTooNew
-from culm.store.agents import agents_below, rebuild
+from culm.store.agents import agent_links, cut_agent, rebuild
 from culm.store.base import Connection, Job, Tx, run_group
 from culm.store.sql import MIGRATIONS, schema_version
 from culm.store.writer import connect
@@ -62,7 +64,10 @@ def read_store(path: Path, query: Callable[[Connection], T]) -> T:
                 f"{path} was written by an older culm (schema {found} of {len(MIGRATIONS)})",
                 hint="open the project once: culm run, or any client",
             )
-        return query(connection)
+        try:
+            return query(connection)
+        except msgspec.ValidationError as exc:
+            raise Unreadable(path, str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +94,24 @@ def examine(path: Path) -> Examined:
         problems = tuple(str(row[0]) for row in rows if row[0] != "ok")
         if problems or schema != len(MIGRATIONS):
             return Examined(schema, problems)
-        agents = agents_below("")(connection)
-        parents: dict[str, str] = {agent.agent_id: agent.parent_id for agent in agents}
+        links = agent_links(connection)
         return Examined(
             schema,
-            agents=len(agents),
+            agents=len(links),
             wrong=_count_wrong(connection),
-            circular=circular_in(parents),
-            worktrees=tuple(agent.worktree for agent in agents if agent.worktree),
+            circular=circular_in({link.agent_id: link.parent_id for link in links}),
+            worktrees=tuple(link.worktree for link in links if link.worktree),
         )
 
 
-def circular_in(parents: dict[str, str]) -> tuple[str, ...]:
-    """Who comes back to itself on the way up; each row is walked over once."""
+def circular_in(parents: Mapping[str, str]) -> tuple[str, ...]:
+    """Who comes back to itself on the way up."""
+    return tuple(agent_id for circle in _circles_in(parents) for agent_id in circle)
+
+
+def _circles_in(parents: Mapping[str, str]) -> Generator[list[str]]:
+    """Each row is walked over once."""
     done: set[str] = set()
-    circular: list[str] = []
     for start in parents:
         way: dict[str, None] = {}
         above = start
@@ -112,9 +120,8 @@ def circular_in(parents: dict[str, str]) -> tuple[str, ...]:
             above = parents[above]
         if above in way:
             names = list(way)
-            circular += names[names.index(above) :]
+            yield names[names.index(above) :]
         done.update(way)
-    return tuple(circular)
 
 
 def _count_wrong(connection: Connection) -> int:
@@ -125,8 +132,14 @@ def _count_wrong(connection: Connection) -> int:
     return rebuild(Tx(connection, now=0, seq=0))
 
 
-def repair(path: Path, now: int) -> int:
-    """Make indices and derived columns anew, and say how many rows were otherwise.
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    rows: int  # Whose derived columns were otherwise.
+    cut: tuple[str, ...] = ()  # Agents that nobody is above any more.
+
+
+def repair(path: Path, now: int) -> Repaired:
+    """Make indices and derived columns anew, and cut what leads back to itself.
 
     Raises `Unreadable`, `AppError`. All of it happens, or nothing.
     """
@@ -140,11 +153,16 @@ def repair(path: Path, now: int) -> int:
         raise Unreadable(path, str(job.error)) from job.error
     if job.error is not None:
         raise job.error
-    assert isinstance(job.result, int), "what the unit returns"
+    assert isinstance(job.result, Repaired), "what the unit returns"
     return job.result
 
 
-def _repair(tx: Tx) -> int:
+def _repair(tx: Tx) -> Repaired:
     # First: what is read below may be found by an index.
     tx.connection.execute("REINDEX")
-    return rebuild(tx)
+    parents = {link.agent_id: link.parent_id for link in agent_links(tx.connection)}
+    # The rows come in the order they were started in, so this is the one nearest to the top.
+    cut = tuple(circle[0] for circle in _circles_in(parents))
+    for agent_id in cut:
+        cut_agent(tx, agent_id)
+    return Repaired(rebuild(tx), cut)

@@ -105,6 +105,15 @@ UPDATE runs SET tree_steps = tree_steps + ?1, tree_tokens = tree_tokens + ?2,
   tree_cost = tree_cost + ?3
 WHERE id IN (SELECT id FROM above)
 
+-- name: agent_links
+SELECT id, parent_id, worktree FROM agents ORDER BY no
+
+-- name: cut_agent
+UPDATE agents SET parent_id = '', parent_session_id = '' WHERE id = ?
+
+-- name: cut_session_of_agent
+UPDATE sessions SET parent_id = '' WHERE id = (SELECT session_id FROM agents WHERE id = ?)
+
 -- name: runs_for_rebuild
 SELECT id, session_id, agent_id, parent_run_id, steps, prompt_tokens + completion_tokens AS tokens,
   cost, tree_steps, tree_tokens, tree_cost
