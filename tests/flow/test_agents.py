@@ -195,7 +195,10 @@ async def test_an_agent_at_the_cap_starts_no_others_and_children_are_bounded(
         offered = [tool["function"]["name"] for tool in stage.heard_by("@bob")[0].body["tools"]]
         assert "agent" not in offered
         (refused,) = await stage.results("@bob")  # The model calls it all the same.
-        assert refused.is_error
+        assert (refused.is_error, refused.content) == (
+            True,
+            "agent: agents nest at most 2 deep, and this one is at 2; do it yourself",
+        )
         assert len(await stage.agents()) == 2
 
 

@@ -266,10 +266,11 @@ class BambooRuntime:
         own_tools = {} if is_read_only else self._given.own_tools
         if not run.host.takes_calls:
             return Offer(own_tools=own_tools, disabled=disabled)
-        may_start = can.nested_spawn and self._provision.identity.depth < can.depth_max
+        refusal = refusal_to_start(can, self._provision.identity.depth)
         office = HostOffice(run.host)
-        agent_tools = make_agent_tools(office, may_start=may_start, roles=said.roles)
-        return Offer(agent_tools, own_tools, said.questions, disabled)
+        agent_tools = make_agent_tools(office, may_start=not refusal, roles=said.roles)
+        withheld = {"agent": refusal} if refusal else {}
+        return Offer(agent_tools, own_tools, said.questions, disabled, withheld)
 
     def _admission(self, run: _Run, bench: Bench, telling: Telling) -> Admission:
         workspace = str(bench.kit.inside.root)
@@ -292,6 +293,17 @@ class BambooRuntime:
             self._provision.culm.ask_s or ASK_S,
             on_allowed,
         )
+
+
+def refusal_to_start(can: Capabilities, depth: int) -> str:
+    """Why an agent at this depth starts no others, for its model; empty if it may."""
+    if not can.nested_spawn:
+        limit = "this one may start no others"
+    elif depth >= can.depth_max:
+        limit = f"agents nest at most {can.depth_max} deep, and this one is at {depth}"
+    else:
+        return ""
+    return f"agent: {limit}; do it yourself"
 
 
 def _words(failure: ModelFailed) -> str:

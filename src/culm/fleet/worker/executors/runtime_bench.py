@@ -48,12 +48,15 @@ class Offer:
     own_tools: Mapping[str, OwnTool] = field(default_factory=dict[str, OwnTool])
     questions: bool = False
     disabled: Collection[str] = ()
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])  # By name: why.
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     kit: Kit
     tools: Mapping[str, Tool]
+    # What a model reads that calls one of these all the same.
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def home(self) -> str:
@@ -93,7 +96,8 @@ async def open_bench(
             )
             try:
                 async with open_jobs() as jobs:
-                    yield Bench(kit, _offered(kit, jobs, offer))
+                    tools = _offered(kit, jobs, offer)
+                    yield Bench(kit, tools, _withheld(tools, offer))
             finally:
                 left = await services.custody.end_all(run_id)
                 if left:
@@ -118,3 +122,9 @@ def _offered(kit: Kit, jobs: Jobs, offer: Offer) -> dict[str, Tool]:
     if not offer.questions:  # They need a host that passes them on to people.
         gone.add(QUESTION)
     return {name: tool for name, tool in tools.items() if name not in gone}
+
+
+def _withheld(tools: Collection[str], offer: Offer) -> dict[str, str]:
+    """A tool that was taken away, or that people have made of that name, is none of these."""
+    gone = {*tools, *offer.disabled}
+    return {name: why for name, why in offer.withheld.items() if name not in gone}

@@ -134,7 +134,9 @@ async def _take_turns(work: Work) -> Ending:
 
 
 async def _admit(work: Work, tool: Tool | Result, call: Call) -> Plan | Result:
-    """A call that changes files also tells which."""
+    """A call that changes files also tells which. One of what is withheld is told why."""
+    if isinstance(tool, Result) and call.name in work.bench.withheld:
+        return Result(work.bench.withheld[call.name], is_error=True)
     plan = await work.admission.admit(tool, call)
     if isinstance(plan, Result) or plan.action.name not in WRITES:
         return plan
