@@ -160,6 +160,29 @@ async def test_an_agent_whose_time_is_up_ends_with_all_below_it(tmp_path: Path) 
         assert stage.launcher.alive == []
 
 
+async def test_only_the_limits_that_are_named_change_and_0_removes_one(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@lead", held()), talk("@ann", held())) as stage:
+        ann = await stage.start_agent("@ann: go", limits={"tokens": 9_000, "cost": 2.0})
+        changed = await stage.done(ann.agent_id, "budget", steps=5)
+        assert changed.budget == Limits(steps=5, tokens=9_000, cost=2.0)
+        changed = await stage.done(ann.agent_id, "budget", tokens=0)
+        assert changed.budget == Limits(steps=5, cost=2.0)
+        assert (await stage.agent("@ann")).budget == changed.budget
+        run_id = await stage.prompt("@lead: go")
+        for named, now in (
+            ({"tokens": 7_000}, (7_000, 0)),
+            ({"cost": 1.5}, (7_000, 1.5)),
+            ({"tokens": 0}, (0, 1.5)),
+        ):
+            budget = (await stage.done(stage.session_id, "budget", **named)).budget
+            assert (budget.tokens, budget.cost) == now
+        await stage.asked_by("@ann")
+        await stage.asked_by("@lead")
+        stage.model.release()
+        await stage.heard.complete(run_id)
+        await stage.when("@ann", lambda one: one.state == "ended")
+
+
 async def test_a_budget_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     async with open_agents(tmp_path, talk("@ann", held())) as stage:
         ann = await stage.start_agent("@ann: go")

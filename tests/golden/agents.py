@@ -159,7 +159,7 @@ async def start_agents(story: Story) -> None:
         await story.ask("GET", AGENT, agent_id=agent_id)
     await story.ask("GET", f"{W}/processes")
     await story.ask("GET", f"{W}/snapshot")
-    for budget in ({"steps": 20, "cost": 2}, {"steps": -1}):
+    for budget in ({"steps": 20}, {"steps": -1}):
         await story.ask("POST", f"{AGENT}/budget", budget, agent_id=counter.agent_id)
     for text in (" ", "Only those in Go."):
         await story.ask("POST", f"{AGENT}/message", {"text": text}, agent_id=counter.agent_id)

@@ -10,7 +10,7 @@ from culm.fleet.mailbox.letters import Letter, Sender, body_of
 from culm.fleet.times import format_time
 from culm.ids import LetterId, RunId, SessionId
 from culm.wire.agent import Prompt
-from culm.wire.agents import LETTER_KINDS, SendLetter, StartAgent
+from culm.wire.agents import LETTER_KINDS, ChangeBudget, SendLetter, StartAgent
 from culm.wire.asks import (
     PermissionGrant,
     PermissionRef,
@@ -189,12 +189,12 @@ class Client:
 
     async def change_budget(self) -> None:
         agent_id = self._agent()
-        limits = self.dice.choice((Limits(), Limits(tokens=1_500), Limits(tokens=6_000)))
+        change = ChangeBudget(tokens=self.dice.choice((0, 1_500, 6_000)))
 
         async def serve(workspace: Workspace) -> None:
             live = (run for run in workspace.runs.live() if run.agent_id == agent_id)
             self.world.rebudgeted |= {run.id for run in live}
-            await workspace.crew.set_budget(agent_id, limits)
+            await workspace.crew.set_budget(agent_id, change)
 
         await self._ask(serve)
 

@@ -17,6 +17,7 @@ from culm.wire.agent import Prompt
 from culm.wire.agents import (
     Agent,
     AgentDetails,
+    ChangeBudget,
     LetterShown,
     SaidToAgent,
     SayToAgent,
@@ -39,7 +40,7 @@ from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
 from culm.wire.processes import Process
 from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Limits, Run
+from culm.wire.runs import CancelAnswer, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Problem, Snapshot
 from culm.wire.workspaces import Control, CreateWorkspace, CurrentSession, VersionInfo, Workspace
@@ -272,7 +273,8 @@ class RemoteWorkspace:
         """Stop an agent and all below it."""
         return await self.client.ask("POST", f"{self._agent_path(agent_id)}/cancel", Agent)
 
-    async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
+    async def set_budget(self, agent_id: str, budget: ChangeBudget) -> Agent:
+        """Change the limits that are named."""
         path = f"{self._agent_path(agent_id)}/budget"
         return await self.client.ask("POST", path, Agent, budget)
 

@@ -6,7 +6,7 @@ row here. Every other one was started by an agent above it, or by a client, outs
 
 from typing import Annotated, Literal, NewType, get_args
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from culm.ids import AgentId, RunId, SessionId
 from culm.wire.config import SelectedModel
@@ -112,6 +112,23 @@ class SayToAgent(Struct):
     """Steer one that works, or give one that has ended more to do."""
 
     text: Annotated[str, Meta(max_length=PROMPT_CHARS_MAX)] = ""
+
+
+class ChangeBudget(Struct):
+    """What an agent and all below it may use up. What is not named stays; 0 removes a limit."""
+
+    wall_s: float | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    tokens: int | UnsetType = UNSET
+    cost: float | UnsetType = UNSET  # USD.
+
+    def over(self, present: Limits) -> Limits:
+        return Limits(
+            wall_s=present.wall_s if self.wall_s is UNSET else self.wall_s,
+            steps=present.steps if self.steps is UNSET else self.steps,
+            tokens=present.tokens if self.tokens is UNSET else self.tokens,
+            cost=present.cost if self.cost is UNSET else self.cost,
+        )
 
 
 class SaidToAgent(Struct):

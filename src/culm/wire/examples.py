@@ -183,6 +183,7 @@ _EXAMPLES: tuple[Json, ...] = (
     agents.ReplyToLetter("None."),
     agents.Ring(_AGENT_ID),
     agents.RingProject(_PATH),
+    agents.ChangeBudget(tokens=50_000, cost=0.5),
     runs.Limits(wall_s=600.0, tokens=50_000, cost=0.5),
     runs.EditPrompt("Then run the tests twice."),
     runs.OrderQueue([RunId(_RUN)]),

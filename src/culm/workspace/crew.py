@@ -38,6 +38,7 @@ from culm.tools.waiting import within
 from culm.wire.agents import (
     PERSON,
     Agent,
+    ChangeBudget,
     LetterShown,
     RawAgent,
     ReplyToLetter,
@@ -128,15 +129,16 @@ class Crew:
         await within(self._world.clock, CANCEL_WAIT_S, all_ended(stopped))
         return (await self.agents.get(agent_id)).agent
 
-    async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
+    async def set_budget(self, agent_id: str, change: ChangeBudget) -> Agent:
         """Of an agent and all below it; of a session's own agent, for what it does now."""
         self._check_open()
-        check_limits(budget)
+        check_limits(change.over(Limits()))
         line = self._runs.line(SessionId(agent_id))
         if not line or line[0].duty is not None:
-            return await self.agents.set_budget(agent_id, budget)
+            agent = (await self.agents.get(agent_id)).agent
+            return await self.agents.set_budget(agent_id, change.over(agent.budget))
         run = line[0]
-        await asyncio.shield(self._runs.set_limits(run, budget))
+        await asyncio.shield(self._runs.set_limits(run, change.over(run.account.limits)))
         return Agent(
             agent_id=AgentId(agent_id),
             parent_id="",
@@ -148,7 +150,7 @@ class Crew:
             run_id=run.id,
             cost=run.account.spent.cost,
             tokens=run.account.spent.tokens,
-            budget=budget,
+            budget=run.account.limits,
         )
 
     async def list_below(self, agent_id: str) -> list[RawAgent]:

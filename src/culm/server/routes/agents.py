@@ -1,9 +1,16 @@
 """Agents that work for others: the tree of them, and what people do with one."""
 
 from culm.server.api import Route
-from culm.wire.agents import Agent, AgentDetails, RawAgent, SaidToAgent, SayToAgent, StartAgent
+from culm.wire.agents import (
+    Agent,
+    AgentDetails,
+    ChangeBudget,
+    RawAgent,
+    SaidToAgent,
+    SayToAgent,
+    StartAgent,
+)
 from culm.wire.queries import AgentsQuery
-from culm.wire.runs import Limits
 from culm.workspace.workspace import Workspace
 
 
@@ -32,8 +39,8 @@ async def cancel_agent(workspace: Workspace, agent_id: str) -> Agent:
     return await workspace.crew.cancel(agent_id)
 
 
-async def set_agent_budget(workspace: Workspace, agent_id: str, body: Limits) -> Agent:
-    """Change what an agent and all below it may use up, also while it works; 0 is no limit."""
+async def set_agent_budget(workspace: Workspace, agent_id: str, body: ChangeBudget) -> Agent:
+    """Change the limits that are named, also while it works; 0 is no limit."""
     return await workspace.crew.set_budget(agent_id, body)
 
 
