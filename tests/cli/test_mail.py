@@ -314,7 +314,7 @@ def test_agents_are_listed_as_a_tree_below_the_sessions_that_began_them(
     rows = [line.split() for line in desk.culm("agents").out.splitlines()]
     assert rows == [
         ["agent", "role", "state", "cost", "name"],
-        [TOP, "session", "-", "$0.5000"],
+        [TOP, "session", "pending", "$0.5000"],
         [AGENT, "worker", "pending", "$0.5000", "the", AGENT],
         ["child", "worker", "pending", "$0.5000", "the", "child"],
     ]

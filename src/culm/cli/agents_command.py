@@ -12,8 +12,10 @@ from culm.cli.options import directory_option
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
     from culm.store.base import Connection
     from culm.wire.agents import Agent
+    from culm.wire.sessions import Session
 
 SESSIONS_SHOWN = 20  # The latest ones; and all that have agents.
+RUNS_LOOKED_AT = 100  # Of a session: as many as may wait in its queue.
 
 
 @click.command()
@@ -27,12 +29,17 @@ def agents(
 ) -> None:
     """List the agents of a project as a tree, those of the latest sessions first.
 
-    A session that people began has an agent of its own, with the session's id. The cost is that of
-    an agent and all below it.
+    A session that people began has an agent of its own, with the session's id; its state is that of
+    the run at work there, or of the latest one, and "-" if there was none. The cost
+    is that of an agent and all below it.
+
+    All of it is read from files. Where no server has them open, states are as the last one left
+    them, which is told on stderr.
 
     \b
     Example:
       culm agents
+      culm agents --json
     """
     import os
 
@@ -40,6 +47,7 @@ def agents(
 
     from culm.cli.lines import columns
     from culm.cli.mail_place import data_dir_of, get_project
+    from culm.workspace.roots import is_in_use
 
     project = get_project(directory, data_dir_of(data_dir, os.environ))
     found = list(in_tree_order(project.read(_all_in)))
@@ -51,32 +59,55 @@ def agents(
         click.echo("\n".join(columns([head, *(_row(*one) for one in found)])))
     else:
         click.echo("nobody has been asked anything here", err=True)
+    is_open = any(agent.state != "ended" for _, agent in found)
+    if is_open and not is_in_use(project.root):
+        click.echo("(no server runs: states are as the last one left them)", err=True)
 
 
 def _all_in(connection: "Connection") -> "list[Agent]":
     """The agents, and before them those of sessions, which are no rows."""
-    from culm.ids import AgentId
     from culm.store.agents import agents_below
     from culm.store.sessions import top_sessions
-    from culm.wire.agents import Agent
 
     started = agents_below("")(connection)
     above = {agent.parent_id for agent in started}
     own = {agent.session_id for agent in started}
     tops = [
-        Agent(
-            agent_id=AgentId(session.id),
-            parent_id="",
-            session_id=session.id,
-            depth=0,
-            name=session.title,
-            role="session",
-            cost=session.cost,
-        )
+        _own_agent(connection, session)
         for number, session in enumerate(top_sessions(connection))
         if (number < SESSIONS_SHOWN or session.id in above) and session.id not in own
     ]
     return [*tops, *started]
+
+
+def _own_agent(connection: "Connection", session: "Session") -> "Agent":
+    """That of a session that people began: at work if a run of it is, else as the latest ended."""
+    from culm.ids import AgentId
+    from culm.store.runs import list_runs
+    from culm.wire.agents import Agent, outcome_of_run
+
+    agent = Agent(
+        agent_id=AgentId(session.id),
+        parent_id="",
+        session_id=session.id,
+        depth=0,
+        name=session.title,
+        role="session",
+        state="ended",
+        cost=session.cost,
+        created_at=session.created_at,
+    )
+    runs = list_runs(session.id, "", RUNS_LOOKED_AT)(connection)
+    if runs:
+        open_ = [run for run in runs if run.state != "ended"]
+        run = open_[-1] if open_ else runs[0]  # The latest is the first.
+        agent.run_id = run.id
+        if not open_:
+            agent.outcome = outcome_of_run(run.outcome)
+        else:
+            is_begun = run.state not in ("accepted", "queued", "held")
+            agent.state = "running" if is_begun else "pending"
+    return agent
 
 
 def in_tree_order(found: "Sequence[Agent]") -> "Iterator[tuple[int, Agent]]":
@@ -98,8 +129,7 @@ def in_tree_order(found: "Sequence[Agent]") -> "Iterator[tuple[int, Agent]]":
 
 def _row(depth: int, agent: "Agent") -> "Sequence[str]":
     state = agent.outcome or agent.state
-    if agent.agent_id == agent.session_id and not agent.parent_id:
-        # A session's; its runs say how far it is.
+    if not agent.run_id and state == "ended":
         state = "-"
     elif agent.waiting_for:
         state += f", waits for {agent.waiting_for}"

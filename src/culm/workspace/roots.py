@@ -134,6 +134,21 @@ class Roots:
         return descriptor, before.st_mtime if before.st_size else None
 
 
+def is_in_use(root: Path) -> bool:
+    """Whether the process that took the lock of a data directory last is still there.
+
+    For a look: it takes no lock itself, which would keep a server out that starts just then.
+    """
+    try:
+        pid = int(json.loads((root / "culm.lock").read_text())["pid"])
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def _is_at(descriptor: int, file: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
