@@ -16,6 +16,7 @@ from culm.wire.runs import Limits
 TOOLS = ("agent", "bash", "view", "write")
 MODEL = SelectedModel(model="m", provider="p")
 TOP = top(TOOLS, MODEL)
+NO_WORKTREE = "an agent that may only read gets no worktree: leave out `worktree`"
 
 names = some.none() | some.lists(some.sampled_from(TOOLS), unique=True)
 limits = some.builds(
@@ -98,6 +99,8 @@ def test_an_agent_has_what_its_role_and_whoever_starts_it_say() -> None:
         ),
         (Assignment(" \n"), 0, "an assignment needs a prompt"),
         (Assignment("x", limits=Limits(cost=float("nan"))), 0, "limits must be numbers"),
+        (Assignment("x", read_only=True, worktree=True), 0, NO_WORKTREE),
+        (Assignment("x", role="explorer", worktree=True), 0, NO_WORKTREE),
     ],
 )
 def test_what_cannot_be_is_told_with_what_would_be_right(
@@ -105,6 +108,13 @@ def test_what_cannot_be_is_told_with_what_would_be_right(
 ) -> None:
     with pytest.raises(Unfit, match=words.replace("'", ".")):
         plan_agent(asked, replace(TOP, depth=depth), BUILT_IN, choose, depth_max=4)
+
+
+def test_whoever_may_only_read_has_no_branch_made_by_starting_another() -> None:
+    above = replace(TOP, depth=1, is_read_only=True)
+    with pytest.raises(Unfit, match=NO_WORKTREE):
+        plan_agent(Assignment("x", worktree=True), above, BUILT_IN, choose, depth_max=4)
+    assert plan_agent(Assignment("x", worktree=True), TOP, BUILT_IN, choose, depth_max=4).worktree
 
 
 def test_a_configured_role_replaces_the_one_of_its_name_and_is_described_to_models() -> None:

@@ -1,7 +1,7 @@
 """What an agent is started with, decided from what was asked for and from who asks. Pure.
 
-What is given down can only narrow: whoever may only read starts none that writes, and nobody hands
-on a tool that it does not have.
+What is given down can only narrow: whoever may only read starts none that writes or has a branch
+made for it, and nobody hands on a tool that it does not have.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -95,6 +95,9 @@ def plan_agent(
         raise Unfit(f"there is no role {name!r}; roles are {', '.join(sorted(roles))}")
     if not assignment.prompt.strip():
         raise Unfit("an assignment needs a prompt")
+    is_read_only = assignment.read_only or role.read_only or above.is_read_only
+    if is_read_only and assignment.worktree:
+        raise Unfit("an agent that may only read gets no worktree: leave out `worktree`")
     return Planned(
         assignment,
         assignment.name.strip() or _name_of(assignment.prompt),
@@ -106,7 +109,7 @@ def plan_agent(
             place=above.places[-1] if above.places else "",
             places=list(above.places),
         ),
-        assignment.read_only or role.read_only or above.is_read_only,
+        is_read_only,
         _limits(assignment.limits, role.limits),
     )
 
