@@ -83,7 +83,7 @@ class Site:
             return await self.worktrees.settle(worktree)
 
     def left(self) -> list[str]:
-        """What there is of worktrees: branches and their locks, entries of git, directories."""
+        """What there is of worktrees: branches and their locks, entries, directories, notes."""
         branches = git(self.repo, "for-each-ref", "--format=%(refname:short)", "refs/heads/culm")
         entries = [str(entry) for entry in self.repo.glob(".git/worktrees/*")]
         folders = [str(folder) for folder in self.folders.glob("*")]
@@ -247,8 +247,18 @@ def submodule(site: Site) -> Path:
     return site.repo / "inner"
 
 
-def with_submodules(site: Site) -> Path:
-    (site.repo / ".gitmodules").touch()
+def with_submodule(site: Site) -> Path:
+    submodule(site)
+    commit(site.repo)
+    return site.repo
+
+
+def with_repository_inside(site: Site) -> Path:
+    """Nothing but the commit says that there is one."""
+    git(site.repo, "init", "sub/inner")
+    commit(site.repo / "sub" / "inner")
+    commit(site.repo)
+    shutil.rmtree(site.repo / "sub" / "inner")
     return site.repo
 
 
@@ -300,7 +310,8 @@ REFUSALS: Mapping[Callable[[Site], Path], str] = {
     bare: f"{_BARE}{OTHERWISE}",
     own_directory: f"{_BARE}{OTHERWISE}",
     submodule: f"{{it}} is a submodule: {OTHERWISE}",
-    with_submodules: f"{{it}} has submodules, which a worktree would lack: {OTHERWISE}",
+    with_submodule: f"{{it}} has submodules, which a worktree would lack: {OTHERWISE}",
+    with_repository_inside: f"{{it}} has submodules, which a worktree would lack: {OTHERWISE}",
     with_filter: '{it} cannot be checked out safely, as {it}/.git/config sets "smudge", which',
     not_committed: _NOT_THERE,
     committed_as_link: _NOT_THERE,
@@ -427,7 +438,7 @@ class Cancelling(NoCustody):
 async def test_a_worktree_that_is_cancelled_at_any_command_of_git_leaves_nothing(
     site: Site,
 ) -> None:
-    commands = 6
+    commands = 7
     for at in range(1, commands + 1):
         custody = Cancelling(site.kit.custody, at)
         async with asyncio.TaskGroup() as group:
@@ -449,7 +460,7 @@ async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> No
                 lock.touch()
             return await super().start(order)
 
-    custody = Locking(site.kit.custody, at=4)
+    custody = Locking(site.kit.custody, at=5)
     async with asyncio.TaskGroup() as group:
         making = group.create_task(site.equipped(replace(site.kit, custody=custody)).make())
     assert making.cancelled()
@@ -471,7 +482,7 @@ async def test_a_checkout_that_does_not_come_to_its_end_leaves_nothing(
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
             making = group.create_task(site.make() if how == "cancelled" else _killed(site))
             await readable(begun)
-            assert len(site.left()) == 3
+            assert len(site.left()) == 4
             (process,) = await site.kit.custody.processes(site.kit.workspace_id)
             if how == "killed":
                 os.kill(process.pid, signal.SIGKILL)
@@ -486,3 +497,74 @@ async def test_a_checkout_that_does_not_come_to_its_end_leaves_nothing(
 
 async def _killed(site: Site) -> None:
     assert await site.refusal(site.repo) == f"`git reset` was killed: {OTHERWISE}"
+
+
+# --- what a server leaves that is killed
+
+
+class Imaging(NoCustody):
+    """Has a picture taken of all there is before each process, and at the end."""
+
+    def __init__(self, custody: Custody, what: Path, images: Path) -> None:
+        self._custody = custody
+        self._what = what
+        self._images = images
+        self.count = 0
+
+    async def start(self, order: Order) -> Held:
+        self.take()
+        return await self._custody.start(order)
+
+    def take(self) -> None:
+        self.count += 1
+        shutil.copytree(self._what, self._images / str(self.count), symlinks=True)
+
+    def restore(self, number: int) -> None:
+        shutil.rmtree(self._what)
+        (self._images / str(number)).rename(self._what)
+
+
+async def test_what_is_left_of_a_worktree_by_a_kill_at_any_moment_is_cleared_away(
+    site: Site, tmp_path: Path
+) -> None:
+    custody = Imaging(site.kit.custody, site.repo.parent, tmp_path / "images")
+    await site.equipped(replace(site.kit, custody=custody)).make()
+    custody.take()
+    left: list[list[str]] = []
+    for number in range(1, custody.count + 1):
+        custody.restore(number)
+        left.append(site.left())
+        if number == custody.count - 1:  # It was in the middle of checking out.
+            (site.folder() / "a.txt").write_text("on")
+            (site.repo / ".git" / "worktrees" / AGENT / "index.lock").touch()
+        await site.worktrees.clear(site.folder())
+        assert site.left() == [], number
+    assert BRANCH in left[-1]
+    assert len(left[-1]) == len(left[-2]) == 4
+    await site.worktrees.clear(site.folder())  # Where there is nothing, nothing happens.
+
+
+async def test_what_nobody_is_known_to_work_in_stays_if_there_is_work_in_it(
+    site: Site, tmp_path: Path
+) -> None:
+    for work in WORK:
+        one = site.copy(tmp_path / work.__name__)
+        worktree = await one.make("sub")
+        work(worktree.path)
+        before = one.left()
+        await one.worktrees.clear(one.folder())
+        assert one.left() == before, work
+    # Nor is anything touched of which nothing is noted, or which was there before.
+    (site.folder() / "mine").mkdir(parents=True)
+    await site.worktrees.clear(site.folder())
+    assert "cannot be made: File exists" in await site.refusal(site.repo)
+    await site.worktrees.clear(site.folder())
+    assert (site.folder() / "mine").is_dir()
+
+
+async def test_a_worktree_that_two_settle_at_once_is_removed_and_both_say_so(site: Site) -> None:
+    worktree = await site.make()
+    async with asyncio.TaskGroup() as group:
+        ends = [group.create_task(site.settle(worktree)) for _ in range(3)]
+    assert [task.result() for task in ends] == [Settled(worktree, kept=False)] * 3
+    assert site.left() == []

@@ -6,9 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from culm.testing.script import Reply
+from culm.settings import Settings
+from culm.testing.model_server import open_model_server
+from culm.testing.script import Reply, ScriptedCall
 from culm.wire.codec import Json
-from tests.flow.agents_stage import calls, held, open_agents, start, talk
+from tests.flow.agents_stage import (
+    AgentStage,
+    calls,
+    held,
+    open_again,
+    open_agents,
+    script_of,
+    start,
+    talk,
+)
+from tests.flow.test_agents_crash import open_lives
+from tests.flow.written import provider
 from tests.support import contract
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
@@ -28,6 +41,21 @@ def make_repository(folder: Path) -> Path:
     git(project, "add", "a.txt")
     git(project, "commit", "-q", "-m", "first")
     return project
+
+
+def left(project: Path) -> list[str]:
+    """What there is of worktrees: branches, entries of git, directories with their notes."""
+    branches = git(project, "for-each-ref", "--format=%(refname:short)", "refs/heads/culm")
+    entries = [str(entry) for entry in project.glob(".git/worktrees/*")]
+    folders = project.parent.glob("data/projects/*/worktrees/*")
+    return [*branches.split(), *entries, *map(str, folders)]
+
+
+async def assert_swept(stage: AgentStage, project: Path, who: str) -> None:
+    """Wait until an agent has no worktree any more, of which nothing is left."""
+    gone = await stage.when(who, lambda one: not one.worktree)
+    assert (gone.state, gone.branch) == ("ended", "")
+    assert left(project) == []
 
 
 @contract("EXC-22")
@@ -77,6 +105,153 @@ async def test_those_below_an_agent_with_a_worktree_work_in_it(tmp_path: Path) -
         assert [result.is_error for result in await stage.results("@bob")] == [False, False]
         assert (Path(ann.worktree) / "c").read_text() == "C"
         assert git(project, "status", "--porcelain") == ""
+
+
+async def test_what_an_agent_does_in_a_repository_inside_the_repository_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    """To git the directory of such a one is never changed; so there is no worktree."""
+    project = make_repository(tmp_path)
+    inner = project / "inner"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    git(inner, "commit", "-q", "--allow-empty", "-m", "inside")
+    git(project, "add", "inner")
+    git(project, "commit", "-q", "-m", "with another inside")
+    async with open_agents(
+        tmp_path, talk("@lead", start("@ann: go", worktree=True)), talk("@ann"), config=ALLOWED
+    ) as stage:
+        await stage.talk("@lead: go")
+        (result,) = await stage.results()
+        assert result.is_error
+        assert f"{project} has submodules, which a worktree would lack" in result.content
+        assert (await stage.agents(), left(project)) == ([], [])
+
+
+@pytest.mark.parametrize("role", ["worker", "explorer"])
+async def test_whoever_may_only_read_has_no_worktree_made(tmp_path: Path, role: str) -> None:
+    project = make_repository(tmp_path)
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@ann: go", read_only=True)),
+        talk("@ann", start("@bob: go", role=role, worktree=True)),
+    ) as stage:
+        await stage.talk("@lead: go")
+        (result,) = await stage.results("@ann")
+        assert (result.is_error, "may only read gets no worktree" in result.content) == (True, True)
+        assert [one.name for one in await stage.agents()] == ["@ann: go"]
+        assert left(project) == []
+
+
+# --- ends of all kinds
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_the_worktree_of_an_agent_that_ends_before_it_could_work_goes(
+    tmp_path: Path, how: str
+) -> None:
+    project = make_repository(tmp_path)
+    one = Settings(agents_at_once=1)
+    limits = {"wall_s": 50.0}
+    async with open_agents(
+        tmp_path,
+        talk("@lead", start("@ann: go", wait=False), start("@bob: go", wait=False, worktree=True)),
+        talk("@ann", held()),
+        settings=one,
+    ) as stage:
+        await stage.talk("@lead: go")
+        bob = await stage.when("@bob", lambda one: one.waiting_for == "slot")
+        assert len(left(project)) == 4
+        if how == "cancelled":
+            await stage.done(bob.agent_id, "cancel")
+        else:
+            await stage.done(bob.agent_id, "budget", **limits)
+            stage.clock.advance(51)
+        await assert_swept(stage, project, "@bob")
+        await stage.cancel()
+
+
+async def test_the_worktree_of_an_agent_that_was_held_and_is_dropped_goes(tmp_path: Path) -> None:
+    project = make_repository(tmp_path)
+    one = Settings(agents_at_once=1, away_s_max=1)
+    async with open_lives(
+        tmp_path,
+        talk("@lead", start("@ann: go", worktree=True), then="Over."),
+        talk("@ann", start("@bob: go", wait=False), start("@cat: go", wait=False), then="Ann."),
+        talk("@bob", held()),
+    ) as lives:
+        async with lives.next(one) as first:
+            await first.talk("@lead: go")
+            await first.when("@cat", lambda one: one.waiting_for == "slot")
+            lives.kill()
+        async with lives.next(one) as stage:
+            bob, cat = await stage.agent("@bob"), await stage.agent("@cat")
+            assert (bob.outcome, cat.state) == ("interrupted", "pending")
+            assert len(left(project)) == 4, "cat is to work there"
+            assert (await stage.request("POST", f"/runs/{cat.run_id}/drop")).status == 200
+            await assert_swept(stage, project, "@ann")
+
+
+async def test_the_worktree_of_an_agent_whose_model_cannot_be_asked_goes_and_its_result_says_so(
+    tmp_path: Path,
+) -> None:
+    project = make_repository(tmp_path)
+    play = script_of(talk("@lead", start("@ann: go", worktree=True, model="keyless/demo-1")))
+    async with open_model_server(play) as model:
+        keyless = provider(model.url, "$(exit 1)")
+        config = {"providers": {"demo": provider(model.url), "keyless": keyless}}
+        async with open_again(tmp_path, model, config=config) as stage:
+            await stage.talk("@lead: go")
+            (result,) = await stage.results()
+            assert "Nothing was changed in its worktree, which is removed." in result.content
+            assert await stage.outcomes() == {"@ann:": "error"}
+            await assert_swept(stage, project, "@ann")
+
+
+@pytest.mark.parametrize("how", ["ends", "killed"])
+async def test_a_worktree_goes_with_the_last_who_works_in_it(tmp_path: Path, how: str) -> None:
+    project = make_repository(tmp_path)
+    async with open_lives(
+        tmp_path,
+        talk("@lead", start("@ann: go", worktree=True), then="Over."),
+        talk("@ann", start("@bob: go", wait=False), then="Ann."),
+        talk("@bob", held("Bob.")),
+    ) as lives:
+        async with lives.next() as stage:
+            await stage.talk("@lead: go")
+            seen = await stage.asked_by("@bob")
+            (result,) = await stage.results()
+            assert "Others still work in its worktree" in result.content
+            if how == "ends":
+                stage.release(seen)
+                await assert_swept(stage, project, "@ann")
+            lives.kill()
+        async with lives.next() as stage:
+            assert (await stage.agent("@ann")).outcome == "completed"
+            await assert_swept(stage, project, "@ann")
+
+
+async def test_a_worktree_in_which_one_below_has_worked_on_is_kept(tmp_path: Path) -> None:
+    project = make_repository(tmp_path)
+    write = ScriptedCall(name="write", input={"file_path": "b.txt", "content": "B"})
+    play = script_of(
+        talk("@lead", start("@ann: go", worktree=True), then="Over."),
+        talk("@ann", start("@bob: go", wait=False), then="Ann."),
+        talk("@bob", held("", calls=[write])),
+    )
+    async with open_model_server(play) as model:
+        async with open_again(tmp_path, model, config=ALLOWED) as stage:
+            await stage.talk("@lead: go")
+            stage.release(await stage.asked_by("@bob"))
+            await stage.until_idle()
+        async with open_again(tmp_path, model, session_id=stage.session_id) as again:
+            # What was begun at the start is over when this one is.
+            bob = await again.start_agent("@bob: look", worktree=True)
+            await again.when("@bob: look", lambda one: one.outcome == "completed")
+            assert (await again.details(bob.agent_id)).agent.worktree == ""
+            ann = await again.agent("@ann")
+            assert (Path(ann.worktree) / "b.txt").read_text() == "B"
+            assert len(left(project)) == 4
 
 
 # --- what holds there

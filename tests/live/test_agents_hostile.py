@@ -15,7 +15,7 @@ from culm.wire.agents import Ring, SendLetter, StartAgent
 from culm.wire.messages import full_text
 from culm.wire.runs import Limits
 from culm.workspace.roots import project_folder
-from tests.flow.agents_stage import calls, held, script_of, talk
+from tests.flow.agents_stage import calls, held, script_of, start, talk
 from tests.live.agents_desk import FOLDER, AgentDesk, at_work, open_desk
 from tests.live.harness import RESUME_S, make_directory
 from tests.support import contract
@@ -144,9 +144,8 @@ async def test_what_comes_by_mail_keeps_to_the_budget_is_told_if_it_dies_and_out
             await again.assert_truthful()
 
 
-async def test_the_worktree_of_an_agent_that_is_cancelled_goes_and_none_is_made_elsewhere(
-    folder: Path,
-) -> None:
+def repository(folder: Path) -> Callable[..., list[str]]:
+    """Make the project one with a commit; returns git in it."""
     project = make_directory(folder, FOLDER)
 
     def git(*words: str) -> list[str]:
@@ -155,6 +154,13 @@ async def test_the_worktree_of_an_agent_that_is_cancelled_goes_and_none_is_made_
 
     git("init", "-q", "-b", "main")
     git("commit", "-q", "-m", "first", "--allow-empty")
+    return git
+
+
+async def test_the_worktree_of_an_agent_that_is_cancelled_goes_and_none_is_made_elsewhere(
+    folder: Path,
+) -> None:
+    git = repository(folder)
     play = script_of(talk("@ann", held()))
     async with open_model_server(play) as model, open_desk(folder, model) as desk:
         wish = StartAgent(prompt="@ann: go", worktree=True)
@@ -169,3 +175,29 @@ async def test_the_worktree_of_an_agent_that_is_cancelled_goes_and_none_is_made_
         assert (await desk.remote.cancel_agent(agents["@ann"].agent_id)).outcome == "canceled"
         await desk.when(lambda agents: not agents["@ann"].worktree)
         assert (len(git("worktree", "list")), git("branch")) == (1, ["* main"])
+
+
+async def test_worktrees_that_a_killed_server_had_made_for_nobody_yet_are_removed(
+    folder: Path,
+) -> None:
+    git = repository(folder)
+    worktrees = project_folder(folder / "data", make_directory(folder, FOLDER)) / "worktrees"
+    prompts = [f"@w{number:02}: go" for number in range(40)]
+    play = script_of(talk("@lead", start(*prompts, worktree=True), then="Over."), talk("@w"))
+
+    async def has_some() -> bool:
+        return len(git("worktree", "list")) > 6
+
+    async def has_none() -> bool:
+        return (len(git("worktree", "list")), git("branch")) == (1, ["* main"])
+
+    async with open_model_server(play) as model:
+        async with open_desk(folder, model) as desk:
+            await desk.prompt("@lead: go", "killed")
+            await until(has_some)
+            await desk.server.kill()
+        assert not await has_none()
+        async with open_desk(folder, model, desk.session_id) as again:
+            await until(has_none)
+            await until(lambda: asyncio.to_thread(lambda: not list(worktrees.iterdir())))
+            assert await again.agents() == {}

@@ -1,5 +1,6 @@
 """The worktrees of agents: made before one is started, settled when its assignment has ended."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace as with_
 
 from culm.agents.terms import KeptWorktree, Terms, Unfit
+from culm.agents.worktree_notes import noted_in
 from culm.agents.worktrees import Settled, Worktree, WorktreeFailed, Worktrees
 from culm.ids import AgentId
 from culm.store.agents import NewAgent
@@ -53,6 +55,14 @@ class AgentWorktrees:
         if kept is None:
             return None
         return await self.worktrees.settle(_worktree_of(kept))
+
+    async def noted(self) -> list[str]:
+        """The agents that have a worktree there, or for which one was begun."""
+        return await asyncio.to_thread(noted_in, self.folder)
+
+    async def clear(self, agent_id: str) -> None:
+        """Remove what is left for an agent that has no worktree, unless there is work in it."""
+        await self.worktrees.clear(self.folder / agent_id)
 
 
 def kept_of(made: Worktree) -> KeptWorktree:

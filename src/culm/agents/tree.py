@@ -19,11 +19,12 @@ import msgspec
 from msgspec.structs import replace as with_
 
 from culm.agents.agent_worktrees import AgentWorktrees, kept_of
-from culm.agents.holding import Holder
+from culm.agents.holding import Held, Holder
 from culm.agents.kept import Kept
 from culm.agents.provisioning import Place
 from culm.agents.replay import Around, call_of
 from culm.agents.slots import Slots
+from culm.agents.sweeping import Sweeper
 from culm.agents.terms import Terms, Unfit, allowed_tools
 from culm.agents.worktrees import describe
 from culm.errors import AgentNotFound, AppError, BudgetReached
@@ -61,7 +62,6 @@ from culm.wire.runs import Limits
 
 log = logging.getLogger(__name__)
 
-SWEEPS_MAX = 2  # At once: each is a few commands of git.
 DONE_MAX = 10_000  # Runs of which it is known which files they changed.
 GONE = Ending("error", "The agent is gone", "Its session was deleted.")
 
@@ -99,9 +99,7 @@ class Agents:
         self._waits: dict[str, list[Waiting]] = {}  # By agent, what it waits for, the latest last.
         self._away: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
         self._done = Kept[Done](DONE_MAX)  # By run.
-        self._sweeping: dict[str, asyncio.Task[None]] = {}  # By agent.
-        self._sweeps = asyncio.Semaphore(SWEEPS_MAX)
-        self._is_stopped = False
+        self.sweeper = Sweeper(worktrees, world.store, world.tasks, self._live)
         self.roots: set[str] = set()  # Sessions of agents that a client started.
         self._fleet = fleet
         self._place = place
@@ -132,8 +130,7 @@ class Agents:
 
     async def _hold(self, run: LiveRun, journal: TurnJournal) -> Ending:
         assert self._holder is not None, "they were joined"
-        if (sweeping := self._sweeping.get(run.agent_id)) is not None:
-            await asyncio.wait({sweeping})
+        await self.sweeper.make_way(_duty(run).path)
         stored = await self._world.store.read(find_agent(run.agent_id))
         if stored is None:
             return GONE
@@ -146,9 +143,8 @@ class Agents:
             await slots.take()
         try:
             held = await self._holder.hold(run, journal, stored)
-        except asyncio.CancelledError:
-            self.sweep([stored])
-            raise
+        except AppError as exc:
+            held = Held(ending_of_error(exc))
         finally:
             slots.leave()
         try:
@@ -163,71 +159,40 @@ class Agents:
         """Its session is deleted; its worktree goes, too, unless there is work in it."""
         self.roots.discard(stored.agent.session_id)
         await self._worktrees.settle(decode(stored.terms, Terms))
-
-    def sweep(self, agents: Sequence[StoredAgent]) -> None:
-        """Have worktrees of agents that were stopped removed, if nothing was changed in them."""
-        for stored in agents:
-            agent_id = stored.agent.agent_id
-            if not stored.agent.worktree or agent_id in self._sweeping or self._is_stopped:
-                continue
-            sweeping = self._world.tasks.create_task(
-                self._sweep(stored), name=f"worktree of {agent_id}"
-            )
-            self._sweeping[agent_id] = sweeping
-            sweeping.add_done_callback(lambda _, done=agent_id: self._sweeping.pop(done, None))
-
-    async def _sweep(self, stored: StoredAgent) -> None:
-        assert self.runs is not None, "they were joined"
-        try:
-            async with self._sweeps:
-                live = self.runs.line(stored.agent.session_id)
-                if all(run.stop is not None for run in live):  # Who comes later waits for this.
-                    await self._settle(stored, ())
-        except Exception:  # boundary: it stays
-            log.exception("a worktree of %s cannot be removed", stored.agent.agent_id)
-
-    def close(self) -> None:
-        """The workspace closes; what is not removed yet is at its next opening."""
-        self._is_stopped = True
-        for sweeping in self._sweeping.values():
-            sweeping.cancel()
+        self.sweeper.sweep(stored.path[:-1])
 
     async def _placed(self, stored: StoredAgent) -> StoredAgent:
         """An agent whose worktree went, unchanged, gets another for its further work."""
         agent, terms = stored.agent, decode(stored.terms, Terms)
         if terms.worktree is None or agent.worktree:
             return stored
+        await self._worktrees.clear(agent.agent_id)  # A server was killed as it had this one made.
         made = await self._worktrees.make([agent.agent_id])
         kept = kept_of(made[agent.agent_id])
-        await self._set_worktree(stored, kept.workspace, kept.branch, with_(terms, worktree=kept))
-        return await self.get(agent.agent_id)
-
-    async def _set_worktree(
-        self, stored: StoredAgent, worktree: str, branch: str, terms: Terms
-    ) -> None:
+        terms = with_(terms, worktree=kept)
         unit = set_worktree(
-            stored.agent.agent_id, worktree=worktree, branch=branch, terms=encode(terms).decode()
+            agent.agent_id,
+            worktree=kept.workspace,
+            branch=kept.branch,
+            terms=encode(terms).decode(),
         )
         await asyncio.shield(self._world.store.write(unit))
+        return await self.get(agent.agent_id)
 
     async def _settle(self, stored: StoredAgent, files: tuple[str, ...]) -> Done:
         """Which files were changed; of a worktree git says so, and it goes if none was."""
         terms = decode(stored.terms, Terms)
-        if terms.worktree is not None and self._has_below(stored.agent.agent_id):
+        if terms.worktree is not None and self.sweeper.has_below(stored.agent.agent_id):
             note = f"Others still work in its worktree, {terms.worktree.path}."
             return Done(files, note)
-        settled = await self._worktrees.settle(terms)
+        settled = await self.sweeper.settle(stored)
         if settled is None:
             return Done(tuple(map(self._seen_from_here, files)))
-        if not settled.kept:
-            await self._set_worktree(stored, "", "", terms)
         return Done(tuple(settled.files), describe(settled))
 
-    def _has_below(self, agent_id: str) -> bool:
-        """Whether others work for it still."""
+    def _live(self) -> Sequence[LiveRun]:
         assert self.runs is not None, "they were joined"
-        duties = (run.duty for run in self.runs.live() if run.duty is not None)
-        return any(agent_id in duty.path[:-1] for duty in duties)
+        return self.runs.live()
 
     def _seen_from_here(self, file: str) -> str:
         """A file of the workspace by its path in it."""

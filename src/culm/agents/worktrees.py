@@ -11,11 +11,15 @@ import glob
 import logging
 import os
 import shutil
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from culm.agents.worktree_notes import Note, find_note, remove_note, write_note
 from culm.custody.base import Owner, StartFailed
 from culm.files import Unreadable, read_file
 from culm.tools.environment import PATH_BYTES_MAX, command_env, unasked_env, why_git_asks
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 GIT_S = 30.0  # For one command of git: a checkout of a large repository takes seconds.
 UNDO_S = 3.0  # For one that takes something back: whoever cancelled waits for it.
 OUTPUT_BYTES_MAX = 4 << 20  # Some 50,000 paths.
+TREES_BYTES_MAX = 32 << 20  # Some 300,000 directories of a commit; it is read once and let go.
 FILES_MAX = 200  # Shown by name; a model reads them.
 WORDS_CHARS_MAX = 300
 SHORT, LONGER = 8, 13  # Characters of an agent's id in its branch: a part or two of a UUID.
@@ -81,6 +86,10 @@ class Worktrees:
         self._kit = kit
         # Git fails if it finds the entry of another worktree half written: one writes at a time.
         self._lock = asyncio.Lock()
+        # One settles a worktree at a time, and the next finds what that one has left.
+        self._settling: weakref.WeakValueDictionary[Path, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def make(self, workspace: Path, folder: Path, agent_id: str) -> Worktree:
         """A worktree of the last commit at `folder`, which does not exist yet.
@@ -108,6 +117,10 @@ class Worktrees:
         What git ignores is no change. Never fails: a worktree that cannot be looked into, or not
         be removed, is kept. It may have been removed before, by us or by somebody else.
         """
+        async with self._settling.setdefault(worktree.path, asyncio.Lock()):
+            return await self._settle(worktree)
+
+    async def _settle(self, worktree: Worktree) -> Settled:
         has_files, has_entry = await asyncio.to_thread(_what_is_there, worktree)
         common = worktree.entry.parent.parent
         git = _Git(self._kit, worktree.path.parent, (f"--git-dir={common}",))
@@ -123,11 +136,33 @@ class Worktrees:
         except _GitFailed as exc:
             return Settled(worktree, kept=True, trouble=printable(str(exc)))
         await _remove_branch(git, worktree.branch, worktree.base)
+        await asyncio.to_thread(remove_note, worktree.path)
         return Settled(worktree, kept=False)
 
     async def remove(self, worktree: Worktree) -> bool:
         """Its agent is forgotten. False if there may be work in it, which stays."""
         return not (await self.settle(worktree)).kept
+
+    async def clear(self, folder: Path) -> None:
+        """Nobody knows whose it is: remove what is left there, unless there may be work in it.
+
+        Such is what a server leaves that was killed before it had written down who works there.
+        """
+        folder, note = await asyncio.to_thread(_noted, folder)
+        if note is None:
+            return
+        if note.entry:
+            places = Path(note.workspace), note.branch, note.base, Path(note.entry)
+            await self.settle(Worktree(folder, *places))
+        else:  # It was never handed over, so that nobody has worked there.
+            git = _Git(self._kit, folder.parent, (f"--git-dir={note.common}",))
+            await _undo(git, folder, note)
+
+
+def _noted(folder: Path) -> tuple[Path, Note | None]:
+    """A place without links on the way to it, and what is noted. Blocks as the disk does."""
+    folder = Path(os.path.realpath(folder.parent)) / folder.name
+    return folder, find_note(folder)
 
 
 # --- making one
@@ -155,7 +190,22 @@ async def _find_repository(kit: Kit, workspace: Path) -> _Repository:
         raise WorktreeFailed(f"{top} has no commit to start from", "make one")
     # From here on git is told where the repository is, and does not look for one.
     told = _Git(kit, top, (f"--git-dir={common}",))
-    return _Repository(told, common, inner, head.output.decode().strip())
+    base = head.output.decode().strip()
+    # What an agent puts into the empty directory of one is no change to git, and would be lost.
+    if await _has_submodules(told, base):
+        raise WorktreeFailed(f"{top} has submodules, which a worktree would lack")
+    return _Repository(told, common, inner, base)
+
+
+async def _has_submodules(git: "_Git", base: str) -> bool:
+    """By what the commit itself says: it need not have a `.gitmodules`. Raises `_GitFailed`."""
+    # Directories and submodules, without the files, of which there are many more.
+    words = ("ls-tree", "-r", "-d", "-z", "--full-tree", base)
+    listed = await git.ask(*words, bytes_max=TREES_BYTES_MAX)
+    if listed.exit.code != 0 or listed.is_cut:
+        why = "there are too many directories" if listed.is_cut else _words(listed)
+        raise _GitFailed(f"whether there are submodules is not known ({why})")
+    return b"\x00160000 " in b"\0" + listed.output
 
 
 def _why_no_repository(workspace: Path, words: str) -> WorktreeFailed:
@@ -171,9 +221,6 @@ def _places(workspace: Path, common: str, top: str) -> tuple[Path, Path, Path]:
     shared, tree = (Path(os.path.realpath(workspace / place)) for place in (common, top))
     if (tree / ".git").is_file() and (".git", "modules") in pairwise(shared.parts):
         raise WorktreeFailed(f"{tree} is a submodule")
-    # What an agent puts into the empty directory of one is no change to git, and would be lost.
-    if os.path.lexists(tree / ".gitmodules"):
-        raise WorktreeFailed(f"{tree} has submodules, which a worktree would lack")
     if why := why_git_asks([str(tree)]):
         raise WorktreeFailed(f"{tree} cannot be checked out safely, as {why}")
     here = Path(os.path.realpath(workspace))
@@ -194,13 +241,13 @@ class _Making:
         self._agent_id = agent_id
         self._lock = lock
         self._has_folder = False
-        self._branch = ""
+        self._note = Note(str(repository.common), repository.base)
 
     async def make(self) -> Worktree:
         self._make_folder()
         await self._make_branch()
         async with self._lock:
-            words = ("--no-checkout", "--quiet", "--", str(self._folder), self._branch)
+            words = ("--no-checkout", "--quiet", "--", str(self._folder), self._note.branch)
             await self._git.do("worktree", "add", *words)
         entry = await asyncio.to_thread(_pointed_at, self._folder / ".git")
         assert entry is not None, "git has made a worktree without an entry"
@@ -208,7 +255,8 @@ class _Making:
         inside = self._git.within(entry, self._folder)
         await inside.do("reset", "--hard", "--quiet", "--no-recurse-submodules")
         workspace = await asyncio.to_thread(self._find_workspace)
-        return Worktree(self._folder, workspace, self._branch, self._repository.base, entry)
+        self._write_note(workspace=str(workspace), entry=str(entry))
+        return Worktree(self._folder, workspace, self._note.branch, self._note.base, entry)
 
     def _make_folder(self) -> None:
         """Not in a thread: there, a cancel would leave it open whether it was made."""
@@ -219,6 +267,15 @@ class _Making:
             raise WorktreeFailed(f"{self._folder} cannot be made: {exc.strerror}") from exc
         self._has_folder = True
         self._folder = Path(os.path.realpath(self._folder))
+        self._write_note()  # Not before: what was there already is not ours to take back.
+
+    def _write_note(self, **known: str) -> None:
+        """Not in a thread either, so that it is true whatever comes next."""
+        self._note = replace(self._note, **known)
+        try:
+            write_note(self._folder, self._note)
+        except OSError as exc:
+            raise WorktreeFailed(f"{self._folder} cannot be noted: {exc.strerror}") from exc
 
     def _find_workspace(self) -> Path:
         """Blocks as the disk does."""
@@ -235,12 +292,12 @@ class _Making:
             name = f"culm/{self._agent_id[:length]}"
             if await self._is_taken(name):
                 continue
-            self._branch = name  # Before it is made: cancelled, we do not hear whether it was.
+            self._write_note(branch=name)  # First: cancelled, we do not hear whether it was made.
             # Only if there is none: all zeros stand for that.
             made = await self._git.ask("update-ref", _ref(name), base, "0" * len(base))
             if made.exit.code == 0:
                 return
-            self._branch = ""
+            self._write_note(branch="")
             if not await self._is_taken(name):  # Nobody was faster: something else is wrong.
                 raise WorktreeFailed(f"the branch {name} cannot be made ({_words(made)})")
         raise WorktreeFailed(f"the branch culm/{self._agent_id} exists already")
@@ -250,16 +307,21 @@ class _Making:
         return found.exit.code == 0
 
     async def undo(self) -> None:
-        """What cannot be taken back is logged, as there is something worse to tell.
-
-        It does not wait for the lock: whoever has it may be about to remove a large worktree.
-        """
-        common = self._repository.common
         if self._has_folder:
-            await asyncio.to_thread(_remove_files, self._folder, common)
-        if self._branch:
-            await asyncio.to_thread(_remove_lock, common / f"{_ref(self._branch)}.lock")
-            await _remove_branch(self._git, self._branch, self._repository.base)
+            await _undo(self._git, self._folder, self._note)
+
+
+async def _undo(git: "_Git", folder: Path, note: Note) -> None:
+    """Take back one that was not made. What cannot be is logged: there is something worse to tell.
+
+    It does not wait for the lock: whoever has it may be about to remove a large worktree.
+    """
+    common = Path(note.common)
+    await asyncio.to_thread(_remove_files, folder, common)
+    if note.branch:
+        await asyncio.to_thread(_remove_lock, common / f"{_ref(note.branch)}.lock")
+        await _remove_branch(git, note.branch, note.base)
+    await asyncio.to_thread(remove_note, folder)
 
 
 def _remove_files(folder: Path, common: Path) -> None:
@@ -365,12 +427,14 @@ class _Git:
         """In a worktree, which need not say by itself where its repository is."""
         return _Git(self.kit, path, (f"--git-dir={entry}", f"--work-tree={path}"))
 
-    async def ask(self, *words: str, within_s: float = GIT_S) -> Answer:
+    async def ask(
+        self, *words: str, within_s: float = GIT_S, bytes_max: int = OUTPUT_BYTES_MAX
+    ) -> Answer:
         """Raises `_GitFailed` if it cannot be run to its end."""
         argv, title = ("git", *self.told, *words), f"git {words[0]}"
         owner = Owner(self.kit.workspace_id, "agent")
         cwd, env = str(self.cwd), self._env()
-        telling = Telling(argv, cwd, env, owner, title, b"", within_s, OUTPUT_BYTES_MAX)
+        telling = Telling(argv, cwd, env, owner, title, b"", within_s, bytes_max)
         try:
             answer = await exchange(self.kit.custody, self.kit.clock, telling)
         except (StartFailed, OSError) as exc:

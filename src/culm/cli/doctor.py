@@ -16,6 +16,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from culm.agents.worktree_notes import SUFFIX
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.lines import counted
 from culm.cli.mail_command import ASK_S_MAX
@@ -172,7 +173,8 @@ def _worktrees(name: str, worktrees: Path, found: Examined) -> Finding:
 
 def _names_in(folder: Path) -> list[str]:
     with suppress(OSError), os.scandir(folder) as entries:
-        return sorted(entry.name for entry in islice(entries, WORKTREES_MAX))
+        worktrees = (entry.name for entry in entries if not entry.name.endswith(SUFFIX))
+        return sorted(islice(worktrees, WORKTREES_MAX))
     return []
 
 

@@ -226,9 +226,29 @@ def agent_links(connection: sqlite3.Connection) -> list[AgentLink]:
     return [AgentLink(*row) for row in connection.execute(QUERIES["agent_links"])]
 
 
-def agents_to_sweep(connection: sqlite3.Connection) -> list[StoredAgent]:
-    """Those that have ended and have a worktree, in which there may be no work."""
-    return [stored_agent_of(row) for row in connection.execute(QUERIES["agents_to_sweep"])]
+def agents_in_worktrees(connection: sqlite3.Connection) -> list[str]:
+    """The ids of those that have one of their own, the latest first."""
+    return [row["id"] for row in connection.execute(QUERIES["agents_in_worktrees"])]
+
+
+def worktrees_around(agent_id: str) -> Callable[[sqlite3.Connection], list[str]]:
+    """As `agents_in_worktrees`, of an agent and all above it: it works in one of theirs."""
+
+    def query(connection: sqlite3.Connection) -> list[str]:
+        rows = connection.execute(QUERIES["worktrees_around_agent"], (agent_id,))
+        return [row["id"] for row in rows]
+
+    return query
+
+
+def find_to_sweep(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent | None]:
+    """An agent that has a worktree, if it and all below it have ended."""
+
+    def query(connection: sqlite3.Connection) -> StoredAgent | None:
+        row = connection.execute(QUERIES["agent_to_sweep"], (agent_id,)).fetchone()
+        return None if row is None else stored_agent_of(row)
+
+    return query
 
 
 def agents_at_work(connection: sqlite3.Connection) -> list[Agent]:

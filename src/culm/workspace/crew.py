@@ -29,7 +29,7 @@ from culm.run.live import Asked
 from culm.run.runs import Runs
 from culm.run.surroundings import context_paths_of
 from culm.run.turn import World
-from culm.store.agents import StoredAgent, agents_at_work, agents_to_sweep, children_of
+from culm.store.agents import StoredAgent, agents_at_work, children_of
 from culm.store.base import Event
 from culm.tools.base import Tool
 from culm.tools.errands import make_agent_tools
@@ -46,10 +46,10 @@ from culm.wire.agents import (
     SendLetter,
     StartAgent,
 )
-from culm.wire.codec import encode
+from culm.wire.codec import decode, encode
 from culm.wire.endings import Ending
 from culm.wire.processes import Process
-from culm.wire.runs import Limits
+from culm.wire.runs import Limits, RunChanged
 from culm.workspace.about import About
 from culm.workspace.agent import CANCEL_WAIT_S
 from culm.workspace.configuration import Configuration
@@ -181,27 +181,33 @@ class Crew:
 
     # --- how things stand
 
-    async def start(self) -> None:
-        """Know who is at work, and look for letters."""
+    async def prepare(self) -> None:
+        """Before anybody goes on: know who is at work, and what the last server left."""
         roots = await self._world.store.read(children_of(""))
         self.agents.roots.update(agent.session_id for agent in roots)
         for agent in await self._world.store.read(agents_at_work):
             self._at_work[agent.agent_id] = Live("agent_changed", agent.session_id, encode(agent))
-        self.agents.sweep(await self._world.store.read(agents_to_sweep))
+        await self.agents.sweeper.find_left()
+
+    async def start(self) -> None:
+        """Who goes on does: remove what was left, and look for letters."""
+        self.agents.sweeper.start()
         await self.mail.start()
 
     def close(self) -> None:
         """Begin nothing more by itself."""
         self.mail.close()
-        self.agents.close()
+        self.agents.sweeper.close()
 
     async def stop(self) -> None:
         """The runs have ended, or are left behind."""
         await self.mail.stop()
 
     def on_told(self, events: Iterable[Event]) -> None:
-        """Know which agents have not ended, for whoever begins to listen."""
+        """Know which agents have not ended, for whoever begins to listen; sweep behind the rest."""
         for event in events:
+            if event.type == "run_changed" and b'"state":"ended"' in event.payload:
+                self._on_run_ended(decode(event.payload, RunChanged))
             if event.type not in ("agent_started", "agent_changed", "agent_ended"):
                 continue
             if event.op == "deleted" or b'"state":"ended"' in event.payload:
@@ -209,6 +215,10 @@ class Crew:
             else:
                 shown = Live("agent_changed", event.session_id, event.payload)
                 self._at_work[event.entity_id] = shown
+
+    def _on_run_ended(self, run: RunChanged) -> None:
+        if run.agent_id:
+            self.agents.sweeper.on_run_ended(run.agent_id)
 
     def shown(self) -> Iterable[Live]:
         return list(self._at_work.values())

@@ -415,6 +415,8 @@ class Workspace:
             said = "%s: after the last end %d run(s) were ended, %d are held, %d go on"
             counts = (recovered.ended, len(recovered.held), len(recovered.resumed))
             log.warning(said, self.about.path, *counts)
+        if self._crew is not None:
+            await self._crew.prepare()
         self.runs.resume(recovered)
         if self._crew is not None:
             await self._crew.start()

@@ -43,9 +43,18 @@ WITH RECURSIVE below (no, id) AS (
 )
 SELECT shown FROM agents WHERE no IN (SELECT no FROM below) ORDER BY no
 
--- name: agents_to_sweep
-SELECT * FROM agents WHERE worktree <> '' AND state = 'ended' AND outcome <> 'completed'
-ORDER BY no DESC LIMIT 100
+-- name: agents_in_worktrees
+SELECT id FROM agents WHERE worktree <> '' ORDER BY no DESC
+
+-- name: worktrees_around_agent
+SELECT id FROM agents
+WHERE worktree <> '' AND id IN (SELECT value FROM json_each((SELECT path FROM agents WHERE id = ?)))
+
+-- name: agent_to_sweep
+SELECT * FROM agents AS own WHERE id = ? AND worktree <> '' AND NOT EXISTS (
+  SELECT 1 FROM agents AS other, json_each(other.path) AS above
+  WHERE other.state <> 'ended' AND above.value = own.id
+)
 
 -- name: take_up_agent
 UPDATE agents SET state = 'pending', outcome = NULL, reason = '', run_id = ?, ended_at = 0
