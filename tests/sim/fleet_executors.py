@@ -1,7 +1,7 @@
 """What simulated workers do with an assignment: `<kind> <token> <size>`. Some of it is not nice."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from culm.fleet.executor import (
     Cancelling,
     Events,
     Host,
+    NotAsked,
     Outcome,
     RunOver,
     Steer,
@@ -19,6 +20,7 @@ from culm.fleet.executor import (
 )
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.times import format_time
+from culm.wire.codec import Json
 from tests.sim.fleet_world import Process, SimRun
 
 ASK_S = 60.0  # An answer that takes longer comes too late.
@@ -38,6 +40,13 @@ class Execution:
     host: Host
     told: int = 0
     is_over: bool = False  # It has returned.
+
+    async def ask(self, body: Mapping[str, Json]) -> bool:
+        """Whether it may; that nobody decided is a no, too."""
+        try:
+            return await self.host.ask(body)
+        except NotAsked:
+            return False
 
     async def tell(self, kind: str, **more: str) -> None:
         self.told += 1
@@ -120,7 +129,7 @@ class SimExecutor:
 
     async def _ask_one(self, it: Execution, name: str) -> None:
         deadline = format_time(self._world.clock.now_s() + ASK_S)
-        approved = await it.host.ask(
+        approved = await it.ask(
             {"tool_name": "Bash", "permission": "x", "resource": name, "deadline": deadline}
         )
         self._world.note("heard", name, approved)
@@ -164,7 +173,7 @@ class SimExecutor:
             except RunOver:
                 pass
             name = f"{it.run.token}/{it.number}.late{n}"
-            if self._dice.random() < 0.2 and await it.host.ask({"resource": name}):
+            if self._dice.random() < 0.2 and await it.ask({"resource": name}):
                 self._world.expect(not is_late, it.run.token, "was allowed after its end")
             await asyncio.sleep(self._dice.choice((0, 0, 0.01, 3)))
 
