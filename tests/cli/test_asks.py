@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.asks import age_text, find_ask, words_of
+from culm.cli.asks import age_text, find_ask, responses_of, rows_of
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import MessageId, RunId
 from culm.testing.model_server import open_model_server
-from culm.wire.asks import Ask, PermissionRequest
+from culm.wire.asks import Ask, PermissionRequest, Question, QuestionResponse
+from culm.wire.codec import Json
 from tests.cli.conftest import Desk, Said
-from tests.flow.asking import grants, open_asking, request_in
+from tests.flow.asking import Questioning, batch_in, grants, open_asking, request_in
 from tests.flow.probes import Probe, calling, script
+from tests.flow.reading import results_of
 from tests.flow.written import open_written
 from tests.support import WAIT_S
 
@@ -36,6 +38,10 @@ async def test_what_is_open_is_listed_answered_once_and_then_gone(
         assert await say(desk, "asks", *where) == Said(0, f"{ask.id[:8]}  look  Do look\n", "")
         listed = json.loads((await say(desk, "asks", "--json", *where)).out)
         assert [one["request"]["id"] for one in listed] == [ask.id]
+        wrong = await say(desk, "answer", *where, ask.id[:8], "perhaps")
+        assert wrong.err == (
+            "culm: perhaps is no answer to this\nhint: say allow, session, workspace, deny\n"
+        )
         answered = await say(desk, "answer", *where, ask.id[:8], "session")
         assert answered == Said(0, "", "allowed: look: Do look\n")
         await stage.heard.complete(run_id)
@@ -44,6 +50,46 @@ async def test_what_is_open_is_listed_answered_once_and_then_gone(
         again = await say(desk, "answer", *where, ask.id[:8], "deny")
         words = f"culm: no open ask has the id {ask.id[:8]}\nhint: `culm asks` lists them\n"
         assert again == Said(1, "", words)
+
+
+async def test_questions_are_listed_with_their_choices_and_answered_in_words_or_numbers(
+    tmp_path: Path, desk: Desk
+) -> None:
+    choices = [{"label": "Postgres"}, {"label": "SQLite"}]
+    batch: list[Json] = [
+        {"question": "Which?", "description": "Pick.", "type": "single_choice", "choices": choices},
+        {"question": "Else?", "description": "Say.", "type": "free_text"},
+    ]
+    async with open_asking(
+        tmp_path, script(calling("question", questions=batch)), Questioning()
+    ) as stage:
+        where = ("--host", stage.flow.url)
+        run_id = await stage.prompt("Hi.")
+        ask = await batch_in(stage.heard)
+        short = ask.id[:8]
+        assert await say(desk, "asks", *where) == Said(
+            0,
+            f"{short}  question  Which? (1. Postgres; 2. SQLite)\n{short}  question  Else?\n",
+        )
+        listed = json.loads((await say(desk, "asks", "--json", *where)).out)
+        assert [len(one["request"]["questions"]) for one in listed] == [2]
+        few = await say(desk, "answer", *where, short, "2")
+        assert (few.status, few.err.splitlines()[0]) == (2, "culm: there are 2 questions to answer")
+        answered = await say(desk, "answer", *where, short, "2", "no, thanks")
+        lines = "answered: question: Which? (1. Postgres; 2. SQLite)\nanswered: question: Else?\n"
+        assert answered == Said(0, "", lines)
+        await stage.heard.complete(run_id)
+        (result,) = results_of(await stage.messages())
+        assert ("SQLite" in result.content, "no, thanks" in result.content) == (True, True)
+
+
+def test_to_a_single_question_all_words_are_one_answer_and_nonsense_is_refused() -> None:
+    free = Question("q", "free_text", "Which?")
+    assert responses_of([free], ["use", "docs"]) == [QuestionResponse("q", fill_in_text="use docs")]
+    sure = Question("q", "yes_no", "Sure?")
+    assert responses_of([sure], ["yes"]) == [QuestionResponse("q", yes=True)]
+    with pytest.raises(InvalidRequest, match=r"perhaps is no answer to: Sure\?"):
+        responses_of([sure], ["perhaps"])
 
 
 async def test_where_no_server_runs_or_none_knows_the_directory_there_is_nothing(
@@ -102,9 +148,9 @@ def test_an_ask_is_found_by_the_beginning_of_its_id_if_only_one_has_it() -> None
     ],
 )
 def test_an_ask_is_told_with_the_agents_that_lead_to_it(path: list[str], words: str) -> None:
-    request = PermissionRequest("a", description="Do it")
+    request = PermissionRequest("a", tool_name="look", description="Do it")
     ask = Ask(request, RunId("r"), MessageId("m"), agent_path=path)
-    assert words_of(ask, {"a1": "outer"}) == words
+    assert rows_of(ask, {"a1": "outer"}) == [("look", words)]
 
 
 def test_an_age_is_told_in_minutes_and_from_an_hour_on_in_hours() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import aiohttp
 import click
@@ -17,14 +17,16 @@ import msgspec
 
 from culm.cli.call_lines import head_of
 from culm.cli.call_notes import path_text
+from culm.cli.desk import HOW, parse_response
 from culm.cli.lines import columns
 from culm.client.http import Refused, RemoteWorkspace, open_client
 from culm.client.launch import Wanted, find_token, is_answered
 from culm.errors import Failed, InvalidRequest, NotFound
-from culm.wire.asks import Ask, PermissionRequest
+from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
 from culm.wire.processes import Process
 
 T = TypeVar("T")
+AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
 Names = Mapping[str, str]  # Of agents, by their ids.
 
 ID_CHARS = 8  # Enough to tell apart what is open at once.
@@ -44,32 +46,44 @@ class Where:
 
 
 def show_asks(where: Where, *, as_json: bool) -> None:
-    async def look(workspace: RemoteWorkspace) -> tuple[list[Ask[PermissionRequest]], Names]:
-        asks = await workspace.asks()
+    async def look(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
+        asks = await _all_in(workspace)
         return asks, await _names_in(workspace, asks)
 
     found, names = _look(where, look, ([], {}))
-    rows = [
-        (ask.request.id[:ID_CHARS], ask.request.tool_name, words_of(ask, names)) for ask in found
-    ]
+    rows = [(ask.request.id[:ID_CHARS], *row) for ask in found for row in rows_of(ask, names)]
     _show(found, rows, "nothing is asked here", as_json=as_json)
 
 
-def words_of(ask: Ask[PermissionRequest], names: Names) -> str:
-    """What is asked, and which agents lead to it."""
+async def _all_in(workspace: RemoteWorkspace) -> list[AnyAsk]:
+    return [*await workspace.asks(), *await workspace.questions()]
+
+
+def rows_of(ask: AnyAsk, names: Names) -> list[tuple[str, str]]:
+    """What kind it is and its words; of a batch of questions, each."""
+    request, by = ask.request, _by(ask, names)
+    if isinstance(request, PermissionRequest):
+        return [(request.tool_name, head_of(request.description) + by)]
+    return [("question", _question_text(question) + by) for question in request.questions]
+
+
+def _question_text(question: Question) -> str:
+    choices = "; ".join(f"{n}. {choice.label}" for n, choice in enumerate(question.choices, 1))
+    return head_of(question.question) + (f" ({head_of(choices)})" if choices else "")
+
+
+def _by(ask: AnyAsk, names: Names) -> str:
+    """Which agents lead to it."""
     # The first of a path may be the one that people talk to, which has no name.
     path = [
         names.get(agent_id) or agent_id[:ID_CHARS]
         for place, agent_id in enumerate(ask.agent_path)
         if place or agent_id in names
     ]
-    by = f" (asked by {path_text(path)})" if path else ""
-    return f"{head_of(ask.request.description)}{by}"
+    return f" (asked by {path_text(path)})" if path else ""
 
 
-async def _names_in(
-    workspace: RemoteWorkspace, asks: Sequence[Ask[PermissionRequest]]
-) -> dict[str, str]:
+async def _names_in(workspace: RemoteWorkspace, asks: Sequence[AnyAsk]) -> dict[str, str]:
     """What the agents are called that ask."""
     if not any(ask.agent_path for ask in asks):
         return {}
@@ -85,24 +99,57 @@ def show_processes(where: Where, *, as_json: bool) -> None:
     _show(found, rows, "nothing runs here", as_json=as_json)
 
 
-def answer_ask(where: Where, ask_id: str, answer: str) -> None:
-    """Raises `NotFound` if there is none, `InvalidRequest` if there are several."""
+def answer_ask(where: Where, ask_id: str, answers: Sequence[str]) -> None:
+    """Raises `NotFound` if there is none; `InvalidRequest` if there are several, or it is none."""
 
-    async def give(workspace: RemoteWorkspace) -> str:
-        ask = find_ask(await workspace.asks(), ask_id)
+    async def give(workspace: RemoteWorkspace) -> list[str]:
+        ask = find_ask(await _all_in(workspace), ask_id)
         names = await _names_in(workspace, [ask])
-        if not await workspace.answer(ask, ACTIONS[answer]):
+        state, is_first = await _give(workspace, ask, answers)
+        if not is_first:
             raise Failed("it is not open any more: somebody was faster, or the run has ended")
-        return f"{ask.request.tool_name}: {words_of(ask, names)}"
+        return [f"{state}: {kind}: {words}" for kind, words in rows_of(ask, names)]
 
     answered = _look(where, give, None)
     if answered is None:
         raise NotFound(f"nothing is asked in {where.directory}")
-    state = "denied" if answer == "deny" else "allowed"
-    click.echo(f"{state}: {answered}", err=True)
+    for line in answered:
+        click.echo(line, err=True)
 
 
-def find_ask(asks: Sequence[Ask[PermissionRequest]], ask_id: str) -> Ask[PermissionRequest]:
+async def _give(
+    workspace: RemoteWorkspace, ask: AnyAsk, answers: Sequence[str]
+) -> tuple[str, bool]:
+    """What it is then, and whether this answer made it so; raises `InvalidRequest`."""
+    if isinstance(ask.request, QuestionRequest):
+        responses = responses_of(ask.request.questions, answers)
+        return "answered", await workspace.answer_questions(ask.request.id, responses)
+    words = " ".join(answers)
+    action = ACTIONS.get(words)
+    if action is None:
+        raise InvalidRequest(f"{words} is no answer to this", hint=f"say {', '.join(ACTIONS)}")
+    permission = cast("Ask[PermissionRequest]", ask)  # Its request is one.
+    state = "denied" if action == "deny" else "allowed"
+    return state, await workspace.answer(permission, action)
+
+
+def responses_of(questions: Sequence[Question], answers: Sequence[str]) -> list[QuestionResponse]:
+    """One answer for each question; to a single one all words are. Raises `InvalidRequest`."""
+    given = [" ".join(answers)] if len(questions) == 1 else answers
+    if len(given) != len(questions):
+        hint = "quote each; an empty one skips its question"
+        raise InvalidRequest(f"there are {len(questions)} questions to answer", hint=hint)
+    responses: list[QuestionResponse] = []
+    for question, said in zip(questions, given, strict=True):
+        response = parse_response(question, said.strip())
+        if response is None:
+            hint = f"give {HOW[question.type].removesuffix(': ')}"
+            raise InvalidRequest(f"{said} is no answer to: {question.question}", hint=hint)
+        responses.append(response)
+    return responses
+
+
+def find_ask(asks: Sequence[AnyAsk], ask_id: str) -> AnyAsk:
     """The one whose id begins like this; raises `NotFound`, `InvalidRequest`."""
     found = [ask for ask in asks if ask_id and ask.request.id.startswith(ask_id)]
     if not found:

@@ -55,7 +55,8 @@ def asks(
 ) -> None:
     """List what the agents of this directory wait for permission for, the latest first.
 
-    What an agent asks that works for another is listed with all agents that lead to it.
+    Below that are their questions, with the choices there are. What an agent asks that works for
+    another is listed with all agents that lead to it.
 
     \b
     Example:
@@ -69,21 +70,31 @@ def asks(
 
 @click.command()
 @click.argument("ask_id", metavar="ID")
-@click.argument(
-    "answer_", metavar="ANSWER", type=click.Choice(["allow", "session", "workspace", "deny"])
-)
+@click.argument("answers", nargs=-1, required=True, metavar="ANSWER...")
 @_at_server
 def answer(
-    ask_id: str, answer_: str, directory: Path, host: str | None, token_file: Path | None
+    ask_id: str,
+    answers: tuple[str, ...],
+    directory: Path,
+    host: str | None,
+    token_file: Path | None,
 ) -> None:
     """Answer what `culm asks` lists; the first answer counts, here or in another client.
 
-    ID is an id or its beginning. ANSWER is allow (once), session or workspace (and the like of it
-    from now on, there), or deny, which ends the run.
+    ID is an id or its beginning. To a wish for permission ANSWER is allow (once), session or
+    workspace (and the like of it from now on, there), or deny, which ends the run. To a question it
+    is yes or no, the numbers of choices, or your own words; where several have one id, one ANSWER
+    for each, quoted.
+
+    \b
+    Example:
+      culm answer 68263f22 allow
+      culm answer 5b1f03aa 2
+      culm answer 5b1f03aa use the one in docs
     """
     from culm.cli.asks import answer_ask
 
-    answer_ask(_where(directory, host, token_file), ask_id, answer_)
+    answer_ask(_where(directory, host, token_file), ask_id, answers)
 
 
 @click.command()
@@ -98,6 +109,11 @@ def ps(
     """List the processes that run for this directory: commands, jobs, hooks, agents' workers.
 
     Each with its age, the memory of all its descendants, and what it was started for.
+
+    \b
+    Example:
+      culm ps
+      culm ps --json
     """
     from culm.cli.asks import show_processes
 

@@ -137,9 +137,12 @@ class Desk:
                 await self._permit(ask, asked)
 
     async def _permit(self, ask: Ask[PermissionRequest], asked: AskChanged) -> None:
-        for line in (*self._path_lines(ask.agent_path), *lines_of(ask)):
+        asked_by = list(self._path_lines(ask.agent_path))
+        for line in (*asked_by, *lines_of(ask)):
             self._face.note(line)
-        wider = ", [s] for this session, [w] for this workspace" if ask.grains else ""
+        # That of an agent is its own: what the run above it does is asked about again.
+        whose = "this agent's" if asked_by else "this"
+        wider = f", [s] for {whose} session, [w] for this workspace" if ask.grains else ""
         action = None
         while action is None:
             said = await self._line(asked, f"allow it? [y] once{wider}, [n]o: ")
@@ -170,7 +173,7 @@ class Desk:
         for line in question_lines(question):
             self._face.note(line)
         while True:
-            said = await self._line(asked, _HOW[question.type])
+            said = await self._line(asked, HOW[question.type])
             if said is None:
                 return None
             if not said:
@@ -241,7 +244,7 @@ def _whole(line: str) -> str:
     return f"{MARGIN}{printable(line)}"
 
 
-_HOW = {
+HOW = {
     "yes_no": "[y]es or [n]o, empty to skip: ",
     "single_choice": "a number, or your own words, empty to skip: ",
     "multi_choice": "numbers, or your own words, empty to skip: ",
