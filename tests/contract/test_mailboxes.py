@@ -23,6 +23,7 @@ from culm.fleet.mailbox.base import (
     UnsafeAddress,
 )
 from culm.fleet.mailbox.letters import (
+    BODY_LEVELS_MAX,
     LETTER_BYTES_MAX,
     BadLetter,
     Letter,
@@ -174,6 +175,14 @@ def test_what_was_claimed_and_not_acknowledged_comes_back_to_who_opens_it_anew(
     assert ids(stage.make().claim(3)) == ["l3"]
 
 
+def nested(levels: int) -> bytes:
+    """A handoff with so many lists in each other."""
+    body = b"[" * levels + b"]" * levels
+    return encode_letter(letter("x", kind="handoff")).replace(
+        b'"what x says"', b'null, "a": ' + body
+    )
+
+
 GOOD = encode_letter(letter("x"))
 BAD: dict[str, tuple[str, bytes]] = {
     "garbage": (name_of(1, "x"), b"\x00\xff{"),
@@ -181,6 +190,7 @@ BAD: dict[str, tuple[str, bytes]] = {
     "half": (name_of(1, "x"), GOOD[:-9]),
     "too large": (name_of(1, "x"), GOOD + b" " * LETTER_BYTES_MAX),
     "nested too deeply": (name_of(1, "x"), b"[" * 100_000),
+    "its body nested too deeply": (name_of(1, "x"), nested(BODY_LEVELS_MAX)),
     "not UTF-8": (name_of(1, "x"), GOOD.replace(b"says", b"\xff\xfe")),
     "another kind": (name_of(1, "x"), GOOD.replace(b'"task"', b'"fenced_run"')),
     "no assignment": (name_of(1, "x"), GOOD.replace(b'"assignment"', b'"question"')),
@@ -204,6 +214,11 @@ def test_what_is_no_letter_is_kept_as_corrupt_and_the_rest_arrives(stage: Stage,
     assert (box.is_empty(), box.pending_count(), ids(box.recover())) == (True, 2, ["good", "fine"])
     if "named" not in case and "order" not in case:
         assert box.find("x") is Place.CORRUPT
+
+
+def test_a_body_may_be_nested_and_is_read_without_indentation() -> None:
+    deepest = parse_letter(nested(BODY_LEVELS_MAX - 1))
+    assert len(text_of(deepest)) < 3 * BODY_LEVELS_MAX
 
 
 @contract("FLEET-74")
@@ -246,7 +261,7 @@ def test_an_ask_is_a_query_unless_it_says_so_and_needs_no_correlation_id() -> No
         ("task", {"assignment": "do"}, "do"),
         ("reply", {"answer": ""}, ""),
         ("handoff", {"summary": "done so far"}, "done so far"),
-        ("handoff", {"files": [1]}, '{\n  "files": [\n    1\n  ]\n}\n'),
+        ("handoff", {"files": [1]}, '{"files":[1]}'),
     ],
 )
 def test_a_letter_survives_its_file_and_says_what_an_agent_reads(

@@ -1,56 +1,39 @@
-"""Letters of one workspace: out of mailboxes into conversations, and the replies back.
+"""Letters of one workspace: out of mailboxes into conversations, and the answers to them.
 
 Owns the letters it has claimed, each until the round that contains it is committed. A letter is
 brought by a run that has its id, so to bring it twice is to bring it once: whatever crashes in
-between, it is admitted once or lies in its mailbox. Mailboxes are `fleet/mailbox/`'s.
+between, it is admitted once or lies in its mailbox. What is sent is `outbox.py`'s.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Sequence
 
 from culm.agents.means import Blocking
-from culm.agents.starting import Caller
-from culm.agents.tree import Agents
+from culm.agents.outbox import Outbox, Recipient
 from culm.clock import Clock, pause
-from culm.errors import AppError, LetterNotFound
+from culm.errors import AppError, Unavailable
 from culm.fleet.mailbox.base import Claim, Mailbox, NoMailbox, Post
 from culm.fleet.mailbox.letters import (
     Letter,
     Sender,
-    body_of,
     is_expired,
     shown_of,
     text_of,
     unanswered,
 )
 from culm.fleet.names import is_safe_stem
-from culm.fleet.times import format_time
-from culm.ids import Ids, LetterId, RunId, SessionId
+from culm.ids import LetterId, RunId
 from culm.permission.clearance import Consent
-from culm.run.live import Asked, Duty, LiveRun
+from culm.run.live import Asked, LiveRun
 from culm.run.runs import Runs
-from culm.store.base import together
-from culm.store.letters import (
-    add_letter,
-    answer_letter,
-    close_letter,
-    find_letter,
-    list_letters,
-    unanswered_asks,
-)
+from culm.store.letters import add_letter, close_letter, find_letter, unanswered_asks
 from culm.store.runs import find_run
-from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.tools.base import Result
-from culm.tools.office import Mail
-from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, LetterKind, LetterShown
+from culm.wire.agents import OUTSIDE
 from culm.wire.codec import Json, printable
-from culm.wire.config import SelectedModel
-from culm.wire.runs import Limits, Run
+from culm.wire.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -62,41 +45,28 @@ STILL_ASKED_S = 86_400.0  # Whoever asked longer ago waits no more.
 SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anything.
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
-    """Whose conversation a letter becomes part of."""
-
-    session_id: SessionId
-    model: SelectedModel | None = None
-    limits: Limits = field(default_factory=Limits)
-    duty: Duty | None = None
-
-
 class MailRoom:
     def __init__(
         self,
         post: Post,
-        agents: Agents,
+        outbox: Outbox,
         runs: Runs,
         store: Store,
         clock: Clock,
-        ids: Ids,
         tasks: asyncio.TaskGroup,
         blocking: Blocking,
     ) -> None:
         self._post = post
-        self._agents = agents
+        self._outbox = outbox
+        outbox.on_delivered = self.look
         self._runs = runs
         self._store = store
         self._clock = clock
-        self._ids = ids
         self._tasks = tasks
         self._blocking = blocking
         # Brought, and not settled; with the run that brings it.
         self._held: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
-        # By mailbox, while somebody delivers.
-        self._delivering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._scanning: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -161,11 +131,7 @@ class MailRoom:
             room = CLAIMS_MAX - len(claims)
             if room > 0:
                 claims += await self._blocking(lambda: mailbox.claim(room))
-            if claims:
-                recipient = await self.find_recipient(address)
-                for claim in claims:
-                    if claim.letter.id not in self._held:
-                        await self._take(address, claim, recipient)
+            await self._bring(address, claims)
         except NoMailbox:
             pass  # It never was, or was removed meanwhile.
         except (AppError, OSError) as exc:
@@ -173,17 +139,29 @@ class MailRoom:
         except Exception:  # boundary: one mailbox must not keep the others from being read
             log.exception("the mailbox of %s cannot be read", address)
 
-    async def find_recipient(self, address: str) -> Recipient | None:
-        """An agent by its id, or the agent of a session that people began."""
-        if not is_safe_stem(address):
-            return None
-        if (found := await self._agents.find_duty(address)) is not None:
-            agent, duty = found
-            return Recipient(agent.session_id, agent.selected, agent.budget, duty)
-        session = await self._store.read(find_session(address))
-        return None if session is None else Recipient(session.id)
-
     # --- bringing a letter
+
+    async def _bring(self, address: str, claims: Sequence[Claim]) -> None:
+        """Each in its order. Raises `AppError`, OSError if that must be tried again."""
+        recipient = await self._outbox.find_recipient(address) if claims else None
+        for claim in claims:
+            if claim.letter.id in self._held:
+                continue
+            try:
+                await self._take(address, claim, recipient)
+            except (Unavailable, TimeoutError):
+                raise  # Of the store, or the disk: those behind it would overtake it.
+            except (AppError, OSError) as exc:
+                log.warning("letter %s to %s: %s", claim.letter.id, address, exc)
+            except Exception:  # boundary: one letter must not keep the others from being read
+                log.exception("letter %s to %s cannot be brought", claim.letter.id, address)
+                await self._give_up(address, claim, "the server failed at it")
+
+    async def _give_up(self, address: str, claim: Claim, why: str) -> None:
+        """Nobody will read it."""
+        await self._store.write(close_letter(claim.letter.id, expired=False))
+        await self._on(address, lambda box: box.bury(claim))
+        await self._outbox.decline(claim.letter, address, why)
 
     async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> None:
         letter = claim.letter
@@ -197,7 +175,7 @@ class MailRoom:
             await self._store.write(close_letter(letter.id, expired=recipient is not None))
             await self._on(address, lambda box: box.bury(claim))
             why = "there is no such agent" if recipient is None else "its time was over"
-            await self._decline(letter, address, why)
+            await self._outbox.decline(letter, address, why)
             return
         if stored is not None and stored.state == "ended":  # Under an earlier server, it seems.
             await self._put_away(address, claim)
@@ -279,17 +257,7 @@ class MailRoom:
         is_read = shown is not None and shown.state in ("admitted", "answered")
         await self._on(address, lambda box: box.ack(claim) if is_read else box.bury(claim))
         if not is_read:
-            await self._decline(claim.letter, address, "it was cancelled before it was read")
-
-    async def _decline(self, letter: Letter, address: str, why: str) -> None:
-        """Who asks is told that nobody will read it."""
-        if letter.kind == "ask" and letter.from_.agent_id is not None:
-            sender = Sender(session_id=address, agent_id=address)
-            words = unanswered(f"{why}.")
-            try:
-                await self.reply(letter.id, letter.from_.agent_id, words, sender)
-            except (AppError, OSError) as exc:
-                log.info("nobody hears of letter %s: %s", letter.id, exc)
+            await self._outbox.decline(claim.letter, address, "it was cancelled before it was read")
 
     async def _answer(self, letter: Letter, address: str, run: LiveRun) -> None:
         """An ask of whoever has a mailbox gets a reply: what was said, or why nothing was."""
@@ -303,7 +271,7 @@ class MailRoom:
         if run.ending.outcome not in ("end_turn", "max_tokens") or not answer:
             said = unanswered(f"the run ended {run.ending.outcome}. {answer}".strip())
         sender = Sender(session_id=run.session_id, agent_id=address)
-        await self.reply(letter.id, letter.from_.agent_id, said, sender)
+        await self._outbox.reply(letter.id, letter.from_.agent_id, said, sender)
 
     async def _answer_left(self) -> None:
         """What was asked under an earlier server, which could not answer, gets a reply now."""
@@ -315,102 +283,12 @@ class MailRoom:
                 f" conversation of {letter.to}."
             )
             try:
-                await self.reply(letter.letter_id, letter.from_, words, sender)
+                await self._outbox.reply(letter.letter_id, letter.from_, words, sender)
             except (AppError, OSError) as exc:
                 log.info("nobody hears the answer to letter %s: %s", letter.letter_id, exc)
 
     async def _on(self, address: str, do: Callable[[Mailbox], object]) -> None:
         await self._blocking(lambda: do(self._post.open(address)))
-
-    # --- sending
-
-    async def send(
-        self,
-        to: str,
-        kind: LetterKind,
-        said: str | dict[str, Json],
-        sender: Sender,
-        *,
-        correlation_id: str | None = None,
-        expires_s: float = 0,
-    ) -> LetterShown:
-        """Deliver a letter that says something; when this returns it survives a crash.
-
-        Raises `AppError`.
-        """
-        if await self.find_recipient(to) is None and not await self._has_mailbox(to):
-            raise NoMailbox(to)
-        now_s = self._clock.now_s()
-        letter = Letter(
-            id=self._ids.letter(),
-            from_=sender,
-            kind=kind,
-            body=body_of(kind, said) if isinstance(said, str) else said,
-            created_at=format_time(now_s),
-            correlation_id=correlation_id,
-            expires_at=format_time(now_s + expires_s) if expires_s else None,
-        )
-        # One at a time: a mailbox that somebody has locked holds up one thread, and nobody else.
-        async with self._delivering.setdefault(to, asyncio.Lock()):
-            await self._blocking(lambda: self._post.make(to).deliver(letter))
-        answers = None if correlation_id is None else answer_letter(correlation_id, letter.id)
-        noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
-        try:
-            await asyncio.shield(self._store.write(noted))
-            return await self.get(letter.id)
-        except AppError as exc:  # It is safe all the same, and will be noted when it is read.
-            log.info("letter %s is delivered, and not noted: %s", letter.id, exc.message)
-            return shown_of(letter, to)
-        finally:
-            self.look(to)
-
-    async def _has_mailbox(self, address: str) -> bool:
-        """A program outside may have made one, to be answered in."""
-        try:
-            await self._blocking(lambda: self._post.open(address))
-        except AppError:
-            return False
-        return True
-
-    async def reply(
-        self, letter_id: str, to: str, said: str | dict[str, Json], sender: Sender
-    ) -> LetterShown:
-        """Answer a letter; whoever wrote it finds the reply by its id."""
-        return await self.send(to, "reply", said, sender, correlation_id=letter_id)
-
-    async def serve(self, caller: Caller, errand: Mail) -> Result:
-        """What an agent wants of the mail; raises `AppError`."""
-        sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
-        match errand.action:
-            case "send":
-                sent = await self.send(errand.to, errand.kind, errand.text, sender)
-                words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
-                if errand.kind == "ask":
-                    words += " The answer comes as a letter to you."
-                return Result(words)
-            case "reply":
-                letter = await self.get(errand.letter)
-                if letter.to != caller.agent_id:
-                    raise LetterNotFound(errand.letter)
-                sent = await self.reply(letter.letter_id, letter.from_, errand.text, sender)
-                return Result(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
-            case "status":
-                letter = await self.get(errand.letter)
-                if caller.agent_id not in (letter.from_, letter.to):
-                    raise LetterNotFound(errand.letter)
-                answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
-                return Result(f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}.")
-
-    # --- looking
-
-    async def get(self, letter_id: str) -> LetterShown:
-        shown = await self._store.read(find_letter(letter_id))
-        if shown is None:
-            raise LetterNotFound(letter_id)
-        return shown
-
-    async def list(self, agent_id: str = "") -> list[LetterShown]:
-        return await self._store.read(list_letters(agent_id, LETTERS_SHOWN))
 
     async def forget(self, address: str) -> None:
         """Its agent is deleted: nobody reads what lies there."""

@@ -95,6 +95,17 @@ def strings_in(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, str]]:
             yield from strings_in(inner, (*path, n))
 
 
+def is_deeper(value: Json, levels: int) -> bool:
+    """Whether lists and objects of a document are in each other beyond so many levels."""
+    if isinstance(value, dict):
+        inner = [*cast("dict[str, Json]", value).values()]
+    elif isinstance(value, list):
+        inner = cast("list[Json]", value)
+    else:
+        return False
+    return not levels or any(is_deeper(one, levels - 1) for one in inner)
+
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _PIECES = re.compile(rb'[,\[{]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 

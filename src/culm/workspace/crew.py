@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from culm.agents.agent_worktrees import AgentWorktrees
 from culm.agents.mail import MailRoom
 from culm.agents.office import TreeOffice
+from culm.agents.outbox import Outbox
 from culm.agents.provisioning import Place
 from culm.agents.roles import roles_with, words_of
 from culm.agents.starting import Caller, Starter, all_ended
@@ -69,10 +70,12 @@ class Crew:
         starter: Starter,
         runs: Runs,
         mail: MailRoom,
+        outbox: Outbox,
         check_open: Callable[[], None],
     ) -> None:
         self.agents = agents
         self.mail = mail
+        self.outbox = outbox
         self._world = world
         self._starter = starter
         self._runs = runs
@@ -164,13 +167,15 @@ class Crew:
     async def send_letter(self, body: SendLetter) -> LetterShown:
         self._check_open()
         sender = Sender(session_id=body.from_ or PERSON, agent_id=body.from_ or None)
-        return await self.mail.send(body.to, body.kind, body.text, sender, expires_s=body.expires_s)
+        return await self.outbox.send(
+            body.to, body.kind, body.text, sender, expires_s=body.expires_s
+        )
 
     async def reply_to_letter(self, letter_id: str, body: ReplyToLetter) -> LetterShown:
         self._check_open()
-        letter = await self.mail.get(letter_id)
+        letter = await self.outbox.get(letter_id)
         sender = Sender(session_id=body.from_ or letter.to, agent_id=body.from_ or letter.to)
-        return await self.mail.reply(letter_id, letter.from_, body.text, sender)
+        return await self.outbox.reply(letter_id, letter.from_, body.text, sender)
 
     async def ring(self, agent_id: str) -> None:
         """Somebody has delivered: look now."""
@@ -294,17 +299,10 @@ def make_crew(
         world.settings,
         agents.roots.add,
     )
-    mail = MailRoom(
-        means.make_post(folder / "mailboxes"),
-        agents,
-        runs,
-        world.store,
-        world.clock,
-        world.ids,
-        world.tasks,
-        means.blocking,
-    )
-    office = TreeOffice(world, agents, runs, starter, mail.serve)
+    post = means.make_post(folder / "mailboxes")
+    outbox = Outbox(post, agents, world.store, world.clock, world.ids, means.blocking)
+    mail = MailRoom(post, outbox, runs, world.store, world.clock, world.tasks, means.blocking)
+    office = TreeOffice(world, agents, runs, starter, outbox.serve)
     agents.join(runs, office)
 
     def tools_of(tooling: Tooling) -> Mapping[str, Tool]:
@@ -312,4 +310,4 @@ def make_crew(
         return make_agent_tools(office, may_start=True, roles=roles)
 
     workshop.offer(tools_of)
-    return Crew(world, agents, starter, runs, mail, check_open)
+    return Crew(world, agents, starter, runs, mail, outbox, check_open)

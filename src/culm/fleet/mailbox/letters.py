@@ -15,11 +15,14 @@ from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
 from culm.fleet.times import parse_time
 from culm.ids import LetterId
 from culm.wire.agents import LetterKind, LetterShown
-from culm.wire.codec import Json, encodable, encode, printable
+from culm.wire.codec import Json, encodable, encode, is_deeper, printable
 
 # A letter is text that a model reads in one round. Whoever has more writes it to a file, and
 # says where that is.
 LETTER_BYTES_MAX: Final = 256 << 10
+
+# Deeper ones say nothing to a reader, and what walks through them would reach its own bounds.
+BODY_LEVELS_MAX: Final = 32
 
 # As others write it: answered on a copy that is forgotten, or a turn like any. Here both are that.
 AskMode = Literal["query", "steer"]
@@ -115,7 +118,8 @@ def unanswered(why: str) -> dict[str, Json]:
 def text_of(letter: Letter) -> str:
     """What an agent reads of it. Of a handoff that says nothing in our words, all of its body."""
     text = letter.body.get(_TEXT_FIELDS[letter.kind])
-    return text if isinstance(text, str) else _pretty(encode(letter.body)).decode()
+    # Not indented: what is nested would become a thousand times as long.
+    return text if isinstance(text, str) else encode(letter.body).decode()
 
 
 def mode_of(letter: Letter) -> AskMode:
@@ -180,6 +184,8 @@ def _check(letter: Letter) -> None:
     for name, text in (("created_at", letter.created_at), ("expires_at", letter.expires_at)):
         if text is not None and parse_time(text) is None:
             raise BadLetter(f"{name} is no time as in RFC 3339")
+    if is_deeper(letter.body, BODY_LEVELS_MAX):
+        raise BadLetter(f"its body is nested more than {BODY_LEVELS_MAX} levels deep")
     try:
         msgspec.convert(letter.body, _BODIES[letter.kind])
     except msgspec.ValidationError as exc:

@@ -9,7 +9,7 @@ from culm.workspace.workspace import Workspace
 
 async def list_letters(workspace: Workspace, query: MailQuery) -> list[LetterShown]:
     """List letters, or those to and from one agent, the latest first."""
-    return await workspace.crew.mail.list(query.agent)
+    return await workspace.crew.outbox.list(query.agent)
 
 
 async def send_letter(workspace: Workspace, body: SendLetter) -> LetterShown:
@@ -19,7 +19,7 @@ async def send_letter(workspace: Workspace, body: SendLetter) -> LetterShown:
 
 async def get_letter(workspace: Workspace, letter_id: str) -> LetterShown:
     """Say what became of a letter."""
-    return await workspace.crew.mail.get(letter_id)
+    return await workspace.crew.outbox.get(letter_id)
 
 
 async def reply_to_letter(workspace: Workspace, letter_id: str, body: ReplyToLetter) -> LetterShown:

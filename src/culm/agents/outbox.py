@@ -1,0 +1,182 @@
+"""Letters that the server delivers: of agents, of clients, and the replies to what was asked.
+
+Owns who can be written to and under which address, and what is known of a letter. What lies in
+a mailbox is brought by `mail.py`; mailboxes are `fleet/mailbox/`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from culm.agents.means import Blocking
+from culm.agents.starting import Caller
+from culm.agents.tree import Agents
+from culm.clock import Clock
+from culm.errors import AppError, LetterNotFound
+from culm.fleet.mailbox.base import NoMailbox, Post
+from culm.fleet.mailbox.letters import Letter, Sender, body_of, shown_of, unanswered
+from culm.fleet.names import is_safe_stem
+from culm.fleet.times import format_time
+from culm.ids import Ids, SessionId
+from culm.run.live import Duty
+from culm.store.base import together
+from culm.store.letters import add_letter, answer_letter, find_letter, list_letters
+from culm.store.sessions import find_session
+from culm.store.store import Store
+from culm.tools.base import Result
+from culm.tools.office import Mail
+from culm.wire.agents import LETTERS_SHOWN, LetterKind, LetterShown
+from culm.wire.codec import Json
+from culm.wire.config import SelectedModel
+from culm.wire.runs import Limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Whose conversation a letter becomes part of."""
+
+    session_id: SessionId
+    model: SelectedModel | None = None
+    limits: Limits = field(default_factory=Limits)
+    duty: Duty | None = None
+
+
+class Outbox:
+    def __init__(
+        self,
+        post: Post,
+        agents: Agents,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        blocking: Blocking,
+    ) -> None:
+        self.on_delivered: Callable[[str], None] = _ignore  # Told the address.
+        self._post = post
+        self._agents = agents
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._blocking = blocking
+        # By mailbox, while somebody delivers.
+        self._delivering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    # --- who can be written to
+
+    async def find_recipient(self, address: str) -> Recipient | None:
+        """An agent by its id, or the agent of a session that people began."""
+        if not is_safe_stem(address):
+            return None
+        if (found := await self._agents.find_duty(address)) is not None:
+            agent, duty = found
+            return Recipient(agent.session_id, agent.selected, agent.budget, duty)
+        session = await self._store.read(find_session(address))
+        return None if session is None else Recipient(session.id)
+
+    async def _has_mailbox(self, address: str) -> bool:
+        """A program outside may have made one, to be answered in."""
+        try:
+            await self._blocking(lambda: self._post.open(address))
+        except AppError:
+            return False
+        return True
+
+    # --- sending
+
+    async def send(
+        self,
+        to: str,
+        kind: LetterKind,
+        said: str | dict[str, Json],
+        sender: Sender,
+        *,
+        correlation_id: str | None = None,
+        expires_s: float = 0,
+    ) -> LetterShown:
+        """Deliver a letter that says something; when this returns it survives a crash.
+
+        Raises `AppError`.
+        """
+        if await self.find_recipient(to) is None and not await self._has_mailbox(to):
+            raise NoMailbox(to)
+        now_s = self._clock.now_s()
+        letter = Letter(
+            id=self._ids.letter(),
+            from_=sender,
+            kind=kind,
+            body=body_of(kind, said) if isinstance(said, str) else said,
+            created_at=format_time(now_s),
+            correlation_id=correlation_id,
+            expires_at=format_time(now_s + expires_s) if expires_s else None,
+        )
+        # One at a time: a mailbox that somebody has locked holds up one thread, and nobody else.
+        async with self._delivering.setdefault(to, asyncio.Lock()):
+            await self._blocking(lambda: self._post.make(to).deliver(letter))
+        answers = None if correlation_id is None else answer_letter(correlation_id, letter.id)
+        noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
+        try:
+            await asyncio.shield(self._store.write(noted))
+            return await self.get(letter.id)
+        except AppError as exc:  # It is safe all the same, and will be noted when it is read.
+            log.info("letter %s is delivered, and not noted: %s", letter.id, exc.message)
+            return shown_of(letter, to)
+        finally:
+            self.on_delivered(to)
+
+    async def reply(
+        self, letter_id: str, to: str, said: str | dict[str, Json], sender: Sender
+    ) -> LetterShown:
+        """Answer a letter; whoever wrote it finds the reply by its id."""
+        return await self.send(to, "reply", said, sender, correlation_id=letter_id)
+
+    async def decline(self, letter: Letter, address: str, why: str) -> None:
+        """Who asks is told that nobody will read it."""
+        if letter.kind == "ask" and letter.from_.agent_id is not None:
+            sender = Sender(session_id=address, agent_id=address)
+            words = unanswered(f"{why}.")
+            try:
+                await self.reply(letter.id, letter.from_.agent_id, words, sender)
+            except (AppError, OSError) as exc:
+                log.info("nobody hears of letter %s: %s", letter.id, exc)
+
+    async def serve(self, caller: Caller, errand: Mail) -> Result:
+        """What an agent wants of the mail; raises `AppError`."""
+        sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
+        match errand.action:
+            case "send":
+                sent = await self.send(errand.to, errand.kind, errand.text, sender)
+                words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
+                if errand.kind == "ask":
+                    words += " The answer comes as a letter to you."
+                return Result(words)
+            case "reply":
+                letter = await self.get(errand.letter)
+                if letter.to != caller.agent_id:
+                    raise LetterNotFound(errand.letter)
+                sent = await self.reply(letter.letter_id, letter.from_, errand.text, sender)
+                return Result(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
+            case "status":
+                letter = await self.get(errand.letter)
+                if caller.agent_id not in (letter.from_, letter.to):
+                    raise LetterNotFound(errand.letter)
+                answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
+                return Result(f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}.")
+
+    # --- looking
+
+    async def get(self, letter_id: str) -> LetterShown:
+        shown = await self._store.read(find_letter(letter_id))
+        if shown is None:
+            raise LetterNotFound(letter_id)
+        return shown
+
+    async def list(self, agent_id: str = "") -> list[LetterShown]:
+        return await self._store.read(list_letters(agent_id, LETTERS_SHOWN))
+
+
+def _ignore(address: str) -> None:
+    pass
