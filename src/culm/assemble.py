@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from culm.agents.mail import STILL_ASKED_S
 from culm.agents.means import Means
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
@@ -22,7 +23,7 @@ from culm.config.trust import Trusted
 from culm.custody.base import Custody
 from culm.custody.client import open_custody
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
-from culm.fleet.mailbox.base import Post
+from culm.fleet.mailbox.base import Post, has_mailbox
 from culm.fleet.mailbox.maildir import MaildirPost
 from culm.fleet.parent.base import Launcher
 from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
@@ -37,7 +38,7 @@ from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.settings import ServeOptions
-from culm.store.files import has_unfinished_runs
+from culm.store.files import find_askers_left, has_unfinished_runs
 from culm.store.store import open_store
 from culm.tools.base import Tool
 from culm.tools.jobs import Jobs
@@ -197,8 +198,11 @@ def _has_work(folder: Path, clock: Clock) -> bool:
     """Whether something is to be done in a workspace: a run not ended and not held, or mail."""
     if has_unfinished_runs(folder / "culm.db"):
         return True
-    waiting = MaildirPost(folder / "mailboxes", clock).addresses(claimed=True)
-    return any(not address.startswith(OUTSIDE) for address in waiting)
+    post = MaildirPost(folder / "mailboxes", clock)
+    if any(not address.startswith(OUTSIDE) for address in post.addresses(claimed=True)):
+        return True
+    askers = find_askers_left(folder / "culm.db", int(clock.now_s() - STILL_ASKED_S))
+    return any(not one.startswith(OUTSIDE) or has_mailbox(post, one) for one in askers)
 
 
 async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:

@@ -341,22 +341,34 @@ async def open_again(
 ) -> AsyncGenerator[AgentStage]:
     """Serve on `folder`, anew or again; `config` beside what the model needs."""
     clock = clock or HandClock()
-    about = model_config(model.url, context_window=window, **PRICES)
+    about = model_config(model.url, context_window=window, **PRICES) | dict(config or {})
+    async with open_alone(folder, model, clock, settings, about) as (flow, launcher):
+        remote = await (await flow.client()).open_workspace(flow.directory())
+        if session_id is None:
+            session_id = (await remote.create_session("unnamed")).id
+        async with open_heard(remote) as heard:
+            yield AgentStage(flow, clock, model, remote, session_id, heard, launcher)
+
+
+@asynccontextmanager
+async def open_alone(
+    folder: Path,
+    model: ModelServer,
+    clock: HandClock,
+    settings: Settings | None = None,
+    config: Mapping[str, object] | None = None,
+) -> AsyncGenerator[tuple[FlowServer, LoopLauncher]]:
+    """A server that nobody has come to yet."""
+    config = config or model_config(model.url, context_window=WINDOW, **PRICES)
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
-        options = serve_options(
-            folder, f"unix://{short}/s", settings=settings, config=about | dict(config or {})
-        )
+        options = serve_options(folder, f"unix://{short}/s", settings=settings, config=config)
         async with (
             open_launcher(clock, folder / "workers") as launcher,
             open_server(options, clock, Ids(), lambda: None, None, launcher) as server,
         ):
             flow = FlowServer(server, clock, folder)
             try:
-                remote = await (await flow.client()).open_workspace(flow.directory())
-                if session_id is None:
-                    session_id = (await remote.create_session("unnamed")).id
-                async with open_heard(remote) as heard:
-                    yield AgentStage(flow, clock, model, remote, session_id, heard, launcher)
+                yield flow, launcher
             finally:
                 async with asyncio.timeout(WAIT_S):
                     await flow.aclose()

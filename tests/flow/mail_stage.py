@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from culm.fleet.mailbox.base import Mailbox
 from culm.fleet.mailbox.letters import Letter, Sender, body_of
 from culm.fleet.mailbox.maildir import MaildirPost
 from culm.fleet.times import format_time
-from culm.ids import LetterId
+from culm.ids import LetterId, SessionId
 from culm.wire.agents import LetterKind, LetterShown
 from culm.wire.messages import full_text
 from culm.workspace.roots import project_folder
@@ -17,9 +18,12 @@ from tests.support import WAIT_S
 OUTSIDE = "cli-program"
 
 
+def project_of(stage: AgentStage) -> Path:
+    return project_folder(stage.flow.folder / "data", stage.flow.directory())
+
+
 def post_of(stage: AgentStage) -> MaildirPost:
-    folder = project_folder(stage.flow.folder / "data", stage.flow.directory())
-    return MaildirPost(folder / "mailboxes", stage.clock)
+    return MaildirPost(project_of(stage) / "mailboxes", stage.clock)
 
 
 def letter(
@@ -72,7 +76,7 @@ async def until_state(stage: AgentStage, letter_id: str, *states: str) -> Letter
 
 async def read_in(stage: AgentStage, session_id: str | None = None) -> list[str]:
     """The ids of the letters in a conversation, in order."""
-    found = await stage.remote.messages(session_id or stage.session_id)
+    found = await stage.remote.messages(SessionId(session_id or stage.session_id))
     said = [full_text(message.parts) for message in found if message.role == "user"]
     return [text.split()[1] for text in said if text.startswith("[Letter ")]
 

@@ -1,77 +1,33 @@
 """What becomes of a tree when its server dies: every row is truthful, nothing is done twice."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from culm.settings import Settings
-from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.script import Rule
 from culm.wire.asks import Ask, PermissionRequest
+from tests.flow.agents_lives import open_lives
 from tests.flow.agents_stage import (
     COST,
     TOKENS,
-    AgentStage,
-    HandClock,
     LoopWorker,
     calls,
     held,
     one_after_the_other,
-    open_again,
-    script_of,
     start,
     talk,
 )
 from tests.flow.asking import answer, request_in
 from tests.flow.drive import until
 from tests.flow.reading import assert_answered
-from tests.flow.runs import Image
 from tests.support import contract
 
-AWAY_S = 10.0
 TREE = (
     talk("@lead", start("@ann: go"), then="Over."),
     talk("@ann", start("@bob: go"), then="Ann is done."),
     talk("@bob", calls("agent_list"), held("Bob is done.")),
 )
-
-
-class Lives:
-    """Starts servers, each where the last one ended. Made by `open_lives`."""
-
-    def __init__(self, folder: Path, model: ModelServer) -> None:
-        self._folder = folder
-        self._model = model
-        self._stage: AgentStage | None = None
-        self._image: Image | None = None
-
-    def kill(self) -> None:
-        """The server ends as it is now, as far as the next one can see."""
-        assert self._stage is not None
-        self._image = Image(self._stage)
-
-    @asynccontextmanager
-    async def next(self, settings: Settings | None = None) -> AsyncGenerator[AgentStage]:
-        clock, session_id = HandClock(), None
-        if self._stage is not None:
-            clock = HandClock(self._stage.clock.now_s() + AWAY_S)
-            session_id = self._stage.session_id
-        if self._image is not None:
-            self._image.restore()
-        async with open_again(
-            self._folder, self._model, settings=settings, clock=clock, session_id=session_id
-        ) as stage:
-            self._stage, self._image = stage, None
-            yield stage
-
-
-@asynccontextmanager
-async def open_lives(folder: Path, *talks: Iterable[Rule]) -> AsyncGenerator[Lives]:
-    async with open_model_server(script_of(*talks)) as model:
-        yield Lives(folder, model)
 
 
 @contract("EXC-22", "INV-79")

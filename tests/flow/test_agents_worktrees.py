@@ -10,6 +10,7 @@ from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall
 from culm.wire.codec import Json
+from tests.flow.agents_lives import open_lives
 from tests.flow.agents_stage import (
     AgentStage,
     calls,
@@ -20,7 +21,6 @@ from tests.flow.agents_stage import (
     start,
     talk,
 )
-from tests.flow.test_agents_crash import open_lives
 from tests.flow.written import provider
 from tests.support import contract
 

@@ -1,20 +1,66 @@
 """Letters and a server: what is brought to whom, in which order, and what becomes of the rest."""
 
+import asyncio
+from contextlib import closing
 from pathlib import Path
 
+from culm.agents.mail import ASKS_AT_ONCE
 from culm.fleet.mailbox.base import Place
 from culm.fleet.mailbox.letters import encode_letter
 from culm.fleet.mailbox.order import name_of
-from tests.flow.agents_stage import open_agents, talk
+from culm.ids import RunId
+from culm.settings import Settings
+from culm.store.base import Job, run_group, together
+from culm.store.letters import add_letter
+from culm.store.runs import NewRun, accept_run, end_run, start_run
+from culm.store.writer import connect
+from culm.wire.agents import LetterShown
+from culm.wire.endings import INTERRUPTED
+from culm.wire.runs import Limits
+from tests.flow.agents_lives import open_lives
+from tests.flow.agents_stage import AgentStage, held, open_agents, talk
+from tests.flow.drive import until
 from tests.flow.mail_stage import (
+    OUTSIDE,
     deliver,
     letter,
+    letters_of,
     post_of,
+    project_of,
     read_in,
+    replies_in,
     ring,
     until_state,
 )
-from tests.support import contract
+from tests.support import WAIT_S, contract
+
+
+def leave_ask(stage: AgentStage, ask_id: str, asker: str) -> None:
+    """As a server does that is killed while the agent works on it, and the next finds it."""
+    run = NewRun(
+        id=RunId(ask_id),
+        session_id=stage.session_id,
+        kind="prompt",
+        state="accepted",
+        given=False,
+        digest="",
+        prompt="",
+        attachments=(),
+        limits=Limits(),
+        provider="p",
+        model="m",
+    )
+    shown = LetterShown(ask_id, from_=asker, to=stage.session_id, kind="ask")
+    unit = together(
+        accept_run(run),
+        add_letter(shown, run_id=ask_id),
+        start_run(run.id, was_queued=False),
+        end_run(run.id, INTERRUPTED),
+    )
+    with closing(connect(project_of(stage) / "culm.db")) as connection:
+        job = Job(unit, settle=lambda _: None)
+        run_group(connection, [job], now=int(stage.clock.now_s()))
+        assert job.error is None, job.error
 
 
 @contract("FLEET-72")
@@ -34,3 +80,93 @@ async def test_a_letter_that_is_nested_too_deeply_keeps_no_other_from_being_read
         await stage.until_idle()
         assert await read_in(stage) == ["good"]
         assert box.find("deep") is Place.CORRUPT
+
+
+async def test_what_a_killed_server_was_asked_is_answered_by_the_next_before_anybody_comes(
+    tmp_path: Path,
+) -> None:
+    """All of it, and whoever is gone keeps nobody from being answered."""
+    asks = [f"ask{n:03}" for n in range(ASKS_AT_ONCE + 2)]
+    async with open_lives(tmp_path) as lives:
+        async with lives.next() as stage:
+            pass
+        for n in range(ASKS_AT_ONCE):
+            leave_ask(stage, f"lost{n:03}", "cli-gone")
+        for ask_id in asks:
+            leave_ask(stage, ask_id, OUTSIDE)
+        box = post_of(stage).make(OUTSIDE)
+        async with lives.alone():
+            await until(lambda: box.pending_count() == len(asks))
+        replies = replies_in(box)
+        assert [reply.correlation_id for reply in replies] == asks
+        assert all(reply.body["failed"] for reply in replies)
+        async with lives.alone() as flow:
+            await flow.settle()
+            assert flow.server.registry.list() == [], "nothing is left to be done"
+        assert box.is_empty()
+
+
+async def test_a_letter_that_is_rung_for_while_its_workspace_closes_is_read(tmp_path: Path) -> None:
+    async with open_lives(tmp_path, talk("@")) as lives:
+        async with lives.next() as stage:
+            pass
+        async with lives.alone() as flow:
+            client = await flow.client()
+            await client.open_workspace(flow.directory())
+            deliver(stage, stage.session_id, letter(stage, "late"))
+            flow.server.registry.retire(client.id)
+            async with asyncio.timeout(WAIT_S):
+                await flow.server.registry.ring(str(flow.directory()), stage.session_id)
+            box = post_of(stage).open(stage.session_id)
+            await until(box.is_fully_empty)
+        async with lives.next() as stage:
+            assert await read_in(stage) == ["late"]
+
+
+async def test_a_reply_of_a_program_outside_answers_the_ask(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@")) as stage:
+        for one in (OUTSIDE, "cli-other"):
+            post_of(stage).make(one)
+        body = {"to": OUTSIDE, "kind": "ask", "text": "why?", "from": stage.session_id}
+        sent = await stage.request("POST", "/mail", body)
+        assert sent.status == 202
+        (ask_id,) = await letters_of(stage)
+        wrong = letter(stage, "wrong", kind="reply", from_="cli-other", answers=ask_id)
+        right = letter(stage, "right", kind="reply", from_=OUTSIDE, answers=ask_id)
+        deliver(stage, stage.session_id, wrong, right)
+        await ring(stage)
+        assert (await until_state(stage, ask_id, "answered")).answer_id == "right"
+
+
+async def test_a_reply_that_a_killed_server_delivered_and_did_not_note_is_the_only_one(
+    tmp_path: Path,
+) -> None:
+    async with open_lives(tmp_path, talk("@")) as lives:
+        async with lives.next() as stage:
+            asker = (await stage.remote.create_session("asks")).id
+        leave_ask(stage, "ask", asker)
+        answer = letter(stage, "reply", kind="reply", from_=stage.session_id, answers="ask")
+        deliver(stage, asker, answer)
+        async with lives.next() as stage:
+            assert (await until_state(stage, "ask", "answered")).answer_id == "reply"
+            await until_state(stage, "reply", "admitted")
+            await stage.until_idle()
+            assert await read_in(stage, asker) == ["reply"]
+
+
+@contract("FLEET-P3")
+async def test_letters_are_read_in_their_order_though_there_is_not_room_for_all(
+    tmp_path: Path,
+) -> None:
+    names = [f"l{n:02}" for n in range(20)]
+    settings = Settings(queue_max=3)
+    async with open_agents(tmp_path, talk("@work", held()), talk("@"), settings=settings) as stage:
+        await stage.prompt("@work")
+        first = await stage.asked_by("@work")
+        deliver(stage, stage.session_id, *(letter(stage, name) for name in names))
+        for _ in range(3):
+            await ring(stage, stage.session_id)
+            await stage.flow.settle()
+        stage.release(first)
+        await until_state(stage, names[-1], "admitted")
+        assert await read_in(stage) == names

@@ -28,10 +28,18 @@ from culm.ids import LetterId, RunId
 from culm.permission.clearance import Consent
 from culm.run.live import Asked, LiveRun
 from culm.run.runs import Runs
-from culm.store.letters import add_letter, close_letter, find_letter, unanswered_asks
+from culm.store.base import Tx, together
+from culm.store.letters import (
+    LeftAsk,
+    add_letter,
+    answer_letter,
+    close_letter,
+    find_letter,
+    unanswered_asks,
+)
 from culm.store.runs import find_run
 from culm.store.store import Store
-from culm.wire.agents import OUTSIDE
+from culm.wire.agents import OUTSIDE, LetterShown
 from culm.wire.codec import Json, printable
 from culm.wire.runs import Run
 
@@ -42,6 +50,7 @@ FIRST_LOOK_S = 5.0  # A workspace that is opened for its mail has runs by then.
 LAST_ANSWERS_S = 2.0  # For replies to what was answered when the workspace closes.
 CLAIMS_MAX = 64  # Letters of one mailbox that are brought and not admitted.
 STILL_ASKED_S = 86_400.0  # Whoever asked longer ago waits no more.
+ASKS_AT_ONCE = 64  # Of those that an earlier server left, read from the store together.
 SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anything.
 
 
@@ -56,6 +65,7 @@ class MailRoom:
         tasks: asyncio.TaskGroup,
         blocking: Blocking,
     ) -> None:
+        self.on_busy: Callable[[], None] = _ignore  # `busy` has changed.
         self._post = post
         self._outbox = outbox
         outbox.on_delivered = self.look
@@ -67,6 +77,7 @@ class MailRoom:
         # Brought, and not settled; with the run that brings it.
         self._held: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
+        self._again: set[str] = set()  # Of those, where somebody rang meanwhile.
         self._scanning: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -75,9 +86,20 @@ class MailRoom:
     async def start(self) -> None:
         """Bring what lies there, also what an earlier server had claimed; look from now on."""
         await self.look_everywhere()
+        await self._looked()
+        # Not before: the reply of an earlier server may lie there, and not be noted.
+        await self._answer_left()
+        await self._looked()
+        self._scanning = self._tasks.create_task(self._scan(), name="mail")
+
+    async def _looked(self) -> None:
         if self._looking:
             await asyncio.wait(set(self._looking.values()), timeout=FIRST_LOOK_S)
-        self._scanning = self._tasks.create_task(self._scan(), name="mail")
+
+    @property
+    def busy(self) -> int:
+        """How many mailboxes are being looked at, and letters not settled."""
+        return len(self._looking) + len(self._held)
 
     def close(self) -> None:
         """Bring nothing more. What is not admitted stays claimed, for the next server."""
@@ -98,14 +120,12 @@ class MailRoom:
                 task.cancel()
 
     async def _scan(self) -> None:
-        do = self._answer_left
         while True:
+            await pause(self._clock, SCAN_S)
             try:
-                await do()
+                await self.look_everywhere()
             except Exception:  # boundary: the next look may be better
                 log.exception("mailboxes cannot be looked at")
-            await pause(self._clock, SCAN_S)
-            do = self.look_everywhere
 
     async def look_everywhere(self) -> None:
         """Bring what lies in any mailbox."""
@@ -119,10 +139,20 @@ class MailRoom:
         """Bring what lies in a mailbox; somebody rang, or it is time."""
         if address.startswith(OUTSIDE) or self._is_stopped:
             return
-        if address not in self._looking:
-            task = self._tasks.create_task(self._look(address), name=f"mail of {address}")
-            self._looking[address] = task
-            task.add_done_callback(lambda _: self._looking.pop(address, None))
+        if address in self._looking:
+            self._again.add(address)  # What came after it was claimed from would be missed.
+            return
+        task = self._tasks.create_task(self._look(address), name=f"mail of {address}")
+        self._looking[address] = task
+        task.add_done_callback(lambda _: self._on_looked(address))
+        self.on_busy()
+
+    def _on_looked(self, address: str) -> None:
+        del self._looking[address]
+        if address in self._again:
+            self._again.remove(address)
+            self.look(address)
+        self.on_busy()
 
     async def _look(self, address: str) -> None:
         try:
@@ -144,18 +174,29 @@ class MailRoom:
     async def _bring(self, address: str, claims: Sequence[Claim]) -> None:
         """Each in its order. Raises `AppError`, OSError if that must be tried again."""
         recipient = await self._outbox.find_recipient(address) if claims else None
-        for claim in claims:
-            if claim.letter.id in self._held:
+        for place, claim in enumerate(claims):
+            if claim.letter.id in self._held or await self._is_taken(address, claim, recipient):
                 continue
-            try:
-                await self._take(address, claim, recipient)
-            except (Unavailable, TimeoutError):
-                raise  # Of the store, or the disk: those behind it would overtake it.
-            except (AppError, OSError) as exc:
-                log.warning("letter %s to %s: %s", claim.letter.id, address, exc)
-            except Exception:  # boundary: one letter must not keep the others from being read
-                log.exception("letter %s to %s cannot be brought", claim.letter.id, address)
-                await self._give_up(address, claim, "the server failed at it")
+            # Those behind it would overtake it.
+            await self._put_back(address, claims[place:])
+            return
+
+    async def _put_back(self, address: str, claims: Sequence[Claim]) -> None:
+        left = [one for one in claims if one.letter.id not in self._held]
+        await self._on(address, lambda box: [box.put_back(one) for one in left])
+
+    async def _is_taken(self, address: str, claim: Claim, recipient: Recipient | None) -> bool:
+        """Take one; False if there is no room for it now."""
+        try:
+            return await self._take(address, claim, recipient)
+        except (Unavailable, TimeoutError):
+            raise  # Of the store, or the disk: it is tried again, with those behind it.
+        except (AppError, OSError) as exc:
+            log.warning("letter %s to %s: %s", claim.letter.id, address, exc)
+        except Exception:  # boundary: one letter must not keep the others from being read
+            log.exception("letter %s to %s cannot be brought", claim.letter.id, address)
+            await self._give_up(address, claim, "the server failed at it")
+        return True
 
     async def _give_up(self, address: str, claim: Claim, why: str) -> None:
         """Nobody will read it."""
@@ -163,35 +204,43 @@ class MailRoom:
         await self._on(address, lambda box: box.bury(claim))
         await self._outbox.decline(claim.letter, address, why)
 
-    async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> None:
+    async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> bool:
+        """Bring it, or put it away; False if there is no room for it now."""
         letter = claim.letter
         stored = await self._store.read(find_run(letter.id))
         if not await self._is_its_own(letter, address, recipient, stored):
             log.warning("letter %s to %s has the id of something else", letter.id, address)
             await self._on(address, lambda box: box.bury(claim))
-            return
+            return True
         is_late = is_expired(letter, self._clock.now_s())
         if stored is None and (recipient is None or is_late):
             await self._store.write(close_letter(letter.id, expired=recipient is not None))
             await self._on(address, lambda box: box.bury(claim))
             why = "there is no such agent" if recipient is None else "its time was over"
             await self._outbox.decline(letter, address, why)
-            return
+            return True
         if stored is not None and stored.state == "ended":  # Under an earlier server, it seems.
             await self._put_away(address, claim)
-            return
+            return True
         run = self._runs.find(letter.id)
         if run is None and stored is None and recipient is not None:
             run = await self._accept(letter, recipient)
             if run is None:
-                await self._on(address, lambda box: box.put_back(claim))
-                return
+                return False
         if run is not None:  # Else it is held, for a person to start or drop.
-            task = self._tasks.create_task(
-                self._see_through(address, claim, run), name=f"letter {letter.id}"
-            )
-            self._held[letter.id] = task, run
-            task.add_done_callback(lambda _: self._held.pop(letter.id, None))
+            self._hold(address, claim, run)
+        return True
+
+    def _hold(self, address: str, claim: Claim, run: LiveRun) -> None:
+        def settled(_: object) -> None:
+            del self._held[claim.letter.id]
+            self.on_busy()
+
+        task = self._tasks.create_task(
+            self._see_through(address, claim, run), name=f"letter {claim.letter.id}"
+        )
+        self._held[claim.letter.id] = task, run
+        task.add_done_callback(settled)
 
     async def _is_its_own(
         self, letter: Letter, address: str, recipient: Recipient | None, stored: Run | None
@@ -202,7 +251,7 @@ class MailRoom:
         known_runs = [run.session_id for run in (stored, live) if run is not None]
         if any(known != session_id for known in known_runs):
             return False
-        await self._store.write(add_letter(shown_of(letter, address), run_id=letter.id))
+        await self._store.write(_note(shown_of(letter, address)))
         shown = await self._store.read(find_letter(letter.id))
         return shown is not None and shown.to == address
 
@@ -275,17 +324,34 @@ class MailRoom:
 
     async def _answer_left(self) -> None:
         """What was asked under an earlier server, which could not answer, gets a reply now."""
-        after = int(self._clock.now_s() - STILL_ASKED_S)
-        for letter, outcome in await self._store.read(unanswered_asks(after, CLAIMS_MAX)):
-            sender = Sender(session_id=letter.to, agent_id=letter.to)
-            words = unanswered(
-                f"the server ended meanwhile; the run ended {outcome}, and what it said is in the"
-                f" conversation of {letter.to}."
-            )
-            try:
-                await self._outbox.reply(letter.letter_id, letter.from_, words, sender)
-            except (AppError, OSError) as exc:
-                log.info("nobody hears the answer to letter %s: %s", letter.letter_id, exc)
+        since = int(self._clock.now_s() - STILL_ASKED_S)
+        left: list[LeftAsk] = []
+        unheard: set[str] = set()  # A mailbox that is locked is waited for once.
+        try:
+            while left := await self._store.read(
+                unanswered_asks(since, left[-1].no if left else 0, ASKS_AT_ONCE)
+            ):
+                for ask in left:
+                    if ask.letter.letter_id in self._held or ask.letter.from_ in unheard:
+                        continue
+                    if not await self._answer_late(ask):
+                        unheard.add(ask.letter.from_)
+        except (AppError, OSError) as exc:
+            log.warning("what was asked of an earlier server cannot be answered: %s", exc)
+
+    async def _answer_late(self, ask: LeftAsk) -> bool:
+        letter = ask.letter
+        sender = Sender(session_id=letter.to, agent_id=letter.to)
+        words = unanswered(
+            f"the server ended meanwhile; the run ended {ask.outcome}, and what it said is in the"
+            f" conversation of {letter.to}."
+        )
+        try:
+            await self._outbox.reply(letter.letter_id, letter.from_, words, sender)
+        except (AppError, OSError) as exc:
+            log.info("nobody hears the answer to letter %s: %s", letter.letter_id, exc)
+            return False
+        return True
 
     async def _on(self, address: str, do: Callable[[Mailbox], object]) -> None:
         await self._blocking(lambda: do(self._post.open(address)))
@@ -298,6 +364,18 @@ class MailRoom:
             await self._blocking(lambda: self._post.remove(address))
         except (AppError, OSError) as exc:
             log.warning("the mailbox of %s cannot be removed: %s", address, exc)
+
+
+def _note(shown: LetterShown) -> Callable[[Tx], None]:
+    """What lies in a mailbox; whoever was asked may have answered without the server."""
+    answers = None
+    if shown.kind == "reply" and shown.correlation_id:
+        answers = answer_letter(shown.correlation_id, LetterId(shown.letter_id), by=shown.from_)
+    return together(add_letter(shown, run_id=shown.letter_id), answers)
+
+
+def _ignore() -> None:
+    pass
 
 
 def words_of(letter: Letter) -> str:

@@ -15,7 +15,7 @@ from culm.agents.starting import Caller
 from culm.agents.tree import Agents
 from culm.clock import Clock
 from culm.errors import AppError, LetterNotFound
-from culm.fleet.mailbox.base import NoMailbox, Post
+from culm.fleet.mailbox.base import NoMailbox, Post, has_mailbox
 from culm.fleet.mailbox.letters import Letter, Sender, body_of, shown_of, unanswered
 from culm.fleet.names import is_safe_stem
 from culm.fleet.times import format_time
@@ -77,13 +77,9 @@ class Outbox:
         session = await self._store.read(find_session(address))
         return None if session is None else Recipient(session.id)
 
-    async def _has_mailbox(self, address: str) -> bool:
-        """A program outside may have made one, to be answered in."""
-        try:
-            await self._blocking(lambda: self._post.open(address))
-        except AppError:
-            return False
-        return True
+    async def _is_outside(self, address: str) -> bool:
+        """A program there may have made a mailbox, to be answered in."""
+        return await self._blocking(lambda: has_mailbox(self._post, address))
 
     # --- sending
 
@@ -101,7 +97,7 @@ class Outbox:
 
         Raises `AppError`.
         """
-        if await self.find_recipient(to) is None and not await self._has_mailbox(to):
+        if await self.find_recipient(to) is None and not await self._is_outside(to):
             raise NoMailbox(to)
         now_s = self._clock.now_s()
         letter = Letter(

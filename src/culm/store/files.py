@@ -8,6 +8,7 @@ from pathlib import Path
 from culm.errors import StoreDamaged
 from culm.ids import Epoch
 from culm.store.base import find_meta, store_error
+from culm.store.letters import askers_left
 from culm.store.runs import count_unfinished
 from culm.store.sql import QUERIES, migrate
 from culm.store.writer import connect
@@ -45,6 +46,18 @@ def has_unfinished_runs(path: Path) -> bool:
     except sqlite3.Error as exc:
         log.info("not looking for runs in %s: %s", path, exc)
         return False
+
+
+def find_askers_left(path: Path, since: int) -> list[str]:
+    """Who waits for a reply that the last server could not send."""
+    if not path.exists():
+        return []
+    try:
+        with contextlib.closing(connect(path)) as connection:
+            return askers_left(connection, since)
+    except sqlite3.Error as exc:  # Such as one that was never opened since there are letters.
+        log.info("not looking for letters in %s: %s", path, exc)
+        return []
 
 
 def _damage(path: Path) -> str | None:

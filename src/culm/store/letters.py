@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from typing import NamedTuple
 
 from culm.ids import LetterId, RunId
 from culm.store.base import Op, Tx
@@ -49,11 +50,11 @@ def close_letter(letter_id: LetterId, *, expired: bool) -> Callable[[Tx], bool]:
     return unit
 
 
-def answer_letter(letter_id: str, answer_id: LetterId) -> Callable[[Tx], bool]:
-    """A reply to it was delivered; False if there was one before."""
+def answer_letter(letter_id: str, answer_id: LetterId, *, by: str = "") -> Callable[[Tx], bool]:
+    """A reply to it was delivered; False if there was one before, or it was not asked of `by`."""
 
     def unit(tx: Tx) -> bool:
-        row = tx.run("answer_letter", answer_id, tx.now, letter_id).fetchone()
+        row = tx.run("answer_letter", answer_id, tx.now, letter_id, by).fetchone()
         if row is not None:
             _tell(tx, "updated", row)
         return row is not None
@@ -78,16 +79,29 @@ def list_letters(agent_id: str, limit: int) -> Callable[[sqlite3.Connection], li
     return query
 
 
-def unanswered_asks(
-    after: int, limit: int
-) -> Callable[[sqlite3.Connection], list[tuple[LetterShown, str]]]:
-    """Asks that were read in runs which have ended, each with how, and got no reply."""
+class LeftAsk(NamedTuple):
+    """One that was read in a run which has ended, and got no reply."""
 
-    def query(connection: sqlite3.Connection) -> list[tuple[LetterShown, str]]:
-        rows = connection.execute(QUERIES["unanswered_asks"], (after, limit))
-        return [(letter_of(row), row["outcome"] or "?") for row in rows]
+    no: int  # Its place among all letters.
+    letter: LetterShown
+    outcome: str  # How the run ended.
+
+
+def unanswered_asks(
+    since: int, after: int, limit: int
+) -> Callable[[sqlite3.Connection], list[LeftAsk]]:
+    """The first behind the letter with the number `after`, whose asker may still be there."""
+
+    def query(connection: sqlite3.Connection) -> list[LeftAsk]:
+        rows = connection.execute(QUERIES["unanswered_asks"], (since, after, limit))
+        return [LeftAsk(row["no"], letter_of(row), row["outcome"] or "?") for row in rows]
 
     return query
+
+
+def askers_left(connection: sqlite3.Connection, since: int) -> list[str]:
+    """Who waits for the replies to these."""
+    return [row["sender"] for row in connection.execute(QUERIES["askers_left"], (since,))]
 
 
 def letter_of(row: sqlite3.Row) -> LetterShown:

@@ -200,16 +200,35 @@ class Registry:
         """Somebody has delivered letters; a project that is known is opened for them."""
         known = await asyncio.to_thread(read_workspaces, self._data_dir)
         wanted = await asyncio.to_thread(os.path.realpath, path)
-        for one in known:
-            if one.path != wanted:
-                continue
-            place = self._places.get(Path(one.path))
-            if place is None:
-                self.resume(Path(one.path), Path(one.root))
-            elif place.workspace is not None:
-                await place.workspace.crew.ring(agent_id)
-            return
-        raise WorkspaceNotFound
+        one = next((one for one in known if one.path == wanted), None)
+        if one is None:
+            raise WorkspaceNotFound
+        self._pending += 1
+        try:
+            async with asyncio.timeout(self._settings.teardown_s):
+                workspace = await self._settled(Path(one.path))
+        except TimeoutError as exc:
+            raise WorkspaceClosing from exc
+        finally:
+            self._pending -= 1
+            self._consider_leaving()
+        if self._leaving:
+            raise ShuttingDown
+        if workspace is None:
+            self.resume(Path(one.path), Path(one.root))
+        else:
+            await workspace.crew.ring(agent_id)
+
+    async def _settled(self, path: Path) -> Workspace | None:
+        """The open workspace of a path, once it neither opens nor closes: then it reads no mail."""
+        while (place := self._places.get(path)) is not None:
+            if place.closing:
+                await place.gone.wait()
+            elif place.workspace is None:
+                await asyncio.wait({place.opened})
+            else:
+                return place.workspace
+        return None
 
     def _is_deserted(self, path: Path) -> bool:
         """Nobody has it open, looks at it, waits for it, or has something running there."""
@@ -217,7 +236,7 @@ class Registry:
         if place is None:
             return True
         workspace = place.workspace
-        return workspace is not None and not any(workspace.presence()) and not workspace.runs.live()
+        return workspace is not None and not any(workspace.presence()) and not workspace.at_work
 
     def _env_of(self, path: Path, env: Mapping[str, str]) -> Mapping[str, str]:
         """The first environment that was not empty; a re-create need not bring it again."""
@@ -280,7 +299,7 @@ class Registry:
     def _publish(self, place: _Place, workspace: Workspace) -> bool:
         """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
         waiting = [c for c in place.waiting if c not in self._retired]
-        is_wanted = bool(waiting) or (place.resumed and bool(workspace.runs.live()))
+        is_wanted = bool(waiting) or (place.resumed and workspace.at_work > 0)
         if not is_wanted or self._leaving:
             self._fail(place, ShuttingDown() if self._leaving else ClientRetired())
             self._unlist(place)  # Whoever comes now waits for the next incarnation.

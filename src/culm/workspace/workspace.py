@@ -146,9 +146,11 @@ class Workspace:
         )
         self.clearance = self.workshop.clearance
         world = self._world(clock, ids, cfg, tasks)
-        self.runs = Runs(world, self._count_runs)
+        self.runs = Runs(world, lambda _: self._count_work())
         means = (self.workshop, self.configuration, about, equipment)
         self._crew = make_crew(world, self.runs, *means, self._check_open)
+        if self._crew is not None:
+            self._crew.mail.on_busy = self._count_work
         self.files = SessionFiles(store, self._check_open)
         self.agent = Agent(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
@@ -204,8 +206,13 @@ class Workspace:
 
     # --- who is attached
 
-    def _count_runs(self, live: int) -> None:
-        self.claim(RunsChanged(live))
+    @property
+    def at_work(self) -> int:
+        """How many runs and letters need it, though no client may be there."""
+        return len(self.runs.live()) + (0 if self._crew is None else self._crew.mail.busy)
+
+    def _count_work(self) -> None:
+        self.claim(RunsChanged(self.at_work))
 
     def claim(self, what: Input) -> None:
         """Put one input through the claims and do what they ask for."""

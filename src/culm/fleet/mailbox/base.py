@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from culm.errors import Conflict, Denied, Failed, InvalidRequest, NotFound, Rejected, Unavailable
+from culm.errors import (
+    AppError,
+    Conflict,
+    Denied,
+    Failed,
+    InvalidRequest,
+    NotFound,
+    Rejected,
+    Unavailable,
+)
 from culm.fleet.mailbox.letters import BadLetter, Letter, parse_letter
 from culm.fleet.mailbox.order import LETTERS_MAX, parse_name
 from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
@@ -197,6 +206,15 @@ class Post(Protocol):
     def remove(self, address: str) -> bool:
         """With all letters in it. False if there was none."""
         ...
+
+
+def has_mailbox(post: Post, address: str) -> bool:
+    """Whether there is one that can be used."""
+    try:
+        post.open(address)
+    except AppError:
+        return False
+    return True
 
 
 def check_address(address: str) -> str:

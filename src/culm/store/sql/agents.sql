@@ -152,14 +152,23 @@ UPDATE letters SET state = 'admitted', changed_at = ?
 WHERE run_id = ? AND run_id <> '' AND state = 'delivered' RETURNING *
 
 -- name: answer_letter
-UPDATE letters SET state = 'answered', answer_id = ?, changed_at = ?
-WHERE id = ? AND state IN ('delivered', 'admitted') RETURNING *
+UPDATE letters SET state = 'answered', answer_id = ?1, changed_at = ?2
+WHERE id = ?3 AND state IN ('delivered', 'admitted') AND ?4 IN ('', recipient) RETURNING *
 
 -- name: unanswered_asks
 SELECT l.*, r.outcome FROM letters l JOIN runs r ON r.id = l.run_id
-WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.sender <> 'person' AND l.changed_at > ?1
-  AND r.state = 'ended'
-ORDER BY l.no DESC LIMIT ?2
+WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.changed_at > ?1 AND r.state = 'ended'
+  AND l.no > ?2
+  -- Programs outside are no rows; whoever else is not here is gone.
+  AND (l.sender LIKE 'cli-%' OR EXISTS (SELECT 1 FROM sessions WHERE id = l.sender)
+    OR EXISTS (SELECT 1 FROM agents WHERE id = l.sender))
+ORDER BY l.no LIMIT ?3
+
+-- name: askers_left
+SELECT DISTINCT l.sender FROM letters l JOIN runs r ON r.id = l.run_id
+WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.changed_at > ?1 AND r.state = 'ended'
+  AND (l.sender LIKE 'cli-%' OR EXISTS (SELECT 1 FROM sessions WHERE id = l.sender)
+    OR EXISTS (SELECT 1 FROM agents WHERE id = l.sender))
 
 -- name: delete_letters_to
 DELETE FROM letters WHERE recipient = ?
