@@ -1,10 +1,11 @@
 """One data directory with agents, under one server after the other, with one model behind all."""
 
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from culm.settings import Settings
+from culm.store.writer import connect
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Rule
 from tests.flow.agents_stage import AgentStage, HandClock, open_again, open_alone, script_of
@@ -27,6 +28,15 @@ class Lives:
         """The server ends as it is now, as far as the next one can see."""
         assert self._stage is not None
         self._image = Image(self._stage)
+
+    def change_database(self, statement: str) -> None:
+        """Of the server that was killed, before the next one begins."""
+        assert self._image is not None
+        self._image.restore()
+        self._image = None
+        (database,) = (self._folder / "data").glob("projects/*/culm.db")
+        with closing(connect(database)) as connection:
+            connection.execute(statement)
 
     @asynccontextmanager
     async def next(self, settings: Settings | None = None) -> AsyncGenerator[AgentStage]:

@@ -4,7 +4,9 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from culm.agents.mail import ASKS_AT_ONCE
+import pytest
+
+from culm.agents.mail import ASKS_AT_ONCE, CLAIMS_MAX
 from culm.fleet.mailbox.base import Place
 from culm.fleet.mailbox.letters import encode_letter
 from culm.fleet.mailbox.order import name_of
@@ -15,9 +17,10 @@ from culm.store.letters import add_letter
 from culm.store.runs import NewRun, accept_run, end_run, start_run
 from culm.store.writer import connect
 from culm.wire.agents import LetterShown
+from culm.wire.codec import decode
 from culm.wire.endings import INTERRUPTED
 from culm.wire.runs import Limits
-from tests.flow.agents_lives import open_lives
+from tests.flow.agents_lives import AWAY_S, open_lives
 from tests.flow.agents_stage import AgentStage, held, open_agents, talk
 from tests.flow.drive import until
 from tests.flow.mail_stage import (
@@ -170,3 +173,108 @@ async def test_letters_are_read_in_their_order_though_there_is_not_room_for_all(
         stage.release(first)
         await until_state(stage, names[-1], "admitted")
         assert await read_in(stage) == names
+
+
+@pytest.mark.parametrize("how", ["time passes", "the server is killed"])
+async def test_a_letter_whose_time_is_over_while_its_agent_works_is_not_read(
+    tmp_path: Path, how: str
+) -> None:
+    async with open_lives(tmp_path, talk("@work", held()), talk("@")) as lives:
+        async with lives.next() as stage:
+            box = post_of(stage).make(OUTSIDE)
+            await stage.prompt("@work")
+            first = await stage.asked_by("@work")
+            ask = letter(stage, "late", kind="ask", from_=OUTSIDE, expires_s=AWAY_S / 2)
+            mailbox = deliver(stage, stage.session_id, ask, letter(stage, "good"))
+            await ring(stage, stage.session_id)
+            await until(lambda: len(stage.flow.workspace(stage.remote.id).runs.live()) == 3)
+            await until_state(stage, "good", "delivered")
+            if how == "time passes":
+                stage.clock.advance(AWAY_S)
+                await until_state(stage, "late", "expired")
+                stage.release(first)
+                await until_state(stage, "good", "admitted")
+            lives.kill()
+        async with lives.next() as stage:
+            await until_state(stage, "good", "admitted")
+            await until_state(stage, "late", "expired")
+            await stage.until_idle()
+            assert await read_in(stage) == ["good"]
+        assert mailbox.find("late") is Place.DEAD
+        (reply,) = replies_in(box)
+        assert "its time was over" in str(reply.body["answer"])
+
+
+async def test_an_agent_has_one_mailbox_whether_it_is_named_by_its_id_or_its_sessions(
+    tmp_path: Path,
+) -> None:
+    async with open_agents(tmp_path, talk("@")) as stage:
+        agent = await stage.start_agent("@kid: go")
+        body = {"to": agent.session_id, "text": "@more"}
+        sent = decode((await stage.request("POST", "/mail", body)).body, LetterShown)
+        assert sent.to == agent.agent_id
+        await until_state(stage, sent.letter_id, "admitted")
+        deliver(stage, agent.session_id, letter(stage, "by-hand"))
+        await ring(stage)
+        assert (await until_state(stage, "by-hand", "admitted")).to == agent.agent_id
+        await stage.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"from": "../evil"}, "a mailbox's id has 1 to 200 letters"),
+        ({"from": "nobody"}, "nobody of this project has the id nobody"),
+        ({"from": "cli-nobody"}, "nobody of this project has the id cli-nobody"),
+        ({"kind": "reply"}, "a reply answers a letter, and none is named"),
+    ],
+)
+async def test_a_letter_of_nobody_or_a_reply_to_nothing_is_refused(
+    tmp_path: Path, more: dict[str, str], words: str
+) -> None:
+    async with open_agents(tmp_path, talk("@")) as stage:
+        body = {"to": stage.session_id, "text": "hi", **more}
+        answer = await stage.request("POST", "/mail", body)
+        assert (answer.status, words in answer.body.decode()) == (400, True)
+        assert await letters_of(stage) == {}
+
+
+async def test_whoever_asks_what_nobody_will_read_is_told(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@")) as stage:
+        box = post_of(stage).make(OUTSIDE)
+        gone = (await stage.remote.create_session("to be deleted")).id
+        deliver(stage, gone, letter(stage, "unread", kind="ask", from_=OUTSIDE))
+        assert (await stage.request("DELETE", f"/sessions/{gone}")).status == 200
+        (reply,) = replies_in(box)
+        assert reply.correlation_id == "unread"
+        assert "its agent was deleted" in str(reply.body["answer"])
+        run_id = await stage.prompt("@go")
+        other = (await stage.remote.create_session("another")).id
+        deliver(stage, other, letter(stage, run_id, kind="ask", from_=OUTSIDE))
+        await ring(stage, other)
+        await until(lambda: not box.is_empty())
+        (reply,) = replies_in(box)
+        assert "its id is another's" in str(reply.body["answer"])
+        await stage.until_idle()
+
+
+async def test_letters_that_rest_take_no_room_from_those_that_come(tmp_path: Path) -> None:
+    async with open_lives(tmp_path, talk("@work", held()), talk("@")) as lives:
+        async with lives.next(Settings(queue_max=2 * CLAIMS_MAX)) as stage:
+            await stage.prompt("@work")
+            await stage.asked_by("@work")
+            rest = [letter(stage, f"l{n:02}") for n in range(CLAIMS_MAX)]
+            deliver(stage, stage.session_id, *rest)
+            await ring(stage)
+            live = stage.flow.workspace(stage.remote.id).runs.live
+            await until(lambda: len(live()) == CLAIMS_MAX + 1)
+            await until_state(stage, rest[-1].id, "delivered")
+            await stage.flow.settle()
+            lives.kill()
+        lives.change_database("UPDATE runs SET provider = 'gone' WHERE state = 'queued'")
+        async with lives.next() as stage:
+            deliver(stage, stage.session_id, letter(stage, "new"))
+            await ring(stage, stage.session_id)
+            await until_state(stage, "new", "admitted")
+            await stage.until_idle()
+            assert await read_in(stage) == ["new"]

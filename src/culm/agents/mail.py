@@ -12,23 +12,26 @@ from collections.abc import Callable, Sequence
 
 from culm.agents.means import Blocking
 from culm.agents.outbox import Outbox, Recipient
-from culm.clock import Clock, pause
+from culm.clock import Clock, Timer, pause
 from culm.errors import AppError, Unavailable
 from culm.fleet.mailbox.base import Claim, Mailbox, NoMailbox, Post
 from culm.fleet.mailbox.letters import (
     Letter,
     Sender,
+    expires_s_of,
     is_expired,
     shown_of,
     text_of,
     unanswered,
 )
+from culm.fleet.mailbox.order import LETTERS_MAX
 from culm.fleet.names import is_safe_stem
-from culm.ids import LetterId, RunId
+from culm.ids import Ids, LetterId, RunId
 from culm.permission.clearance import Consent
 from culm.run.live import Asked, LiveRun
 from culm.run.runs import Runs
 from culm.store.base import Tx, together
+from culm.store.late import expire_run
 from culm.store.letters import (
     LeftAsk,
     add_letter,
@@ -51,6 +54,7 @@ LAST_ANSWERS_S = 2.0  # For replies to what was answered when the workspace clos
 CLAIMS_MAX = 64  # Letters of one mailbox that are brought and not admitted.
 STILL_ASKED_S = 86_400.0  # Whoever asked longer ago waits no more.
 ASKS_AT_ONCE = 64  # Of those that an earlier server left, read from the store together.
+LATE = "its time was over"
 SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anything.
 
 
@@ -62,6 +66,7 @@ class MailRoom:
         runs: Runs,
         store: Store,
         clock: Clock,
+        ids: Ids,
         tasks: asyncio.TaskGroup,
         blocking: Blocking,
     ) -> None:
@@ -72,6 +77,7 @@ class MailRoom:
         self._runs = runs
         self._store = store
         self._clock = clock
+        self._ids = ids
         self._tasks = tasks
         self._blocking = blocking
         # Brought, and not settled; with the run that brings it.
@@ -91,6 +97,21 @@ class MailRoom:
         await self._answer_left()
         await self._looked()
         self._scanning = self._tasks.create_task(self._scan(), name="mail")
+
+    async def drop_late(self) -> None:
+        """Before the runs go on that an earlier server accepted: for late letters none does."""
+        try:
+            for address in await self._blocking(lambda: self._post.addresses(claimed=True)):
+                if not address.startswith(OUTSIDE):
+                    await self._drop_late(address)
+        except (AppError, OSError) as exc:  # Whoever looks for letters next says more.
+            log.info("nobody knows which letters are late: %s", exc)
+
+    async def _drop_late(self, address: str) -> None:
+        claims = await self._blocking(lambda: self._post.open(address).recover())
+        for claim in claims:
+            if is_expired(claim.letter, self._clock.now_s()):
+                await self._store.write(expire_run(RunId(claim.letter.id), self._ids.cancel()))
 
     async def _looked(self) -> None:
         if self._looking:
@@ -158,10 +179,12 @@ class MailRoom:
         try:
             mailbox = await self._blocking(lambda: self._post.open(address))
             claims = await self._blocking(mailbox.recover)
-            room = CLAIMS_MAX - len(claims)
+            if not await self._bring(address, claims):
+                return
+            # What rests for a person to start or drop takes nobody's room.
+            room = CLAIMS_MAX - sum(claim.letter.id in self._held for claim in claims)
             if room > 0:
-                claims += await self._blocking(lambda: mailbox.claim(room))
-            await self._bring(address, claims)
+                await self._bring(address, await self._blocking(lambda: mailbox.claim(room)))
         except NoMailbox:
             pass  # It never was, or was removed meanwhile.
         except (AppError, OSError) as exc:
@@ -171,15 +194,16 @@ class MailRoom:
 
     # --- bringing a letter
 
-    async def _bring(self, address: str, claims: Sequence[Claim]) -> None:
-        """Each in its order. Raises `AppError`, OSError if that must be tried again."""
+    async def _bring(self, address: str, claims: Sequence[Claim]) -> bool:
+        """Each in its order; False if there is no room. Raises `AppError`, OSError."""
         recipient = await self._outbox.find_recipient(address) if claims else None
         for place, claim in enumerate(claims):
             if claim.letter.id in self._held or await self._is_taken(address, claim, recipient):
                 continue
             # Those behind it would overtake it.
             await self._put_back(address, claims[place:])
-            return
+            return False
+        return True
 
     async def _put_back(self, address: str, claims: Sequence[Claim]) -> None:
         left = [one for one in claims if one.letter.id not in self._held]
@@ -201,23 +225,23 @@ class MailRoom:
     async def _give_up(self, address: str, claim: Claim, why: str) -> None:
         """Nobody will read it."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
-        await self._on(address, lambda box: box.bury(claim))
-        await self._outbox.decline(claim.letter, address, why)
+        await self._decline(address, claim, why)
 
     async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> bool:
         """Bring it, or put it away; False if there is no room for it now."""
         letter = claim.letter
         stored = await self._store.read(find_run(letter.id))
+        if _is_at_rest(stored, recipient):
+            return True  # For a person to start or drop.
         if not await self._is_its_own(letter, address, recipient, stored):
             log.warning("letter %s to %s has the id of something else", letter.id, address)
-            await self._on(address, lambda box: box.bury(claim))
+            await self._decline(address, claim, "its id is another's", is_answer=False)
             return True
         is_late = is_expired(letter, self._clock.now_s())
         if stored is None and (recipient is None or is_late):
             await self._store.write(close_letter(letter.id, expired=recipient is not None))
-            await self._on(address, lambda box: box.bury(claim))
-            why = "there is no such agent" if recipient is None else "its time was over"
-            await self._outbox.decline(letter, address, why)
+            why = "there is no such agent" if recipient is None else LATE
+            await self._decline(address, claim, why)
             return True
         if stored is not None and stored.state == "ended":  # Under an earlier server, it seems.
             await self._put_away(address, claim)
@@ -227,7 +251,7 @@ class MailRoom:
             run = await self._accept(letter, recipient)
             if run is None:
                 return False
-        if run is not None:  # Else it is held, for a person to start or drop.
+        if run is not None:
             self._hold(address, claim, run)
         return True
 
@@ -251,9 +275,10 @@ class MailRoom:
         known_runs = [run.session_id for run in (stored, live) if run is not None]
         if any(known != session_id for known in known_runs):
             return False
-        await self._store.write(_note(shown_of(letter, address)))
+        to = address if recipient is None else recipient.address
+        await self._store.write(_note(shown_of(letter, to)))
         shown = await self._store.read(find_letter(letter.id))
-        return shown is not None and shown.to == address
+        return shown is not None and shown.to == to
 
     async def _accept(self, letter: Letter, recipient: Recipient) -> LiveRun | None:
         """The run that brings it; None if there is no room for it now."""
@@ -285,6 +310,7 @@ class MailRoom:
     async def _see_through(self, address: str, claim: Claim, run: LiveRun) -> None:
         """Acknowledge it when it is read; answer it when that is done and nobody has."""
         letter = claim.letter
+        late = self._expire_in_time(letter, run)
         try:
             await run.admitted.wait()
             await self._put_away(address, claim)
@@ -298,15 +324,40 @@ class MailRoom:
             log.warning("letter %s: %s", letter.id, exc)
         except Exception:  # boundary: one letter must not end the workspace
             log.exception("letter %s cannot be seen through", letter.id)
+        finally:
+            if late is not None:
+                late.cancel()
+
+    def _expire_in_time(self, letter: Letter, run: LiveRun) -> Timer | None:
+        if (at_s := expires_s_of(letter)) is None:
+            return None
+        left_s = max(0.0, at_s - self._clock.now_s())
+        return self._clock.call_later(left_s, lambda: self._expire(letter, run))
+
+    def _expire(self, letter: Letter, run: LiveRun) -> None:
+        """Nobody wants it read any more; unless it is being read, or told to whoever does."""
+        if run.is_waiting:
+            # First: a letter whose run was cancelled is dead.
+            self._store.write(close_letter(letter.id, expired=True))
+            self._runs.cancel_run(run)
 
     async def _put_away(self, address: str, claim: Claim) -> None:
         """Its run has begun, or has ended without: then somebody cancelled it, unread."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
         shown = await self._store.read(find_letter(claim.letter.id))
-        is_read = shown is not None and shown.state in ("admitted", "answered")
-        await self._on(address, lambda box: box.ack(claim) if is_read else box.bury(claim))
-        if not is_read:
-            await self._outbox.decline(claim.letter, address, "it was cancelled before it was read")
+        if shown is not None and shown.state in ("admitted", "answered"):
+            await self._on(address, lambda box: box.ack(claim))
+            return
+        is_late = shown is not None and shown.state == "expired"
+        why = LATE if is_late else "it was cancelled before it was read"
+        await self._decline(address, claim, why)
+
+    async def _decline(
+        self, address: str, claim: Claim, why: str, *, is_answer: bool = True
+    ) -> None:
+        """Bury it. Whoever asks is told first: what is buried comes to nobody's mind again."""
+        await self._outbox.decline(claim.letter, address, why, is_answer=is_answer)
+        await self._on(address, lambda box: box.bury(claim))
 
     async def _answer(self, letter: Letter, address: str, run: LiveRun) -> None:
         """An ask of whoever has a mailbox gets a reply: what was said, or why nothing was."""
@@ -357,13 +408,32 @@ class MailRoom:
         await self._blocking(lambda: do(self._post.open(address)))
 
     async def forget(self, address: str) -> None:
-        """Its agent is deleted: nobody reads what lies there."""
+        """Its agent is deleted: nobody reads what lies there, and who asks is told."""
         if not is_safe_stem(address):
             return
         try:
-            await self._blocking(lambda: self._post.remove(address))
+            left = await self._blocking(lambda: self._empty(address))
+            for letter in left:
+                await self._outbox.decline(letter, address, "its agent was deleted")
         except (AppError, OSError) as exc:
             log.warning("the mailbox of %s cannot be removed: %s", address, exc)
+
+    def _empty(self, address: str) -> list[Letter]:
+        """What was in a mailbox that is no more."""
+        try:
+            mailbox = self._post.open(address)
+            claims = [*mailbox.recover(), *mailbox.claim(LETTERS_MAX)]
+        except NoMailbox:
+            return []
+        self._post.remove(address)
+        return [claim.letter for claim in claims]
+
+
+def _is_at_rest(stored: Run | None, recipient: Recipient | None) -> bool:
+    """Whether the run that brings a letter is held."""
+    if stored is None or recipient is None or stored.state != "held":
+        return False
+    return stored.session_id == recipient.session_id
 
 
 def _note(shown: LetterShown) -> Callable[[Tx], None]:

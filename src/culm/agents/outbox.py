@@ -14,8 +14,8 @@ from culm.agents.means import Blocking
 from culm.agents.starting import Caller
 from culm.agents.tree import Agents
 from culm.clock import Clock
-from culm.errors import AppError, LetterNotFound
-from culm.fleet.mailbox.base import NoMailbox, Post, has_mailbox
+from culm.errors import AppError, InvalidRequest, LetterNotFound
+from culm.fleet.mailbox.base import NoMailbox, Post, check_address, has_mailbox
 from culm.fleet.mailbox.letters import Letter, Sender, body_of, shown_of, unanswered
 from culm.fleet.names import is_safe_stem
 from culm.fleet.times import format_time
@@ -27,7 +27,7 @@ from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.tools.base import Result
 from culm.tools.office import Mail
-from culm.wire.agents import LETTERS_SHOWN, LetterKind, LetterShown
+from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, PERSON, LetterKind, LetterShown
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
@@ -40,6 +40,7 @@ class Recipient:
     """Whose conversation a letter becomes part of."""
 
     session_id: SessionId
+    address: str  # The one mailbox it has, whatever it was called.
     model: SelectedModel | None = None
     limits: Limits = field(default_factory=Limits)
     duty: Duty | None = None
@@ -68,14 +69,37 @@ class Outbox:
     # --- who can be written to
 
     async def find_recipient(self, address: str) -> Recipient | None:
-        """An agent by its id, or the agent of a session that people began."""
+        """An agent by its id or its session's, or the agent of a session that people began."""
         if not is_safe_stem(address):
             return None
         if (found := await self._agents.find_duty(address)) is not None:
             agent, duty = found
-            return Recipient(agent.session_id, agent.selected, agent.budget, duty)
+            return Recipient(agent.session_id, agent.agent_id, agent.selected, agent.budget, duty)
         session = await self._store.read(find_session(address))
-        return None if session is None else Recipient(session.id)
+        return None if session is None else Recipient(session.id, session.id)
+
+    async def _address_of(self, to: str) -> str:
+        """Whose mailbox it is; raises `NoMailbox`."""
+        if (recipient := await self.find_recipient(to)) is not None:
+            return recipient.address
+        if not await self._is_outside(to):
+            raise NoMailbox(to)
+        return to
+
+    async def sender_of(self, from_: str) -> Sender:
+        """Whom a client writes as: nobody named is a person. Raises `InvalidRequest`."""
+        if not from_:
+            return Sender(session_id=PERSON)
+        check_address(from_)
+        recipient = await self.find_recipient(from_)
+        if recipient is not None:
+            return Sender(session_id=recipient.address, agent_id=recipient.address)
+        if from_.startswith(OUTSIDE) and await self._is_outside(from_):
+            return Sender(session_id=from_, agent_id=from_)
+        raise InvalidRequest(
+            f"from: nobody of this project has the id {from_}",
+            hint=f"name an agent, a session or a mailbox that begins with {OUTSIDE}, or nobody",
+        )
 
     async def _is_outside(self, address: str) -> bool:
         """A program there may have made a mailbox, to be answered in."""
@@ -91,14 +115,15 @@ class Outbox:
         sender: Sender,
         *,
         correlation_id: str | None = None,
+        is_answer: bool = True,
         expires_s: float = 0,
     ) -> LetterShown:
         """Deliver a letter that says something; when this returns it survives a crash.
 
+        It counts as the answer to what it is correlated with, unless that is another's letter.
         Raises `AppError`.
         """
-        if await self.find_recipient(to) is None and not await self._is_outside(to):
-            raise NoMailbox(to)
+        to = await self._address_of(to)
         now_s = self._clock.now_s()
         letter = Letter(
             id=self._ids.letter(),
@@ -112,7 +137,9 @@ class Outbox:
         # One at a time: a mailbox that somebody has locked holds up one thread, and nobody else.
         async with self._delivering.setdefault(to, asyncio.Lock()):
             await self._blocking(lambda: self._post.make(to).deliver(letter))
-        answers = None if correlation_id is None else answer_letter(correlation_id, letter.id)
+        answers = None
+        if correlation_id is not None and is_answer:
+            answers = answer_letter(correlation_id, letter.id)
         noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
         try:
             await asyncio.shield(self._store.write(noted))
@@ -129,13 +156,22 @@ class Outbox:
         """Answer a letter; whoever wrote it finds the reply by its id."""
         return await self.send(to, "reply", said, sender, correlation_id=letter_id)
 
-    async def decline(self, letter: Letter, address: str, why: str) -> None:
+    async def decline(
+        self, letter: Letter, address: str, why: str, *, is_answer: bool = True
+    ) -> None:
         """Who asks is told that nobody will read it."""
         if letter.kind == "ask" and letter.from_.agent_id is not None:
             sender = Sender(session_id=address, agent_id=address)
             words = unanswered(f"{why}.")
             try:
-                await self.reply(letter.id, letter.from_.agent_id, words, sender)
+                await self.send(
+                    letter.from_.agent_id,
+                    "reply",
+                    words,
+                    sender,
+                    correlation_id=letter.id,
+                    is_answer=is_answer,
+                )
             except (AppError, OSError) as exc:
                 log.info("nobody hears of letter %s: %s", letter.id, exc)
 

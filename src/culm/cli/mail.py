@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 import msgspec
@@ -45,6 +45,7 @@ def send_letter(sending: Sending) -> None:
     """Deliver, print its id, ring; raises `AppError` if nothing was delivered."""
     if sending.from_:
         check_address(sending.from_)
+    sending = replace(sending, to=check_recipient(sending.project, sending.to))
     letter = deliver(sending)
     click.echo(letter.id)
     rung = asyncio.run(ring(sending.server, sending.project, sending.to, os.environ))
@@ -53,8 +54,7 @@ def send_letter(sending: Sending) -> None:
 
 
 def deliver(sending: Sending) -> Letter:
-    """When this returns it survives a crash; raises `AppError`."""
-    address = check_recipient(sending.project, sending.to)
+    """To whom was checked. When this returns it survives a crash; raises `AppError`."""
     now_s = LoopClock().now_s()
     expires_s = sending.expires_s
     letter = Letter(
@@ -65,7 +65,7 @@ def deliver(sending: Sending) -> Letter:
         created_at=format_time(now_s),
         expires_at=None if expires_s is None else format_time(now_s + expires_s),
     )
-    sending.project.post().make(address).deliver(letter)
+    sending.project.post().make(sending.to).deliver(letter)
     return letter
 
 

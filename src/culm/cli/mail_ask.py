@@ -86,7 +86,8 @@ class Asker:
         self._task = asyncio.current_task()
         if self._is_cancelled:  # Before the first step.
             raise asyncio.CancelledError
-        check_recipient(self._sending.project, self._sending.to)
+        to = check_recipient(self._sending.project, self._sending.to)
+        self._sending = replace(self._sending, to=to)
         post = self._sending.project.post()
         try:
             mailbox = post.make(self._address)

@@ -103,14 +103,14 @@ def all_projects(data_dir: Path) -> list[Project]:
 
 
 def check_recipient(project: Project, address: str) -> str:
-    """The address itself; raises `UnsafeAddress`, `NoRecipient`."""
+    """The address of its mailbox: an agent's own id. Raises `UnsafeAddress`, `NoRecipient`."""
     check_address(address)
 
-    def is_there(connection: Connection) -> bool:
-        if find_agent(address)(connection) is not None:
-            return True
-        return find_session(address)(connection) is not None
+    def find(connection: Connection) -> str | None:
+        if (stored := find_agent(address)(connection)) is not None:
+            return stored.agent.agent_id
+        return None if find_session(address)(connection) is None else address
 
-    if not project.read(is_there):
+    if (found := project.read(find)) is None:
         raise NoRecipient(address)
-    return address
+    return found

@@ -219,6 +219,7 @@ def live_again(left: Stored, body: Body, state: State, account: Account) -> Live
             tuple(body.attachments),
             left.limits,
             consent=Consent(left.headless, left.approve),
+            joins=left.is_letter,
         ),
         given=left.run.run_id_given,
         digest=left.digest,

@@ -15,7 +15,7 @@ from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
 from culm.store.base import Tx
 from culm.store.calls import calls_of_message, set_call_state
-from culm.store.letters import admit_letters, brings_letter
+from culm.store.letters import admit_letters
 from culm.store.messages import (
     add_message,
     capture,
@@ -79,7 +79,7 @@ def recover(
                     cancelled=one.cancelled,
                     waits=waits_in is not None or run.host_run_id in reentered,
                     is_waited_for=bool(run.parent_run_id) and not run.is_detached,
-                    is_letter=brings_letter(tx, run.id),
+                    is_letter=one.is_letter,
                     behind_interrupted=run.session_id in interrupted,
                     unusable=why_not(run.provider, run.model),
                     away_s=away_s,

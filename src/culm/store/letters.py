@@ -33,8 +33,8 @@ def admit_letters(tx: Tx, run_id: RunId) -> None:
         _tell(tx, "updated", row)
 
 
-def brings_letter(tx: Tx, run_id: RunId) -> bool:
-    return tx.run("letter_of_run", run_id).fetchone() is not None
+def brings_letter(connection: sqlite3.Connection, run_id: str) -> bool:
+    return connection.execute(QUERIES["letter_of_run"], (run_id,)).fetchone() is not None
 
 
 def close_letter(letter_id: LetterId, *, expired: bool) -> Callable[[Tx], bool]:

@@ -393,8 +393,7 @@ def list_runs(
     """The latest first."""
 
     def query(connection: sqlite3.Connection) -> list[Run]:
-        rows = connection.execute(QUERIES["runs"], (session_id, state, limit))
-        return [run_of(row) for row in rows]
+        return [*map(run_of, connection.execute(QUERIES["runs"], (session_id, state, limit)))]
 
     return query
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 from culm.ids import RunId, SessionId
 from culm.store.agents import find_agent
 from culm.store.base import Tx
+from culm.store.letters import brings_letter
 from culm.store.runs import run_of
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
@@ -37,6 +38,7 @@ class Stored(NamedTuple):
     path: tuple[str, ...] = ()  # Of agents, from the top down to the one that does it ...
     above: tuple[SessionId, ...] = ()  # ... and the sessions of those before it.
     bounds: tuple[Bound, ...] = ()  # Of the runs it works for, the nearest first.
+    is_letter: bool = False  # It brings one.
 
 
 class Body(NamedTuple):
@@ -78,6 +80,7 @@ def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
         path=() if agent is None else agent.path,
         above=tuple(one["id"] for one in reversed(above)),
         bounds=tuple(_bounds_of(connection, row)),
+        is_letter=brings_letter(connection, row["id"]),
     )
 
 

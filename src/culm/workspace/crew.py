@@ -37,7 +37,6 @@ from culm.tools.errands import make_agent_tools
 from culm.tools.office import Assignment
 from culm.tools.waiting import within
 from culm.wire.agents import (
-    PERSON,
     Agent,
     ChangeBudget,
     LetterShown,
@@ -166,7 +165,12 @@ class Crew:
 
     async def send_letter(self, body: SendLetter) -> LetterShown:
         self._check_open()
-        sender = Sender(session_id=body.from_ or PERSON, agent_id=body.from_ or None)
+        if body.kind == "reply":
+            raise InvalidRequest(
+                "a reply answers a letter, and none is named",
+                hint="POST it to mail/letters/{letter_id}/reply",
+            )
+        sender = await self.outbox.sender_of(body.from_)
         return await self.outbox.send(
             body.to, body.kind, body.text, sender, expires_s=body.expires_s
         )
@@ -174,7 +178,9 @@ class Crew:
     async def reply_to_letter(self, letter_id: str, body: ReplyToLetter) -> LetterShown:
         self._check_open()
         letter = await self.outbox.get(letter_id)
-        sender = Sender(session_id=body.from_ or letter.to, agent_id=body.from_ or letter.to)
+        sender = Sender(session_id=letter.to, agent_id=letter.to)
+        if body.from_:
+            sender = await self.outbox.sender_of(body.from_)
         return await self.outbox.reply(letter_id, letter.from_, body.text, sender)
 
     async def ring(self, agent_id: str) -> None:
@@ -265,6 +271,7 @@ def make_crew(
     about: About,
     equipment: Equipment,
     check_open: Callable[[], None],
+    on_mail: Callable[[], None],
 ) -> Crew | None:
     """None where there is nobody to do what agents are given."""
     means = equipment.agents
@@ -301,7 +308,10 @@ def make_crew(
     )
     post = means.make_post(folder / "mailboxes")
     outbox = Outbox(post, agents, world.store, world.clock, world.ids, means.blocking)
-    mail = MailRoom(post, outbox, runs, world.store, world.clock, world.tasks, means.blocking)
+    mail = MailRoom(
+        post, outbox, runs, world.store, world.clock, world.ids, world.tasks, means.blocking
+    )
+    mail.on_busy = on_mail
     office = TreeOffice(world, agents, runs, starter, outbox.serve)
     agents.join(runs, office)
 

@@ -148,9 +148,7 @@ class Workspace:
         world = self._world(clock, ids, cfg, tasks)
         self.runs = Runs(world, lambda _: self._count_work())
         means = (self.workshop, self.configuration, about, equipment)
-        self._crew = make_crew(world, self.runs, *means, self._check_open)
-        if self._crew is not None:
-            self._crew.mail.on_busy = self._count_work
+        self._crew = make_crew(world, self.runs, *means, self._check_open, self._count_work)
         self.files = SessionFiles(store, self._check_open)
         self.agent = Agent(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
@@ -414,6 +412,8 @@ class Workspace:
         """
         await self.configuration.load()  # Whether a run can go on depends on it.
         await self.workshop.start()
+        if self._crew is not None:
+            await self._crew.mail.drop_late()
         now_s = self._clock.now_s()
         away_s = 0.0 if alive_s is None else max(0.0, now_s - alive_s)
         unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)

@@ -128,9 +128,14 @@ def mode_of(letter: Letter) -> AskMode:
     return found if found in get_args(AskMode) else QUERY
 
 
+def expires_s_of(letter: Letter) -> float | None:
+    """The time after which nobody wants to read it."""
+    return None if letter.expires_at is None else parse_time(letter.expires_at)
+
+
 def is_expired(letter: Letter, now_s: float) -> bool:
-    expires_s = None if letter.expires_at is None else parse_time(letter.expires_at)
-    return expires_s is not None and expires_s <= now_s
+    at_s = expires_s_of(letter)
+    return at_s is not None and at_s <= now_s
 
 
 def shown_of(letter: Letter, to: str) -> LetterShown:
