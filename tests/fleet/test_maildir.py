@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.custody.linux import read_boot_id
 from culm.errors import AppError
@@ -24,10 +25,11 @@ from culm.fleet.mailbox.base import (
     NoMailbox,
     Place,
 )
+from culm.fleet.mailbox.folders import Part
 from culm.fleet.mailbox.letters import Letter, Sender, body_of, encode_letter
 from culm.fleet.mailbox.maildir import MaildirPost
 from culm.fleet.mailbox.maildir_box import TEMP_AGE_S, Maildir
-from culm.fleet.mailbox.order import AHEAD_MAX_NS, LETTERS_MAX, PLACE_MAX, name_of
+from culm.fleet.mailbox.order import ABSURD_NS, LETTERS_MAX, PLACE_MAX, name_of
 from culm.fleet.times import format_time
 from culm.ids import LetterId
 from tests.support import WAIT_S, FakeClock, contract
@@ -222,7 +224,7 @@ def test_processes_that_write_while_the_owner_reads_lose_nothing_and_keep_their_
 
 
 BOOT = read_boot_id()
-HEAD = f"culm {BOOT}\n".encode()
+HEAD = f"culm {BOOT} {0:020d}\n".encode()
 LINE = f"{NOW_NS:020d}-a\n".encode()
 DAMAGED = {
     "empty": b"",
@@ -251,21 +253,43 @@ def test_a_damaged_journal_is_made_anew_and_no_letter_is_overtaken(
     assert names == [name_of(NOW_NS + n, one) for n, one in ((2, "c"), (3, "d"))]
     assert ids(claims + box.claim(9)) == ["a", "b", "c", "d"]
     lines = "".join(f"{NOW_NS + n:020d}-{one}\n" for n, one in enumerate("abcd"))
-    assert (root / ADDRESS / ".seq").read_bytes() == HEAD + lines.encode()
+    head, _, rest = (root / ADDRESS / ".seq").read_bytes().partition(b"\n")
+    assert (head[:-20], rest) == (HEAD[:-21], lines.encode())
 
 
-@pytest.mark.parametrize("place", [NOW_NS + AHEAD_MAX_NS + 10**12, PLACE_MAX])
-def test_a_letter_named_far_in_the_future_is_not_overtaken_and_then_forgotten(
+@contract("FLEET-P3")
+def test_places_do_not_go_back_when_the_journal_is_made_anew(box: Maildir) -> None:
+    ahead = replace(letter("x"), created_at=format_time(CLOCK.now_s() + 50))
+    *_, last = [box.deliver(replace(ahead, id=LetterId(f"l{n}"))) for n in range(LETTERS_MAX)]
+    for claim in box.claim(LETTERS_MAX):
+        box.ack(claim)
+    assert box.deliver(letter("after")).name[:20] > last.name[:20]
+
+
+@contract("FLEET-P3")
+@pytest.mark.parametrize("place", [NOW_NS + ABSURD_NS + 1, PLACE_MAX])
+def test_a_letter_named_absurdly_far_in_the_future_decides_no_order(
     box: Maildir, root: Path, place: int
 ) -> None:
-    """There is none behind the last place; of two letters there, the ids decide."""
     (root / ADDRESS / "new" / name_of(place, "a")).write_bytes(encode_letter(letter("a")))
-    assert box.deliver(letter("b")).name == name_of(min(place + 1, PLACE_MAX), "b")
+    names = [box.deliver(letter(one)).name for one in ("d", "c", "b")]
+    assert names == [name_of(NOW_NS + n, one) for n, one in enumerate("dcb")]
+    assert ids(box.claim(9)) == ["d", "c", "b", "a"]
+
+
+@pytest.mark.parametrize("part", [part.value for part in Part])
+def test_what_is_missing_of_a_mailbox_is_made_anew_by_its_owner(
+    box: Maildir, root: Path, part: str
+) -> None:
+    box.deliver(letter("a"))
+    for path in (root / ADDRESS / part).iterdir():
+        path.unlink()
+    (root / ADDRESS / part).rmdir()
+    box.recover()
+    box.deliver(letter("b"))
     claims = box.claim(9)
-    assert ids(claims) == ["a", "b"]
-    for claim in claims:
-        box.ack(claim)
-    assert box.deliver(letter("c")).name == name_of(NOW_NS, "c")
+    assert ids(claims)[-1] == "b"
+    assert box.bury(claims[-1])
 
 
 def test_a_writer_that_died_before_the_rename_leaves_nothing_that_is_read_or_stays(
@@ -478,3 +502,16 @@ def test_the_scan_passes_over_what_is_no_mailbox(box: Maildir, root: Path) -> No
     assert post_of(root).addresses(claimed=True) == []
     box.deliver(letter("a"))
     assert post_of(root).addresses() == [ADDRESS]
+
+
+@pytest.mark.parametrize("case", ["a file", "a link"])
+def test_where_nothing_can_be_kept_as_corrupt_the_rest_still_arrives_and_the_log_says_so(
+    box: Maildir, root: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    UNSAFE[case](root / ADDRESS / "corrupt")
+    (root / ADDRESS / "new" / name_of(1, "x")).write_bytes(b"no letter")
+    box.deliver(letter("a"))
+    assert ids(box.claim(9)) == ["a"]
+    assert ids(box.recover()) == ["a"]
+    assert "moved to corrupt" not in caplog.text
+    assert "no letter, and it stays" in caplog.text

@@ -72,6 +72,12 @@ class Folders:
             self._parts[part] = open_private(self._address, part.value, self.box)
         return self._parts[part]
 
+    def make_missing(self) -> None:
+        """Each part that is not there; raises OSError."""
+        for part in Part:
+            with suppress(FileExistsError):
+                os.mkdir(part.value, 0o700, dir_fd=self.box)
+
     def is_open(self, part: Part) -> bool:
         """Whether anything was done with it."""
         return part in self._parts

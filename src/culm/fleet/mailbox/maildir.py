@@ -48,9 +48,8 @@ class MaildirPost:
         except OSError as exc:
             raise MailboxFailed(address, exc.strerror or str(exc)) from exc
         with mailbox.opened() as box:
+            box.make_missing()
             for part in Part:
-                with suppress(FileExistsError):
-                    os.mkdir(part.value, 0o700, dir_fd=box.box)
                 box.part(part)
         return mailbox
 

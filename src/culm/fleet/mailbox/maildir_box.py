@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from culm.clock import Clock
+from culm.errors import AppError
 from culm.fleet.mailbox.base import (
     KEPT_MAX,
     Claim,
@@ -111,8 +112,9 @@ class Maildir:
         return claims
 
     def recover(self) -> list[Claim]:
-        """Removes also what dead writers left in `tmp/`."""
+        """Makes also what is missing of it, and removes what dead writers left in `tmp/`."""
         with self.opened() as box:
+            box.make_missing()
             box.remove_older(Part.TMP, self._clock.now_s() - TEMP_AGE_S)
             claims = [claim for name in box.names(Part.CUR) for claim in _read(box, name)]
             _trim(box)
@@ -160,16 +162,16 @@ class Maildir:
     def remove(self) -> None:
         """With its lock: a delivery is either removed too, or finds no mailbox."""
         with self.opened() as box:
-            with box.locked(self._lock_wait_s):
-                for part in Part:
-                    _remove_part(box, part)
             for attempt in range(REMOVE_TRIES):
+                with box.locked(self._lock_wait_s):
+                    for part in Part:
+                        _remove_part(box, part)
                 with suppress(FileNotFoundError):
                     os.unlink(SEQ, dir_fd=box.box)
                 try:
                     return os.rmdir(self._address, dir_fd=box.root)
                 except OSError as exc:
-                    # A delivery that came too late made the lock's file anew.
+                    # A delivery that came too late made the lock's file anew, or its owner a part.
                     if exc.errno != errno.ENOTEMPTY or attempt == REMOVE_TRIES - 1:
                         raise
 
@@ -213,7 +215,9 @@ class Maildir:
             os.fsync(box.box)
         elif journal.count < LETTERS_MAX and not is_ahead(journal.last, now_s):
             return journal
-        made = make_journal((*box.names(Part.NEW), *box.names(Part.CUR)), self._boot_id)
+        last = 0 if journal is None else journal.last
+        names = (*box.names(Part.NEW), *box.names(Part.CUR))
+        made = make_journal(names, self._boot_id, last, now_s)
         if journal is None or made.data != journal.data:
             os.ftruncate(seq, 0)
             # The first byte last: whoever is killed in between leaves a journal that is damaged.
@@ -271,9 +275,11 @@ def _read(box: Folders, name: str) -> list[Claim]:
         if exc.errno in _OURS:
             raise
         reason = exc.strerror or str(exc)
-    log.warning("moved to corrupt/: %s: %s", printable(name), reason)
-    with suppress(OSError):  # It stays claimed, and keeps no other back.
+    try:
         _quarantine(box, name)
+        log.warning("moved to corrupt/: %s: %s", printable(name), reason)
+    except (AppError, OSError) as exc:  # It stays claimed, and keeps no other back.
+        log.warning("no letter, and it stays: %s: %s; %s", printable(name), reason, exc)
     return []
 
 

@@ -23,7 +23,7 @@ from culm.fleet.mailbox.base import (
     read_letter,
 )
 from culm.fleet.mailbox.letters import BadLetter, Letter, encode_letter
-from culm.fleet.mailbox.order import LETTERS_MAX, name_of, next_place, parse_name
+from culm.fleet.mailbox.order import LETTERS_MAX, is_ahead, name_of, next_place, parse_name
 
 _Files = dict[str, tuple[Place, bytes]]  # By name: where it is, and what it says.
 
@@ -33,6 +33,7 @@ class _Disk:
     """What there is of one mailbox."""
 
     files: _Files = field(default_factory=_Files)
+    last: int = 0  # The last place given.
     synced: _Files | None = None  # As a loss of power leaves it; None if not even the mailbox.
 
     def names(self, *places: Place) -> list[str]:
@@ -124,9 +125,11 @@ class MemoryMailbox:
                     return Delivered(letter.id, name, again=True)
             if len(pending) >= LETTERS_MAX:
                 raise MailboxFull(self._address, letter.id)
-            found = [place for place in map(parse_name, pending) if place is not None]
-            last = found[-1][0] if found else 0
-            name = name_of(next_place(letter, last, self._clock.now_s()), letter.id)
+            now_s = self._clock.now_s()
+            found = [place[0] for place in map(parse_name, pending) if place is not None]
+            likely = (place for place in (disk.last, *found) if not is_ahead(place, now_s))
+            disk.last = next_place(letter, max(likely, default=0), now_s)
+            name = name_of(disk.last, letter.id)
             disk.files[name] = (Place.DELIVERED, data)
             disk.synced = dict(disk.files)
         return Delivered(letter.id, name)

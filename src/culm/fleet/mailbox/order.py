@@ -4,11 +4,12 @@ A letter's name is `<20 digits>-<id>.json`. The digits are its place: the sender
 since 1970, or one more than the letter before it has, whichever is more. So the order of names
 is the order of acceptance, whatever the clocks of senders say.
 
-The journal is the text of `.seq`: which boot of the machine it was written in, then the names of
-the letters accepted since it was last made anew, without their suffix. It saves a delivery from
-listing directories: its last line is the last place given, the number of its lines bounds the
-number of letters, and a letter that is delivered twice is found in it. All of it can be made from
-a listing, so it need not be durable: after a crash of the machine the boot is another one. Pure.
+The journal is the text of `.seq`: which boot of the machine it was written in and the last place
+that was given before it was made anew, then the names of the letters accepted since, without
+their suffix. It saves a delivery from listing directories: its last line is the last place given,
+the number of its lines bounds the number of letters, and a letter that is delivered twice is found
+in it. But for the place it can be made from a listing, so it need not be durable: after a crash of
+the machine the boot is another one. Pure.
 """
 
 import re
@@ -28,6 +29,9 @@ SUFFIX: Final = ".json"
 # A place is not further ahead of our clock: one sender with a wrong clock would else decide the
 # numbers of all later letters, and a year of five digits would not fit.
 AHEAD_MAX_NS: Final = 60 * 10**9
+# A clock that is put back by less must not make places go back. One that is further ahead, such as
+# that of a file which somebody has put there, counts for nothing: no place would be behind it.
+ABSURD_NS: Final = 86_400 * 10**9
 JOURNAL_BYTES_MAX: Final = (LETTERS_MAX + 2) * (DIGITS + STEM_CHARS_MAX + 2)
 _STEM = re.compile(r"([0-9]{20})-(.+)")
 
@@ -52,8 +56,8 @@ def next_place(letter: Letter, last: int, now_s: float) -> int:
 
 
 def is_ahead(place: int, now_s: float) -> bool:
-    """Whether it cannot have been given lately, unless a clock or the journal was wrong."""
-    return place > _nanoseconds(now_s) + AHEAD_MAX_NS + LETTERS_MAX
+    """Whether nobody can have given it, unless a clock or the journal was wrong."""
+    return place > _nanoseconds(now_s) + ABSURD_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +84,26 @@ def parse_journal(data: bytes, boot_id: str) -> Journal | None:
     head = _head(boot_id)
     if not data.startswith(head) or not data.endswith(b"\n") or len(data) > JOURNAL_BYTES_MAX:
         return None
-    if data == head:
-        return Journal(0, 0, data)
-    line = data[data.rfind(b"\n", 0, -1) + 1 : -1]
+    first, _, lines = data.partition(b"\n")
+    earlier = first[len(head) :].decode("utf-8", "replace")
+    if len(earlier) != DIGITS or not (earlier.isascii() and earlier.isdigit()):
+        return None
+    if not lines:
+        return Journal(int(earlier), 0, data)
+    line = lines[lines.rfind(b"\n", 0, -1) + 1 : -1]
     found = parse_name(line.decode("utf-8", "replace") + SUFFIX)
-    return None if found is None else Journal(found[0], data.count(b"\n") - 1, data)
+    if found is None:
+        return None
+    return Journal(max(found[0], int(earlier)), lines.count(b"\n"), data)
 
 
-def make_journal(names: Iterable[str], boot_id: str) -> Journal:
-    """Of the letters that are there."""
+def make_journal(names: Iterable[str], boot_id: str, last: int, now_s: float) -> Journal:
+    """Of the letters that are there; places go on from the `last` one given."""
     stems = sorted(name.removesuffix(SUFFIX) for name in names if parse_name(name) is not None)
-    data = _head(boot_id) + "".join(f"{stem}\n" for stem in stems).encode()
-    last = int(stems[-1][:DIGITS]) if stems else 0
-    return Journal(last, len(stems), data)
+    places = [last, *(int(stem[:DIGITS]) for stem in stems)]
+    last = max((place for place in places if not is_ahead(place, now_s)), default=0)
+    lines = "".join(f"{stem}\n" for stem in stems)
+    return Journal(last, len(stems), _head(boot_id) + f"{last:0{DIGITS}d}\n{lines}".encode())
 
 
 def journal_line(name: str) -> bytes:
@@ -100,7 +111,7 @@ def journal_line(name: str) -> bytes:
 
 
 def _head(boot_id: str) -> bytes:
-    return f"culm {boot_id}\n".encode()
+    return f"culm {boot_id} ".encode()
 
 
 def _nanoseconds(at_s: float) -> int:
