@@ -24,16 +24,18 @@ async def lines_of(folder: Path, script: str) -> list[str]:
 
 
 async def test_letters_are_sent_read_and_answered_with_and_without_a_server(folder: Path) -> None:
-    beside, before = SCRIPTS
+    """One block after the other, as somebody types them."""
+    typed = "\necho ---\n".join(SCRIPTS)
     async with open_machine(folder):
-        said = await lines_of(folder, beside)
+        lines = await lines_of(
+            folder, typed.replace("culm serve", f"culm serve --host unix://{folder}/s")
+        )
+    said, between = lines[: lines.index("---")], lines.index("---")
     assert "offline model" in said[0]
     states = [line.split()[1:3] for line in said[-3:]]
     assert states == [["delivered", "reply"], ["answered", "ask"], ["admitted", "task"]]
     assert any("plums.txt" in line for line in said)
-    said = await lines_of(
-        folder, before.replace("culm serve", f"culm serve --host unix://{folder}/s")
-    )
+    said = lines[between + 1 :]
     assert [line for line in said if line in ("delivered", "admitted")] == ["delivered", "admitted"]
     assert any("plums.txt" in line for line in said)
     assert said[-1].split()[:2] == ["worktrees", "ok"]

@@ -171,7 +171,8 @@ class LetterShown(Struct):
     from_: str = field(name="from")
     to: str = ""
     kind: LetterKind = "task"
-    # `delivered`: it lies in the mailbox. `admitted`: the round that contained it was committed.
+    # `delivered`: it lies in the mailbox. `admitted`: it was read, the model round that contained
+    # it was committed.
     state: Literal["delivered", "admitted", "answered", "expired", "dead"] = "delivered"
     correlation_id: str = ""
     answer_id: str = ""  # The reply to it.
