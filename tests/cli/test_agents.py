@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from culm.cli.agent_lines import ended_line
 from culm.clock import LoopClock
-from culm.ids import RunId, SessionId
+from culm.ids import AgentId, RunId, SessionId
 from culm.store.runs import end_run, start_run
 from culm.store.sessions import add_session
+from culm.wire.agents import Agent
 from culm.wire.endings import Ending
 from culm.workspace.roots import Roots, project_folder
-from tests.cli.conftest import Desk
+from tests.cli.conftest import Desk, Said
+from tests.cli.test_asks import say
+from tests.flow.agents_stage import held, open_agents, talk
 from tests.store.trees import TOP, open_tree
 
 RUN = RunId(f"r {TOP}")
@@ -55,3 +59,31 @@ async def test_that_states_are_old_is_told_where_no_server_is_and_somebody_has_n
     with open_tree(database) as tree:
         tree.do(end_run(RUN, Ending("end_turn")))
     assert desk.culm("agents").err == ""
+
+
+async def test_an_agent_is_stopped_by_its_id_and_nobody_is_said_to_have_cancelled_it(
+    tmp_path: Path, desk: Desk
+) -> None:
+    async with open_agents(tmp_path, talk("@ann", held())) as stage:
+        where = ("--host", stage.flow.url, "--dir", str(stage.flow.directory()))
+        ann = await stage.start_agent("@ann: go")
+        await stage.asked_by("@ann")
+        assert await say(desk, "stop", *where, ann.agent_id) == Said(0, "", "@ann: go: canceled\n")
+        assert (await stage.agent("@ann")).reason == ""
+        unknown = await say(desk, "stop", *where, "nobody")
+        assert unknown == Said(1, "", "culm: agent not found: nobody\n")
+    nobody = await say(desk, "stop", "--host", f"unix://{tmp_path}/s", "a")
+    assert nobody == Said(1, "", f"culm: nobody is at work in {desk.project}\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("", "canceled: 2,200 tokens, $0.5000"),
+        ("It has ended.", "canceled: It has ended; 2,200 tokens, $0.5000"),
+    ],
+)
+def test_the_last_line_of_an_agent_reads_as_one(reason: str, line: str) -> None:
+    agent = Agent(AgentId("a"), "", SessionId("s"), outcome="canceled", reason=reason)
+    agent.tokens, agent.cost = 2_200, 0.5
+    assert ended_line(agent) == line

@@ -163,7 +163,7 @@ def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFix
             f"{name} | {'x' * 200}",
             f"{name} | x",
             f"{name} | y",
-            f"{name} budget: It is used up: 1 token, $0.2500",
+            f"{name} budget: It is used up; 1 token, $0.2500",
             "[read README.md 2] started: worker, read REA",
             "tree: 3 agents, 1,234 tokens, $0.0123",
         ],

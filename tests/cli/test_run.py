@@ -71,7 +71,7 @@ def test_a_line_for_people_is_one_line_that_no_terminal_obeys() -> None:
 def test_a_bad_end_is_one_sentence_and_what_to_do(run: Run, words: str) -> None:
     said, hint = words_of(run)
     assert said == words
-    assert "culm run --session s" in hint
+    assert "culm run --session s 'go on'" in hint
 
 
 def test_a_hint_that_comes_with_the_failure_is_the_one_that_is_shown() -> None:

@@ -197,7 +197,13 @@ def list_(
     as_json: bool,  # noqa: FBT001
     data_dir: Path | None,
 ) -> None:
-    """List the agents and workers that serve now."""
+    """List the agents that serve now. The workers of a server are its own, and not listed.
+
+    \b
+    Example:
+      culm agent list
+      culm agent list --role reviewer --json
+    """
     import os
 
     from culm.cli.agents import fabric_of, show_agents

@@ -44,8 +44,9 @@ def started_line(agent: Agent, above: str) -> str:
 
 
 def ended_line(agent: Agent) -> str:
-    reason = f": {head_of(agent.reason)}" if agent.reason else ""
-    return f"{agent.outcome or 'gone'}{reason}: {used_text(agent.tokens, agent.cost)}"
+    used = used_text(agent.tokens, agent.cost)
+    reason = f"{head_of(agent.reason).removesuffix('.')}; " if agent.reason else ""
+    return f"{agent.outcome or 'gone'}: {reason}{used}"
 
 
 class AgentLines(CallNotes):

@@ -26,7 +26,7 @@ def fabric_dir_of(data_dir: Path) -> Path:
 
 
 def show_agents(fabric: Fabric, role: str, label: str, *, as_json: bool) -> None:
-    found = fabric.discover(role=role, label=label)
+    found = [one for one in fabric.discover(role=role, label=label) if _takes_calls(one)]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     elif found:
@@ -34,6 +34,11 @@ def show_agents(fabric: Fabric, role: str, label: str, *, as_json: bool) -> None
         click.echo("\n".join(columns([head, *map(_row, found)])))
     else:
         click.echo("no such agent is there" if role or label else "no agent is there", err=True)
+
+
+def _takes_calls(record: AgentRecord) -> bool:
+    """A worker that a process owns serves that one alone."""
+    return record.culm is None or record.culm.owner is None
 
 
 def _row(record: AgentRecord) -> Sequence[str]:
@@ -46,7 +51,7 @@ def get_agent(fabric: Fabric, name: str) -> AgentRecord:
     found = fabric.resolve(name) if is_safe_name(name) else None
     if found is not None:
         return found
-    known = fabric.discover()
+    known = [one for one in fabric.discover() if _takes_calls(one)]
     of_role = [record for record in known if name and record.role == name]
     if of_role:
         return of_role[0]

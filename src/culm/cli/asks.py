@@ -1,4 +1,4 @@
-"""`culm asks`, `culm answer`, `culm ps`: a look at what a server does for a directory.
+"""`culm asks`, `culm answer`, `culm ps`, `culm stop`: a look at what a server does for a directory.
 
 They join no workspace and start no server; where there is none, nothing is asked and nothing runs.
 """
@@ -22,6 +22,7 @@ from culm.cli.lines import columns
 from culm.client.http import Refused, RemoteWorkspace, open_client
 from culm.client.launch import Wanted, find_token, is_answered
 from culm.errors import Failed, InvalidRequest, NotFound
+from culm.wire.agents import Agent
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
 from culm.wire.processes import Process
 
@@ -157,6 +158,19 @@ def find_ask(asks: Sequence[AnyAsk], ask_id: str) -> AnyAsk:
     if len(found) > 1:
         raise InvalidRequest(f"{len(found)} open asks begin with {ask_id}", hint="give more of it")
     return found[0]
+
+
+def stop_agent(where: Where, agent_id: str) -> None:
+    """With all below it; raises `Failed` if there is none."""
+
+    async def stop(workspace: RemoteWorkspace) -> Agent:
+        return await workspace.cancel_agent(agent_id)
+
+    agent = _look(where, stop, None)
+    if agent is None:
+        raise NotFound(f"nobody is at work in {where.directory}")
+    state = agent.outcome if agent.state == "ended" else f"{agent.state}, and told to stop"
+    click.echo(f"{head_of(agent.name) or agent_id}: {state}", err=True)
 
 
 def age_text(age_s: float) -> str:

@@ -1,6 +1,6 @@
-"""The options of `culm asks`, `culm answer` and `culm ps`, which look at a server that runs.
+"""The options of `culm asks`, `culm answer`, `culm ps` and `culm stop`.
 
-What they need is imported when they run.
+They look at a server that runs. What they need is imported when they run.
 """
 
 from collections.abc import Callable
@@ -118,3 +118,20 @@ def ps(
     from culm.cli.asks import show_processes
 
     show_processes(_where(directory, host, token_file), as_json=as_json)
+
+
+@click.command()
+@click.argument("agent_id", metavar="AGENT")
+@_at_server
+def stop(agent_id: str, directory: Path, host: str | None, token_file: Path | None) -> None:
+    """Stop an agent that was started by another or by a client, and all below it.
+
+    AGENT is an id that `culm agents` lists. What it has done stays done.
+
+    \b
+    Example:
+      culm stop 1d9c6a52-6b0e-4f3e-9a3b-5f1d2c7e8a90
+    """
+    from culm.cli.asks import stop_agent
+
+    stop_agent(_where(directory, host, token_file), agent_id)

@@ -208,8 +208,8 @@ def trust(
     """Let a project's files set more than a stranger may.
 
     Without trust they may choose among your models, name context files inside the project and
-    say how things look. With it they may also name providers, addresses, headers, commands, tools
-    and permissions. What they want is shown first; then you are asked. Trust ends when a file
+    say how things look. With it they may also name providers, addresses, headers, commands, tools,
+    roles and permissions. What they want is shown first; then you are asked. Trust ends when a file
     changes. A server that runs takes notice within a second or two.
 
     \b

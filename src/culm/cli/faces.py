@@ -162,7 +162,7 @@ def note_line(words: str) -> None:
 
 def words_of(run: Run) -> tuple[str, str]:
     """What became of a run that did not end well, and what to do about it."""
-    go_on = f"`culm run --session {run.session_id}` goes on from here"
+    go_on = f"`culm run --session {run.session_id} 'go on'` goes on from here"
     # The details of a failure may bring their own hint, as a line.
     reason, _, own = ": ".join(filter(None, (run.title, run.details))).partition("\nhint: ")
     if run.state == "held":

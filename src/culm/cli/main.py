@@ -8,7 +8,7 @@ import click
 from culm import __version__
 from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
-from culm.cli.asks_commands import answer, asks, ps
+from culm.cli.asks_commands import answer, asks, ps, stop
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
@@ -40,7 +40,7 @@ def culm() -> None:
 
 
 for command in (
-    *(run, asks, answer, ps, agents, mail, serve, agent, worker),
+    *(run, asks, answer, ps, agents, stop, mail, serve, agent, worker),
     *(models, config, trust, doctor),
 ):
     culm.add_command(command)

@@ -26,7 +26,7 @@ from culm.client.http import Client, Refused, RemoteWorkspace, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
 from culm.client.stream import Follower, Mirror
 from culm.client.tree import Tree, open_tree
-from culm.errors import Failed, InvalidRequest, NotFound, RunNotFound
+from culm.errors import Failed, InvalidRequest, NotFound, RunNotFound, SessionNotFound
 from culm.ids import Ids, MessageId, SessionId
 from culm.wire.config import ProviderConfig, SelectedModel
 from culm.wire.messages import (
@@ -177,7 +177,8 @@ class _Asking:
             last = await self._catch_up(workspace, follower, run)
             shown.show_all()
             for agent in shown.at_work():
-                self._face.note(f"({head_of(agent.name)} goes on: agent {agent.agent_id})")
+                stop = f"`culm stop {agent.agent_id}` stops it"
+                self._face.note(f"({head_of(agent.name)} goes on; {stop})")
             self._face.end(run, full_text(last.parts) if last is not None else "", shown.agents)
             # Who lets go at once closes the workspace, and a model may still be naming the session.
             known = tree.sessions.get(session.id)
@@ -188,13 +189,22 @@ class _Asking:
 
     async def _session(self, workspace: RemoteWorkspace) -> Session:
         if self._options.session:
-            return await workspace.session(SessionId(self._options.session))
+            return await self._get_session(workspace)
         if not self._options.latest:
             return await workspace.create_session(title_of(self._options.prompt))
         sessions = await workspace.sessions()
         if not sessions:
             raise NotFound("there is no session to continue", hint="leave out --continue")
         return sessions[0]
+
+    async def _get_session(self, workspace: RemoteWorkspace) -> Session:
+        try:
+            return await workspace.session(SessionId(self._options.session))
+        except Refused as exc:
+            if exc.code != SessionNotFound.code:
+                raise
+            hint = "`culm agents` lists the sessions of this directory"
+            raise NotFound(exc.message, hint=hint) from exc
 
     async def _to_the_end(
         self, workspace: RemoteWorkspace, follower: Follower, tree: Tree, shown: TreeShown
@@ -240,7 +250,7 @@ class _Asking:
             elif loop.time() - heard_s > GONE_S:
                 raise Failed(
                     f"the server at {self._options.server.url} has gone in the middle of the run",
-                    hint="`culm run --continue` goes on in the same session",
+                    hint="`culm run --continue 'go on'` goes on in the same session",
                 )
             await asyncio.sleep(AGAIN_S)
 

@@ -16,7 +16,7 @@ from culm.store.base import Op, Tx
 from culm.store.sql import QUERIES
 from culm.wire.agents import Agent, RawAgent, Waiting, outcome_of_run
 from culm.wire.codec import decode, encode
-from culm.wire.endings import Ending, error_text
+from culm.wire.endings import CANCELED, Ending, error_text
 from culm.wire.runs import Limits, Used
 
 CUT_OFF = "its answer reached the most tokens that its model says at once"
@@ -85,12 +85,21 @@ def begin_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
 def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
     """Its present run has ended; the end of another of its runs is not its own."""
     outcome = outcome_of_run(ending.outcome)
-    reason = "" if outcome == "completed" else error_text(ending)[:REASON_CHARS_MAX]
-    if ending.outcome == "max_tokens":
-        reason = CUT_OFF
+    reason = _reason_of(ending)[:REASON_CHARS_MAX]
     row = tx.run("end_agent", outcome, reason, tx.now, agent_id, run_id).fetchone()
     if row is not None:
         _tell(tx, "agent_ended", "updated", row)
+
+
+def _reason_of(ending: Ending) -> str:
+    """What the outcome does not say. That it was a person who cancelled may not be so."""
+    if ending.outcome == "max_tokens":
+        return CUT_OFF
+    if ending == CANCELED or outcome_of_run(ending.outcome) == "completed":
+        return ""
+    if ending.title.lower() == ending.outcome:
+        return ending.details
+    return error_text(ending)
 
 
 def end_lost_agents(tx: Tx) -> None:
