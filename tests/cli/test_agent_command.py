@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from culm.cli.agent_call import Calling, call
@@ -30,7 +31,7 @@ from culm.fleet.executor import (
     completed,
     failed,
 )
-from culm.fleet.fabric.base import AgentRecord, renewed
+from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
 from culm.fleet.fabric.files import FileFabric
 from culm.fleet.fabric.memory import MemoryFabric
 from culm.fleet.parent.controls import Controls
@@ -95,6 +96,9 @@ def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: De
     fabric = FileFabric(desk.data_dir / "fabric", clock)
     fabric.publish(make_record("a1", "\x1b[2J", clock))
     fabric.publish(make_record("b2", "reader", clock))
+    # A worker of a server, which answers nobody else.
+    owned = Placed(start_ticks=1, world="another", owner=OwnerProcess(1, 1))
+    fabric.publish(msgspec.structs.replace(make_record("c3", "reader", clock), culm=owned))
     assert desk.culm("agent", "list").out.splitlines() == [
         "agent  role     labels  endpoint  pid",
         r"a1     \x1b[2J  fast    ws://e    7",

@@ -35,7 +35,7 @@ async def test_what_an_agent_of_an_agent_asks_is_seen_everywhere_and_answered_he
     folder: Path,
 ) -> None:
     async with open_offline(folder), open_seat(folder, NESTED) as seat:
-        await seat.until(PROMPT)
+        await seat.until(PROMPT.replace("this session", "this agent's session"))
         asked = await look(folder, "asks")
         assert "bash  Execute command: touch one (asked by have an agent run" in asked.stdout
         assert " > run touch one)" in asked.stdout

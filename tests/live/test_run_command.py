@@ -98,6 +98,12 @@ async def test_the_first_prompt_starts_a_server_and_the_next_one_uses_it(folder:
         assert call == '→ no_tool {"path":"README.md"}'
         assert result.startswith("✗ no_tool: There is no tool 'no_tool'.")
         pid = server_pid(folder)
+        unknown = await run(folder, "--session", "nope", "and", "now?")
+        assert unknown.status == 1
+        assert unknown.stderr.splitlines()[-2:] == [
+            "culm: session not found: nope",
+            "hint: `culm agents` lists the sessions of this directory",
+        ]
         second = await run(folder, "--continue", "and", "now?")
         assert second == Ended(0, "Again.", "")
         assert (server_pid(folder), starts(folder)) == (pid, 1)
