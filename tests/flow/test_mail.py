@@ -222,21 +222,21 @@ async def test_an_agent_has_one_mailbox_whether_it_is_named_by_its_id_or_its_ses
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "status", "words"),
     [
-        ({"from": "../evil"}, "a mailbox's id has 1 to 200 letters"),
-        ({"from": "nobody"}, "nobody of this project has the id nobody"),
-        ({"from": "cli-nobody"}, "nobody of this project has the id cli-nobody"),
-        ({"kind": "reply"}, "a reply answers a letter, and none is named"),
+        ({"from": "../evil"}, 400, "a mailbox's id has 1 to 200 letters"),
+        ({"from": "nobody"}, 404, "nobody of this project has the id nobody"),
+        ({"from": "cli-nobody"}, 404, "nobody of this project has the id cli-nobody"),
+        ({"kind": "reply"}, 400, "a reply answers a letter, and none is named"),
     ],
 )
 async def test_a_letter_of_nobody_or_a_reply_to_nothing_is_refused(
-    tmp_path: Path, more: dict[str, str], words: str
+    tmp_path: Path, more: dict[str, str], status: int, words: str
 ) -> None:
     async with open_agents(tmp_path, talk("@")) as stage:
         body = {"to": stage.session_id, "text": "hi", **more}
         answer = await stage.request("POST", "/mail", body)
-        assert (answer.status, words in answer.body.decode()) == (400, True)
+        assert (answer.status, words in answer.body.decode()) == (status, True)
         assert await letters_of(stage) == {}
 
 

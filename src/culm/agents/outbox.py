@@ -14,7 +14,7 @@ from culm.agents.means import Blocking
 from culm.agents.starting import Caller
 from culm.agents.tree import Agents
 from culm.clock import Clock
-from culm.errors import AppError, InvalidRequest, LetterNotFound
+from culm.errors import AppError, LetterNotFound, NotFound
 from culm.fleet.mailbox.base import NoMailbox, Post, check_address, has_mailbox
 from culm.fleet.mailbox.letters import Letter, Sender, body_of, shown_of, unanswered
 from culm.fleet.names import is_safe_stem
@@ -87,7 +87,7 @@ class Outbox:
         return to
 
     async def sender_of(self, from_: str) -> Sender:
-        """Whom a client writes as: nobody named is a person. Raises `InvalidRequest`."""
+        """Whom a client writes as: nobody named is a person. Raises `NotFound`."""
         if not from_:
             return Sender(session_id=PERSON)
         check_address(from_)
@@ -96,7 +96,7 @@ class Outbox:
             return Sender(session_id=recipient.address, agent_id=recipient.address)
         if from_.startswith(OUTSIDE) and await self._is_outside(from_):
             return Sender(session_id=from_, agent_id=from_)
-        raise InvalidRequest(
+        raise NotFound(
             f"from: nobody of this project has the id {from_}",
             hint=f"name an agent, a session or a mailbox that begins with {OUTSIDE}, or nobody",
         )

@@ -414,8 +414,7 @@ class Workspace:
         await self.workshop.start()
         if self._crew is not None:
             await self._crew.mail.drop_late()
-        now_s = self._clock.now_s()
-        away_s = 0.0 if alive_s is None else max(0.0, now_s - alive_s)
+        away_s = 0.0 if alive_s is None else max(0.0, self._clock.now_s() - alive_s)
         unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
         recovered = await self.store.write(unit)
         if recovered.ended or recovered.held:
