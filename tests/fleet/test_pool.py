@@ -91,6 +91,7 @@ UNLIKE_ONE: list[tuple[str, Json]] = [
     ("culm.own_tools", {"greet": {"command": "true", "description": "Greets."}}),
     ("culm.allowed_tools", ["bash"]),
     ("culm.context_paths", Context(["RULES.md"])),
+    ("culm.compacts", False),
 ]
 
 

@@ -165,13 +165,14 @@ class MailRoom:
             return
         task = self._tasks.create_task(self._look(address), name=f"mail of {address}")
         self._looking[address] = task
-        task.add_done_callback(lambda _: self._on_looked(address))
+        task.add_done_callback(lambda looked: self._on_looked(address, looked))
         self.on_busy()
 
-    def _on_looked(self, address: str) -> None:
+    def _on_looked(self, address: str, looked: asyncio.Task[None]) -> None:
         del self._looking[address]
-        if address in self._again:
-            self._again.remove(address)
+        was_rung = address in self._again
+        self._again.discard(address)
+        if was_rung and not looked.cancelled():
             self.look(address)
         self.on_busy()
 

@@ -143,12 +143,12 @@ class Outbox:
         noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
         try:
             await asyncio.shield(self._store.write(noted))
-            return await self.get(letter.id)
+            shown = await self.get(letter.id)
         except AppError as exc:  # It is safe all the same, and will be noted when it is read.
             log.info("letter %s is delivered, and not noted: %s", letter.id, exc.message)
-            return shown_of(letter, to)
-        finally:
-            self.on_delivered(to)
+            shown = shown_of(letter, to)
+        self.on_delivered(to)  # Of a sender that has left the next scan finds it.
+        return shown
 
     async def reply(
         self, letter_id: str, to: str, said: str | dict[str, Json], sender: Sender
