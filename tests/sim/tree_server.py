@@ -155,6 +155,7 @@ class Life:
             await workspace.start(self._alive_s)
             workspace.claim(Created(self._ids.client()))
             self.workspace = workspace
+            world.is_told = self.is_told
             self._up.set()
             await self._stopping.wait()
             self._close()
@@ -179,10 +180,17 @@ class Life:
     def live_runs(self) -> list[LiveRun]:
         return [] if self.workspace is None else self.workspace.runs.live()
 
+    def _find_run(self, run_id: str) -> LiveRun | None:
+        return None if self.workspace is None else self.workspace.runs.find(run_id)
+
+    def is_told(self, run_id: str) -> bool:
+        run = self._find_run(run_id)
+        return run is not None and run.is_told
+
     def paid_by(self, run_id: str) -> Sequence[str]:
         """It, and whom it works for, as far as this server knows."""
         chain: list[str] = [run_id]
-        run: LiveRun | None = None if self.workspace is None else self.workspace.runs.find(run_id)
+        run = self._find_run(run_id)
         while run is not None and run.duty is not None:
             run = run.duty.works_for
             if run is not None:

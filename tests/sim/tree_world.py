@@ -7,7 +7,7 @@ here as it happens; what is wrong at once is noted, too.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,8 @@ class TreeWorld(FleetWorld):
         self.in_flight_max: dict[tuple[str, int], int] = defaultdict(int)  # In one life.
         self.store_failed = False  # At some time.
         self.rebudgeted: set[str] = set()  # Runs whose limits somebody changed.
+        # Whether a run that waits was said to who works there: it is heard, or ends after that one.
+        self.is_told: Callable[[str], bool] = lambda _: False
         self.cut: set[tuple[str, int]] = set()  # Runs that a kill cut off, each with the life.
 
     def rows(self, sql: str, *values: str | int) -> Sequence[Any]:
