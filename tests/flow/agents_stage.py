@@ -134,7 +134,7 @@ class LoopWorker:
         self.endpoint = f"memory://{pid}"
         self.pid = pid
         self.task: asyncio.Task[None] | None = None
-        self.forge: Callable[[bytes], bytes] = lambda frame: frame
+        self.lie: Callable[[bytes], bytes] = lambda frame: frame  # What it says instead.
         self._clock = clock
         self._on_frame = on_frame
         self._listener = MemoryListener(str(pid), self._carry)
@@ -169,7 +169,7 @@ class LoopWorker:
         return ""
 
     async def _carry(self, frame: bytes) -> Sequence[bytes]:
-        return (self.forge(frame),) if await self._on_frame(self, frame) else ()
+        return (self.lie(frame),) if await self._on_frame(self, frame) else ()
 
     async def work(self) -> None:
         terms = serving_terms_of(self.provision, self._clock, self._services.ids)

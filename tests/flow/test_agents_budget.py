@@ -12,6 +12,7 @@ from tests.flow.agents_stage import (
     COST,
     TOKENS,
     LoopWorker,
+    OnFrame,
     calls,
     held,
     open_agents,
@@ -283,6 +284,19 @@ async def test_a_budget_of_a_session_is_that_of_the_prompt_that_runs_and_of_no_o
         assert (await stage.run(second)).steps == 2
 
 
+def lying(about: bytes, said: bytes, lie: bytes) -> OnFrame:
+    """A worker says something else in the frames about this."""
+
+    def changed(frame: bytes) -> bytes:
+        return re.sub(said, lie, frame) if about in frame else frame
+
+    async def arrives(worker: LoopWorker, frame: bytes) -> bool:
+        worker.lie = changed
+        return True
+
+    return arrives
+
+
 @pytest.mark.parametrize(
     ("said", "lie"),
     [
@@ -296,20 +310,12 @@ async def test_what_a_worker_says_it_has_used_is_not_believed_beyond_reason(
     tmp_path: Path, said: bytes, lie: bytes
 ) -> None:
     """Sums that are no numbers would be everybody's."""
-
-    def forge(frame: bytes) -> bytes:
-        return re.sub(said, lie, frame) if b'"usage_reported"' in frame else frame
-
-    async def arrives(worker: LoopWorker, frame: bytes) -> bool:
-        worker.forge = forge
-        return True
-
     async with open_agents(
         tmp_path,
         talk("@lead", start("@ann: go"), then="Over."),
         talk("@ann", *[calls("agent_list")] * 2, then="Ann."),
     ) as stage:
-        stage.launcher.on_frame = arrives
+        stage.launcher.on_frame = lying(b'"usage_reported"', said, lie)
         run_id = await stage.prompt("@lead: go")
         assert (await stage.heard.complete(run_id)).text == "Over."
         ann, run = await stage.agent("@ann"), await stage.run(run_id)
@@ -329,17 +335,10 @@ async def test_what_a_worker_says_it_has_used_is_not_believed_beyond_reason(
     ],
 )
 async def test_nobody_sets_less_than_nothing_aside(tmp_path: Path, said: bytes, lie: bytes) -> None:
-    def forge(frame: bytes) -> bytes:
-        return re.sub(said, lie, frame) if b'"reserve"' in frame else frame
-
-    async def arrives(worker: LoopWorker, frame: bytes) -> bool:
-        worker.forge = forge
-        return True
-
     async with open_agents(
         tmp_path, talk("@lead", start("@ann: go"), then="Over."), talk("@ann")
     ) as stage:
-        stage.launcher.on_frame = arrives
+        stage.launcher.on_frame = lying(b'"reserve"', said, lie)
         run_id = await stage.prompt("@lead: go", limits={"tokens": 5000})
         assert (await stage.heard.complete(run_id)).text == "Over."
         ann = await stage.agent("@ann")

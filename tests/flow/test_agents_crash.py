@@ -11,6 +11,7 @@ from tests.flow.agents_lives import open_lives
 from tests.flow.agents_stage import (
     COST,
     TOKENS,
+    AgentStage,
     LoopWorker,
     calls,
     held,
@@ -132,7 +133,21 @@ async def test_an_agent_that_a_client_started_is_interrupted_with_its_server_and
             assert [row[1] for row in rows] == ["@ann: go", "go on"]
 
 
-LISTS = [calls("agent_list")] * 8
+ONE = Settings(agents_at_once=1)
+LATER = (
+    talk("@lead", *one_after_the_other("@ann: go", "@bob: go"), then="Over."),
+    talk("@ann", held()),
+    talk("@bob", *[calls("agent_list")] * 8),
+)
+
+
+async def bob_waits(stage: AgentStage, **limits: int) -> str:
+    """Have ann take the only slot; the run that started both has ended."""
+    run_id = await stage.prompt("@lead: go", run_id="top", interactive=True, limits=limits)
+    await stage.asked_by("@ann")
+    stage.release(await stage.asked_by("@lead", 2))
+    await stage.heard.complete(run_id)
+    return (await stage.when("@bob", lambda bob: bob.waiting_for == "slot")).agent_id
 
 
 @contract("EXC-22")
@@ -140,48 +155,28 @@ LISTS = [calls("agent_list")] * 8
 async def test_the_budget_of_a_tree_holds_for_who_begins_under_the_next_server(
     tmp_path: Path, *, is_killed: bool
 ) -> None:
-    async with open_lives(
-        tmp_path,
-        talk("@lead", *one_after_the_other("@ann: go", "@bob: go"), then="Over."),
-        talk("@ann", held()),
-        talk("@bob", *LISTS),
-    ) as lives:
-        one = Settings(agents_at_once=1)
-        async with lives.next(one) as first:
-            run_id = await first.prompt("@lead: go", limits={"steps": 6})
-            await first.asked_by("@ann")
-            first.release(await first.asked_by("@lead", 2))
-            await first.heard.complete(run_id)
-            await first.when("@bob", lambda bob: bob.waiting_for == "slot")
+    async with open_lives(tmp_path, *LATER) as lives:
+        async with lives.next(ONE) as first:
+            await bob_waits(first, steps=6)
             if is_killed:
                 lives.kill()
-        async with lives.next(one) as stage:
+        async with lives.next(ONE) as stage:
             await stage.until_idle()
             bob = await stage.agent("@bob")
             assert bob.reason == "Limit reached: The run it works for has used its 6 steps."
-            assert (await stage.run(run_id)).tree_steps == 6
+            assert (await stage.run("top")).tree_steps == 6
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
 async def test_a_budget_that_was_changed_holds_under_the_next_server(
     tmp_path: Path, *, is_killed: bool
 ) -> None:
-    async with open_lives(
-        tmp_path,
-        talk("@lead", *one_after_the_other("@ann: go", "@bob: go"), then="Over."),
-        talk("@ann", held()),
-        talk("@bob", *LISTS),
-    ) as lives:
-        one = Settings(agents_at_once=1)
-        async with lives.next(one) as first:
-            await first.prompt("@lead: go")
-            await first.asked_by("@ann")
-            first.release(await first.asked_by("@lead", 2))
-            bob = await first.when("@bob", lambda bob: bob.waiting_for == "slot")
-            await first.done(bob.agent_id, "budget", steps=2)
+    async with open_lives(tmp_path, *LATER) as lives:
+        async with lives.next(ONE) as first:
+            await first.done(await bob_waits(first), "budget", steps=2)
             if is_killed:
                 lives.kill()
-        async with lives.next(one) as stage:
+        async with lives.next(ONE) as stage:
             await stage.until_idle()
             bob = await stage.agent("@bob")
             assert (bob.outcome, bob.tokens) == ("budget", 2 * TOKENS)
