@@ -208,11 +208,21 @@ def shown_below(agent_id: str) -> Callable[[sqlite3.Connection], list[RawAgent]]
     """Its whole tree without itself, those started first first; all there are if it is empty."""
 
     def query(connection: sqlite3.Connection) -> list[RawAgent]:
-        name, values = ("agents_below_shown", (agent_id,)) if agent_id else ("all_agents_shown", ())
-        rows = connection.execute(QUERIES[name], values)
+        if not agent_id:
+            rows = connection.execute(QUERIES["all_agents_shown"])
+        else:
+            rows = connection.execute(QUERIES["agents_below_shown"], _below(connection, agent_id))
         return [RawAgent(Raw(row[0].encode())) for row in rows]
 
     return query
+
+
+def _below(connection: sqlite3.Connection, agent_id: str) -> tuple[str, str]:
+    """Between which paths those are of all below it: they begin with its own, and go on."""
+    row = connection.execute(QUERIES["get_agent"], (agent_id,)).fetchone()
+    own: str = encode([agent_id]).decode() if row is None else row["path"]
+    begin = own.removesuffix("]")
+    return f"{begin},", f"{begin}-"  # What comes next after a comma.
 
 
 def agents_below(agent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:

@@ -36,12 +36,7 @@ SELECT * FROM agents WHERE no IN (SELECT no FROM below) ORDER BY no
 SELECT shown FROM agents ORDER BY no
 
 -- name: agents_below_shown
-WITH RECURSIVE below (no, id) AS (
-  SELECT no, id FROM agents WHERE parent_id = ?1
-  UNION
-  SELECT a.no, a.id FROM agents a JOIN below b ON a.parent_id = b.id
-)
-SELECT shown FROM agents WHERE no IN (SELECT no FROM below) ORDER BY no
+SELECT shown FROM agents WHERE no IN (SELECT no FROM agents WHERE path > ? AND path < ?) ORDER BY no
 
 -- name: agents_in_worktrees
 SELECT id FROM agents WHERE worktree <> '' ORDER BY no DESC

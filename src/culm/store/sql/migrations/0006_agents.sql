@@ -47,6 +47,7 @@ CREATE TABLE agents (
   )) STORED
 );
 CREATE INDEX agents_of_parent ON agents (parent_id, no, id);
+CREATE INDEX agents_by_path ON agents (path);  -- all below one are a range of it
 CREATE INDEX agents_in_worktrees ON agents (no) WHERE worktree <> '';
 CREATE INDEX agents_at_work ON agents (no) WHERE state <> 'ended';
 
