@@ -1,7 +1,7 @@
 """The table of claims, cell by cell. Its words are in docs/contract/workspaces.md."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -177,6 +177,7 @@ inputs = st.one_of(
 
 
 @given(st.lists(inputs, max_size=40))
+@example([Created(B), StreamClosed(B, 1), StreamOpened(B)])  # One that never opened closes nothing.
 def test_whatever_happens_a_claim_either_has_a_stream_or_a_timer(whats: list[Input]) -> None:
     step = Step(Claims(), Fate.KEEP)
     for what in whats:

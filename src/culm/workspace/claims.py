@@ -173,7 +173,7 @@ def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, Arm | N
             )
             return _put(claims, client_id, opened), None
         case StreamClosed(birth=birth, interactive=interactive):
-            if claim is None or claim.birth != birth:
+            if claim is None or claim.birth != birth or not claim.streams:
                 return claims, None
             claim = replace(
                 claim, streams=claim.streams - 1, interactive=claim.interactive - interactive
