@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from culm.agents.roles import BUILT_IN, roles_with, words_of
-from culm.agents.terms import Terms, Unfit, allowed_tools, plan_agent, top
+from culm.agents.terms import Terms, Unfit, allowed_tools, places_of, plan_agent, top
 from culm.config.schema import Role
 from culm.tools.office import Assignment
 from culm.wire.config import SelectedModel
@@ -62,7 +62,8 @@ def test_what_is_given_down_is_never_more_than_anybody_above_has(
     assert may <= set(tools)
     for named in (asked.tools, role.tools):
         assert named is None or may <= set(named)
-    assert (planned.terms.place, planned.terms.places) == ("/w", ["/v", "/w"])
+    assert places_of("", planned.terms) == planned.terms.places == ["/v", "/w"]
+    assert places_of("/x", planned.terms) == ["/v", "/w", "/x"]
     assert planned.is_read_only == (asked.read_only or role.read_only or is_read_only)
     assert planned.limits == Limits(
         wall_s=lower(asked.limits.wall_s, role.limits.wall_s),

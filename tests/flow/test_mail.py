@@ -10,16 +10,14 @@ from culm.agents.mail import ASKS_AT_ONCE, CLAIMS_MAX
 from culm.fleet.mailbox.base import Place
 from culm.fleet.mailbox.letters import encode_letter
 from culm.fleet.mailbox.order import name_of
-from culm.ids import RunId
 from culm.settings import Settings
 from culm.store.base import Job, run_group, together
 from culm.store.letters import add_letter
-from culm.store.runs import NewRun, accept_run, end_run, start_run
+from culm.store.runs import accept_run, end_run, start_run
 from culm.store.writer import connect
 from culm.wire.agents import LetterShown
 from culm.wire.codec import decode
 from culm.wire.endings import INTERRUPTED
-from culm.wire.runs import Limits
 from tests.flow.agents_lives import AWAY_S, open_lives
 from tests.flow.agents_stage import AgentStage, held, open_agents, talk
 from tests.flow.drive import until
@@ -35,24 +33,13 @@ from tests.flow.mail_stage import (
     ring,
     until_state,
 )
+from tests.store.trees import new_run
 from tests.support import WAIT_S, contract
 
 
 def leave_ask(stage: AgentStage, ask_id: str, asker: str) -> None:
     """As a server does that is killed while the agent works on it, and the next finds it."""
-    run = NewRun(
-        id=RunId(ask_id),
-        session_id=stage.session_id,
-        kind="prompt",
-        state="accepted",
-        given=False,
-        digest="",
-        prompt="",
-        attachments=(),
-        limits=Limits(),
-        provider="p",
-        model="m",
-    )
+    run = new_run(ask_id, stage.session_id)
     shown = LetterShown(ask_id, from_=asker, to=stage.session_id, kind="ask")
     unit = together(
         accept_run(run),

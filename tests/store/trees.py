@@ -74,24 +74,28 @@ def _rounded(value: object) -> object:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def _run(name: str, parent: str = "") -> Callable[[Tx], object]:
-    return accept_run(
-        NewRun(
-            id=RunId(f"r {name}"),
-            session_id=SessionId(name),
-            kind="prompt",
-            state="accepted",
-            given=False,
-            digest="",
-            prompt="",
-            attachments=(),
-            limits=Limits(),
-            provider="p",
-            model="m",
-            agent_id=name if parent else "",
-            parent_run_id=f"r {parent}" if parent else "",
-        )
+def new_run(run_id: str, session_id: str, *, agent_id: str = "", parent_run_id: str = "") -> NewRun:
+    """One of which nothing else matters."""
+    return NewRun(
+        id=RunId(run_id),
+        session_id=SessionId(session_id),
+        kind="prompt",
+        state="accepted",
+        given=False,
+        digest="",
+        prompt="",
+        attachments=(),
+        limits=Limits(),
+        provider="p",
+        model="m",
+        agent_id=agent_id,
+        parent_run_id=parent_run_id,
     )
+
+
+def _run(name: str, parent: str = "") -> Callable[[Tx], object]:
+    agent_id, above = (name, f"r {parent}") if parent else ("", "")
+    return accept_run(new_run(f"r {name}", name, agent_id=agent_id, parent_run_id=above))
 
 
 def agent_named(name: str, parent: str, above: tuple[str, ...]) -> NewAgent:

@@ -40,8 +40,8 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     prompt: str = ""  # Its role's words.
     tools: list[str] | None = None  # The only ones it may use; None are all there are.
     worktree: KeptWorktree | None = None  # Its own.
-    place: str = ""  # Where it works else: whoever started it works in a worktree.
-    places: list[str] = []  # Where all above it work, if not in the workspace itself.
+    # Where all above it work, if not in the workspace itself; the last is its own without one.
+    places: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,7 @@ def plan_agent(
         assignment.name.strip() or _name_of(assignment.prompt),
         name,
         choose(assignment.model or role.model, above.model),
-        Terms(
-            role.prompt,
-            _tools(assignment, role, above),
-            place=above.places[-1] if above.places else "",
-            places=list(above.places),
-        ),
+        Terms(role.prompt, _tools(assignment, role, above), places=list(above.places)),
         is_read_only,
         _limits(assignment.limits, role.limits),
     )
@@ -152,8 +147,7 @@ def _limits(asked: Limits, of_role: Limits) -> Limits:
 
 def places_of(worktree: str, terms: Terms) -> list[str]:
     """Where an agent and all above it work, if not in the workspace itself; its own is the last."""
-    own = worktree or terms.place
-    return [*(place for place in terms.places if place != own), own] if own else []
+    return [*terms.places, worktree] if worktree else terms.places
 
 
 def allowed_tools(names: Collection[str], terms: Terms) -> list[str]:
