@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from culm.assemble import open_server
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.custody.nobody import NoCustody
 from culm.fleet.parent.base import LaunchFailed

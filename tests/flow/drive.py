@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.client.http import Client, Refused
 from culm.client.stream import Lines, Mirror, Stream, Told
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId
 from culm.server.listen import Address, UnixAddress
 from culm.workspace.roots import project_folder

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from culm.client.http import RemoteWorkspace
 from culm.client.stream import Lines, Told
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId, SessionId
 from culm.run.live import LiveRun
 from culm.settings import Settings

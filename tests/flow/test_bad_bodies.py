@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.server.api import Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX

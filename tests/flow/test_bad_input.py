@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.server import app, problems
 from culm.server.connection import HEAD_BYTES_MAX

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused, RemoteWorkspace
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from tests.flow.conftest import FlowServer, open_flow

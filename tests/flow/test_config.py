@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.client.http import Client, Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
 from culm.wire.agent import AgentInfo

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import ModelServer, open_model_server
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import closed, held_database, until

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from culm.client.http import RemoteWorkspace
 from culm.client.stream import Told
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.run.draft import Draft
 from culm.run.messages import Messages

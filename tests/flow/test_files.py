@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from culm.client.http import Refused, RemoteWorkspace
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.store.history import add_file
 from culm.wire.codec import decode

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.server.api import Api, Route
 from culm.server.app import open_http

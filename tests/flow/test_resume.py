@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import RemoteWorkspace
 from culm.client.stream import Lines, Mirror, open_mirror
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages

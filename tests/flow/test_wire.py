@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.server.app import KEEPALIVE_S
 from culm.server.listen import UnixAddress

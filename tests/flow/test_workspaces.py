@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.client.http import Client, Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace, Workspace

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId, RunId, SessionId, WorkspaceId
 from culm.testing.model_server import ModelServer
 from culm.wire import workspaces as wire

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
 from culm.testing.script import Reply, ScriptedCall

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from culm.client.http import Client, RemoteWorkspace
+from culm.client.http import Client
 from culm.client.stream import Stream, Told
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
 from culm.testing.script import Reply, Rule, Script

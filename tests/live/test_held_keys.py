@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Client, Refused, RemoteWorkspace
+from culm.client.http import Client, Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.run.rules import BEHIND_INTERRUPTED
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply

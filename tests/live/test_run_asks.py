@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall
 from tests.live.found import RUN

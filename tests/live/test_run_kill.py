@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED, words_for_call
 from culm.testing.model_server import open_model_server

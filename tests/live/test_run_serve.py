@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused, RemoteWorkspace
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED
 from culm.testing.model_server import open_model_server

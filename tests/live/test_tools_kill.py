@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import RemoteWorkspace
+from culm.client.workspace import RemoteWorkspace
 from culm.custody.base import Exit
 from culm.ids import SessionId
 from culm.run.rules import words_for_call

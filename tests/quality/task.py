@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from culm.assemble import open_server
-from culm.client.http import Client, RemoteWorkspace, open_client
+from culm.client.http import Client, open_client
+from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.ids import Ids, SessionId
 from culm.testing.model_server import ModelServer, open_model_server

@@ -19,8 +19,9 @@ from culm.cli.call_lines import head_of
 from culm.cli.call_notes import path_text
 from culm.cli.desk import HOW, parse_response
 from culm.cli.lines import columns
-from culm.client.http import Refused, RemoteWorkspace, open_client
+from culm.client.http import Refused, open_client
 from culm.client.launch import Wanted, find_token, is_answered
+from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
 from culm.wire.agents import Agent
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse

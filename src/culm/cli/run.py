@@ -22,10 +22,11 @@ from culm.cli.json_lines import JsonLines
 from culm.cli.shown import TreeShown
 from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
-from culm.client.http import Client, Refused, RemoteWorkspace, open_client
+from culm.client.http import Client, Refused, open_client
 from culm.client.launch import Launch, Wanted, attach, find_token
 from culm.client.stream import Follower, Mirror
 from culm.client.tree import Tree, open_tree
+from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound, RunNotFound, SessionNotFound
 from culm.ids import Ids, MessageId, SessionId
 from culm.wire.config import ProviderConfig, SelectedModel

@@ -23,7 +23,8 @@ from culm.errors import Failed, InvalidRequest
 from culm.settings import DETACHED, default_data_dir, default_host
 
 if TYPE_CHECKING:  # What speaks HTTP is slow to import; a server can start meanwhile.
-    from culm.client.http import Client, RemoteWorkspace
+    from culm.client.http import Client
+    from culm.client.workspace import RemoteWorkspace
 
 START_S = 10.0  # A cold interpreter on a busy machine takes two.
 PROBE_S = 0.2  # As long as a server takes to tell a live socket from a stale one.

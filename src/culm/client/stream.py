@@ -15,7 +15,8 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from culm.client.http import Refused, RemoteWorkspace
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, MessageId, RunId, SessionId
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
 from culm.wire.codec import decode

@@ -13,8 +13,8 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from culm.client.http import RemoteWorkspace
 from culm.client.stream import Follower, Gap, Mirror, Stream, Told, open_follower
+from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, QuestionChanged
