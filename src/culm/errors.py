@@ -33,6 +33,12 @@ class Failed(AppError):
     """It was tried and did not work."""
 
 
+class NoServer(Failed):
+    """There is no server to talk to, and none can be started."""
+
+    code = "no_server"
+
+
 class InvalidRequest(Rejected):
     code, status = "invalid_request", 400
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode
 
-import aiohttp
-
 from culm.client.stream import Lines, Told
+from culm.client.transport import Answer as Incoming
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId, SessionId
 from culm.run.live import LiveRun
@@ -40,9 +39,9 @@ T = TypeVar("T")
 class Heard:
     """One client's event stream, decoded as it comes."""
 
-    def __init__(self, content: aiohttp.StreamReader) -> None:
+    def __init__(self, answer: Incoming) -> None:
         self.told: list[Told] = []
-        self._content = content
+        self._answer = answer
         self._lines = Lines()
 
     async def until(self, is_it: Callable[[Told], bool]) -> Told:
@@ -52,7 +51,7 @@ class Heard:
                 for told in self.told:
                     if is_it(told):
                         return told
-                data = await self._content.readany()
+                data = await self._answer.piece()
                 assert data, f"the stream ended after {[told.type for told in self.told]}"
                 self.told += self._lines.feed(data)
 
@@ -113,8 +112,8 @@ async def open_heard(
     """Listen while in the block; attached once this is entered."""
     query = {"client_id": remote.client.id, "view": view} | ({"cursor": cursor} if cursor else {})
     path = remote.path(f"/events?{urlencode(query)}")
-    async with remote.client.stream(path, idle_timeout_s=2 * WAIT_S) as response:
-        yield Heard(response.content)
+    async with remote.client.stream(path) as answer:
+        yield Heard(answer)
 
 
 # --- the whole

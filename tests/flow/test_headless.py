@@ -63,9 +63,7 @@ async def test_whoever_sits_there_has_five_minutes_and_then_the_run_ends_denied(
     tool = Probe("look", asks=True)
     async with open_asking(tmp_path, script(calling("look")), tool) as stage:
         query = f"client_id={stage.remote.client.id}&interactive={int(how == 'says')}"
-        async with stage.remote.client.stream(
-            stage.remote.path(f"/events?{query}"), idle_timeout_s=60
-        ):
+        async with stage.remote.client.stream(stage.remote.path(f"/events?{query}")):
             if how == "looks":
                 await stage.remote.look_at(stage.session_id)
             run_id = await stage.prompt("Hi.", run_id="r-1")
@@ -93,7 +91,7 @@ async def test_whoever_has_left_is_not_waited_for(tmp_path: Path, who: str) -> N
         def streams() -> int:
             return sum(claim.streams for claim in workspace.claims.by_client.values())
 
-        async with visitor.stream(target, idle_timeout_s=60):
+        async with visitor.stream(target):
             assert streams() == 2
         await until(lambda: streams() == 1)
         await stage.heard.complete(await stage.prompt("Hi.", run_id="r-1"))

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import count, cycle
 from pathlib import Path
 
-import aiohttp
-
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED, words_for_call
@@ -268,7 +266,7 @@ async def post_until_cut(
         body = Prompt(session_id, name, name, limits=Limits(steps=1))
         try:
             await remote.client.request("POST", remote.path("/agent"), body)
-        except aiohttp.ClientError:
+        except OSError:
             break
         acknowledged.append(name)
         await asyncio.sleep(0.005)

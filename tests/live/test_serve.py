@@ -88,12 +88,10 @@ async def test_a_signal_ends_the_server_with_status_0_and_leaves_no_socket(
         open_client_of(server) as client,
     ):
         remote = await client.open_workspace(make_directory(folder))
-        async with client.stream(
-            remote.path(f"/events?client_id={client.id}"), idle_timeout_s=WAIT_S
-        ) as content:
+        async with client.stream(remote.path(f"/events?client_id={client.id}")) as answer:
             ended = await server.end(number)
             async with asyncio.timeout(WAIT_S):
-                await content.read()  # The stream of a client that stayed has ended, too.
+                await answer.read()  # The stream of a client that stayed has ended, too.
         assert (ended.status, ended.stderr.count("Traceback")) == (0, 0)
         assert not (folder / "s").exists()
 

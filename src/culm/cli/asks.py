@@ -3,15 +3,9 @@
 They join no workspace and start no server; where there is none, nothing is asked and nothing runs.
 """
 
-import asyncio
-import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
-import aiohttp
 import click
 import msgspec
 
@@ -19,15 +13,14 @@ from culm.cli.call_lines import head_of
 from culm.cli.call_notes import path_text
 from culm.cli.desk import HOW, parse_response
 from culm.cli.lines import columns
-from culm.client.http import Refused, open_client
-from culm.client.launch import Wanted, find_token, is_answered
+from culm.cli.place import Where
+from culm.cli.server import look
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
 from culm.wire.agents import Agent
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
 from culm.wire.processes import Process
 
-T = TypeVar("T")
 AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
 Names = Mapping[str, str]  # Of agents, by their ids.
 
@@ -40,19 +33,12 @@ ACTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    directory: Path  # Real.
-    server: Wanted
-    token_file: Path | None = None
-
-
 def show_asks(where: Where, *, as_json: bool) -> None:
-    async def look(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
+    async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
         asks = await _all_in(workspace)
         return asks, await _names_in(workspace, asks)
 
-    found, names = _look(where, look, ([], {}))
+    found, names = look(where, all_asks, ([], {}))
     rows = [(ask.request.id[:ID_CHARS], *row) for ask in found for row in rows_of(ask, names)]
     _show(found, rows, "nothing is asked here", as_json=as_json)
 
@@ -93,7 +79,7 @@ async def _names_in(workspace: RemoteWorkspace, asks: Sequence[AnyAsk]) -> dict[
 
 
 def show_processes(where: Where, *, as_json: bool) -> None:
-    found = _look(where, RemoteWorkspace.processes, [])
+    found = look(where, RemoteWorkspace.processes, [])
     rows = [
         (str(one.pid), one.kind, age_text(one.age_s), size_text(one.rss_bytes), _command_of(one))
         for one in found
@@ -112,7 +98,7 @@ def answer_ask(where: Where, ask_id: str, answers: Sequence[str]) -> None:
             raise Failed("it is not open any more: somebody was faster, or the run has ended")
         return [f"{state}: {kind}: {words}" for kind, words in rows_of(ask, names)]
 
-    answered = _look(where, give, None)
+    answered = look(where, give, None)
     if answered is None:
         raise NotFound(f"nothing is asked in {where.directory}")
     for line in answered:
@@ -167,7 +153,7 @@ def stop_agent(where: Where, agent_id: str) -> None:
     async def stop(workspace: RemoteWorkspace) -> Agent:
         return await workspace.cancel_agent(agent_id)
 
-    agent = _look(where, stop, None)
+    agent = look(where, stop, None)
     if agent is None:
         raise NotFound(f"nobody is at work in {where.directory}")
     state = agent.outcome if agent.state == "ended" else f"{agent.state}, and told to stop"
@@ -198,28 +184,3 @@ def _show(
         click.echo("\n".join(columns(rows)))
     else:
         click.echo(none, err=True)
-
-
-def _look(where: Where, look: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
-    """What is seen in the workspace, or `none` if no server has it; raises `Failed`."""
-
-    async def run() -> T:
-        async with _open_workspace(where) as workspace:
-            return none if workspace is None else await look(workspace)
-
-    try:
-        return asyncio.run(run())
-    except Refused as exc:
-        raise Failed(exc.message, hint=exc.hint) from exc
-    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-        raise Failed(f"cannot reach the server at {where.server.url}: {exc}") from exc
-
-
-@asynccontextmanager
-async def _open_workspace(where: Where) -> AsyncGenerator[RemoteWorkspace | None]:
-    if where.server.can_start and not is_answered(where.server.url):
-        yield None
-        return
-    token = find_token(where.server, where.token_file, os.environ)
-    async with open_client(where.server.url, token=token) as client:
-        yield await client.find_workspace(where.directory)

@@ -3,55 +3,22 @@
 They look at a server that runs. What they need is imported when they run.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.options import directory_option
+from culm.cli.options import at_server, json_option
 
-if TYPE_CHECKING:  # Only `click` is needed to print a help.
-    from culm.cli.asks import Where
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _at_server(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that say which workspace of which server is meant."""
-    host = click.option(
-        "--host",
-        envvar="CULM_HOST",
-        metavar="URL",
-        help="The server, as for `culm run`. None is started.",
-    )
-    token_file = click.option(
-        "--token-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Bearer token for TCP, as for `culm run`.",
-    )
-    return directory_option(host(token_file(command)))
-
-
-def _where(directory: Path, host: str | None, token_file: Path | None) -> "Where":
-    import os
-
-    from culm.cli.asks import Where
-    from culm.client.launch import Wanted
-    from culm.settings import default_host
-
-    return Where(directory.resolve(), Wanted(host or default_host(os.environ)), token_file)
+if TYPE_CHECKING:
+    from culm.cli.place import Where
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
-@_at_server
+@json_option
+@at_server
 def asks(
     as_json: bool,  # noqa: FBT001 - click passes by name
-    directory: Path,
-    host: str | None,
-    token_file: Path | None,
+    where: "Where",
 ) -> None:
     """List what the agents of this directory wait for permission for, the latest first.
 
@@ -65,19 +32,17 @@ def asks(
     """
     from culm.cli.asks import show_asks
 
-    show_asks(_where(directory, host, token_file), as_json=as_json)
+    show_asks(where, as_json=as_json)
 
 
 @click.command()
 @click.argument("ask_id", metavar="ID")
 @click.argument("answers", nargs=-1, required=True, metavar="ANSWER...")
-@_at_server
+@at_server
 def answer(
     ask_id: str,
     answers: tuple[str, ...],
-    directory: Path,
-    host: str | None,
-    token_file: Path | None,
+    where: "Where",
 ) -> None:
     """Answer what `culm asks` lists; the first answer counts, here or in another client.
 
@@ -94,17 +59,15 @@ def answer(
     """
     from culm.cli.asks import answer_ask
 
-    answer_ask(_where(directory, host, token_file), ask_id, answers)
+    answer_ask(where, ask_id, answers)
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
-@_at_server
+@json_option
+@at_server
 def ps(
     as_json: bool,  # noqa: FBT001 - click passes by name
-    directory: Path,
-    host: str | None,
-    token_file: Path | None,
+    where: "Where",
 ) -> None:
     """List the processes that run for this directory: commands, jobs, hooks, agents' workers.
 
@@ -117,13 +80,13 @@ def ps(
     """
     from culm.cli.asks import show_processes
 
-    show_processes(_where(directory, host, token_file), as_json=as_json)
+    show_processes(where, as_json=as_json)
 
 
 @click.command()
 @click.argument("agent_id", metavar="AGENT")
-@_at_server
-def stop(agent_id: str, directory: Path, host: str | None, token_file: Path | None) -> None:
+@at_server
+def stop(agent_id: str, where: "Where") -> None:
     """Stop an agent that was started by another or by a client, and all below it.
 
     AGENT is an id that `culm agents` lists. What it has done stays done.
@@ -134,4 +97,4 @@ def stop(agent_id: str, directory: Path, host: str | None, token_file: Path | No
     """
     from culm.cli.asks import stop_agent
 
-    stop_agent(_where(directory, host, token_file), agent_id)
+    stop_agent(where, agent_id)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import aiohttp
-
 from culm.cli.call_lines import MARGIN, diff_lines, head_of
 from culm.cli.call_notes import path_text
 from culm.cli.faces import Face, Plain
@@ -44,7 +42,6 @@ ANSWERS = {
     **dict.fromkeys(("w", "workspace"), "allow_workspace"),
     **dict.fromkeys(("n", "no"), "deny"),
 }
-_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class Lines(Protocol):
@@ -121,7 +118,7 @@ class Desk:
                 try:
                     await self._ask(ask)
                     self._seen.add(ask_id)
-                except (Refused, *_UNREACHABLE) as exc:
+                except (Refused, OSError) as exc:
                     self._face.note(f"(cannot answer: {exc}; trying again)")
                     await asyncio.sleep(AGAIN_S)
 

@@ -23,8 +23,6 @@ async def ring(server: Wanted, project: Project, agent: str, env: Mapping[str, s
     """Ring once; whatever comes of it is no error."""
     if server.can_start and not is_answered(server.url):
         return NOBODY
-    import aiohttp  # Slow to import, and not needed where nobody is.
-
     from culm.client.http import Refused, open_client
     from culm.wire.agents import RingProject
 
@@ -34,7 +32,7 @@ async def ring(server: Wanted, project: Project, agent: str, env: Mapping[str, s
             await client.request("POST", "/v1/mail/ring", RingProject(str(project.path), agent))
     except Refused as exc:
         return Rung(is_there=True, words=f"the server at {server.url} says: {exc.message}")
-    except (aiohttp.ClientError, OSError) as exc:  # A time-out is one.
+    except OSError as exc:  # A time-out is one.
         reason = str(exc) or "it does not answer"
         return Rung(is_there=True, words=f"cannot ring the server at {server.url}: {reason}")
     return Rung(is_there=True)

@@ -11,20 +11,33 @@ from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, asks, ps, stop
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
-from culm.cli.exits import EXIT_FAILED, EXIT_USAGE
+from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
 from culm.cli.mail_command import mail
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.cli.streams import CannotWrite, fill_streams, let_go
 from culm.cli.worker_command import worker
-from culm.errors import AppError, InvalidRequest
-
-# 0 is a clean end; 4 a cancelled run; 128 + n a second signal n.
+from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
 HELP_OPTIONS = ["-h", "--help"]
 
 
-@click.group(context_settings={"help_option_names": HELP_OPTIONS})
+class Commands(click.Group):
+    """Commands that are offered when somebody mistypes one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None:
+            import difflib  # Not needed by whoever types well.
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 3, 0.5)
+            which = f"; did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"there is no command {args[0]!r}{which}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": HELP_OPTIONS})
 @click.version_option(__version__, message="%(version)s")
 def culm() -> None:
     """One long-lived agent server that many clients share.
@@ -36,6 +49,13 @@ def culm() -> None:
       culm models                            which models it may ask, and why
       culm serve                             on your own socket
       culm serve --host tcp://127.0.0.1:0    on any free port, with a token
+
+    \b
+    Exit status:
+      0  done                    4  cancelled
+      1  failed; stderr says why 5  the budget or the time was used up
+      2  wrong usage             6  there is no server, and none can be started
+      3  denied                  128 + n  ended by signal n
     """
 
 
@@ -50,13 +70,38 @@ def main() -> None:
     """Run, and say what failed and what to do about it."""
     fill_streams()
     try:
-        culm()
+        sys.exit(culm.main(standalone_mode=False))
     except AppError as exc:
-        click.echo(f"culm: {exc.message}", err=True)
-        if exc.hint:
-            click.echo(f"hint: {exc.hint}", err=True)
-        sys.exit(EXIT_USAGE if isinstance(exc, InvalidRequest) else EXIT_FAILED)
+        _say(exc.message, exc.hint)
+        sys.exit(status_of(exc))
+    except click.UsageError as exc:
+        about = exc.ctx.command_path if exc.ctx is not None else "culm"
+        _say(exc.format_message(), f"`{about} --help` explains it, with an example")
+        sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        _say(exc.format_message())
+        sys.exit(exc.exit_code)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except CannotWrite as exc:
+        sys.exit(let_go(exc))
     except OSError as exc:
-        if exc.errno != errno.ENOSPC:
+        if exc.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
         sys.exit(let_go(CannotWrite(exc)))
+
+
+def status_of(exc: AppError) -> int:
+    match exc:
+        case InvalidRequest() | NotFound():
+            return EXIT_USAGE
+        case NoServer():
+            return EXIT_NO_SERVER
+        case _:
+            return EXIT_FAILED
+
+
+def _say(message: str, hint: str = "") -> None:
+    click.echo(f"culm: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)

@@ -5,13 +5,10 @@ server's: it goes on if this process is killed.
 """
 
 import asyncio
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-import aiohttp
 import click
 
 from culm.cli.call_lines import head_of
@@ -19,11 +16,14 @@ from culm.cli.desk import Desk, Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
 from culm.cli.faces import Face, Plain
 from culm.cli.json_lines import JsonLines
+from culm.cli.place import Where
+from culm.cli.server import in_words
 from culm.cli.shown import TreeShown
 from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
-from culm.client.http import Client, Refused, open_client
-from culm.client.launch import Launch, Wanted, attach, find_token
+from culm.client.connect import open_connected
+from culm.client.http import Refused
+from culm.client.launch import Starter
 from culm.client.stream import Follower, Mirror
 from culm.client.tree import Tree, open_tree
 from culm.client.workspace import RemoteWorkspace
@@ -47,18 +47,13 @@ LOOK_S = 2.0  # A server that died says nothing, so it is asked as often as this
 GONE_S = 8.0  # Somebody who restarts it has done so by then, on a busy machine too.
 CATCH_UP_S = 2.0  # What is stored has been told; it may still be on its way.
 CANCEL_S = 10.0  # The server itself gives up on what does not stop after 5 s.
-LEAVE_S = 1.0
 TITLE_CHARS = 50
-
-_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     prompt: str
-    server: Wanted
-    directory: Path
-    token_file: Path | None = None
+    where: Where
     session: str = ""  # An id; nothing for a new one ...
     latest: bool = False  # ... or for the one that was used last.
     model: str = ""
@@ -67,28 +62,22 @@ class RunOptions:
     interactive: bool = False  # A person is at this terminal, and can be asked.
 
 
-def run_prompt(options: RunOptions, launch: Launch | None) -> int:
-    """Run to the end and return the exit status; raises `AppError`. `launch` has begun."""
+def run_prompt(options: RunOptions, starter: Starter) -> int:
+    """Run to the end and return the exit status; raises `AppError`. The start may have begun."""
     has_rules = options.approve is not None
     plain = Plain(has_rules=has_rules)
     face = JsonLines() if options.as_json else plain
     lines = Terminal(plain) if options.interactive else None
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_Asking(options, face, lines).run(launch))
+            return runner.run(_Asking(options, face, lines).run(starter))
     except asyncio.CancelledError:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
     except CannotWrite as exc:
         return let_go(exc, "the run goes on")
-    except Refused as exc:
-        needs_token = exc.status == 401
-        hint = "give the server's token file as --token-file" if needs_token else exc.hint
-        raise Failed(exc.message, hint=hint) from exc
-    except _UNREACHABLE as exc:
-        reason = str(exc) or type(exc).__name__
-        message = f"cannot reach the server at {options.server.url}: {reason}"
-        raise Failed(message, hint="`culm serve` starts one") from exc
+    except (Refused, OSError) as exc:
+        raise in_words(exc, options.where.server.url) from exc
 
 
 # --- what is written
@@ -128,7 +117,7 @@ class _Asking:
         self._asked = False  # From here on a signal is for the run.
         self._interrupted = asyncio.Event()
 
-    async def run(self, launch: Launch | None) -> int:
+    async def run(self, starter: Starter) -> int:
         options = self._options
         task = asyncio.current_task()
         assert task is not None, "this runs in a task"
@@ -140,12 +129,8 @@ class _Asking:
 
         with cancelling(asyncio.get_running_loop(), cancel):
             try:
-                if launch is not None:
-                    await launch.ready()
-                token = find_token(options.server, options.token_file, os.environ)
-                async with open_client(options.server.url, token=token) as client:
-                    workspace = await attach(client, options.server, options.directory, os.environ)
-                    return await self._ask(workspace)
+                async with open_connected(starter, options.where.token_file) as client:
+                    return await self._ask(await client.open_workspace(options.where.directory))
             except ExceptionGroup as exc:
                 raise exc.exceptions[0] from exc
 
@@ -185,7 +170,7 @@ class _Asking:
             known = tree.sessions.get(session.id)
             is_named = known is None or known.title != title_of(options.prompt)
         if is_named or run.outcome != "end_turn":
-            await _retire(workspace.client)
+            await workspace.client.leave()
         return EXITS.get(run.outcome or "", EXIT_FAILED)
 
     async def _session(self, workspace: RemoteWorkspace) -> Session:
@@ -230,7 +215,7 @@ class _Asking:
         await self._interrupted.wait()
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         self._face.note("(cancelling; once more to leave at once)")
-        with suppress(Refused, *_UNREACHABLE):  # What came of it is told by the run itself.
+        with suppress(Refused, OSError):  # What came of it is told by the run itself.
             await workspace.cancel_run(self._run_id)
 
     async def _follow(
@@ -249,8 +234,9 @@ class _Asking:
             if run is not None:
                 heard_s = loop.time()
             elif loop.time() - heard_s > GONE_S:
+                url = self._options.where.server.url
                 raise Failed(
-                    f"the server at {self._options.server.url} has gone in the middle of the run",
+                    f"the server at {url} has gone in the middle of the run",
                     hint="`culm run --continue 'go on'` goes on in the same session",
                 )
             await asyncio.sleep(AGAIN_S)
@@ -260,13 +246,13 @@ class _Asking:
         try:
             async with asyncio.timeout(GONE_S):
                 return await workspace.run(self._run_id)
-        except _UNREACHABLE:
+        except OSError:
             return None
         except Refused as exc:
             if exc.code == RunNotFound.code:  # With its session.
                 raise
         # The server restarted. The stream joins the workspace again, but may sleep for long.
-        with suppress(Refused, *_UNREACHABLE):
+        with suppress(Refused, OSError):
             await workspace.rejoin()
         return None
 
@@ -291,10 +277,3 @@ class _Asking:
             if (stored := await workspace.find_message(run.session_id, message_id)) is not None:
                 follower.mirror.put_message(stored)
         return follower.mirror.messages.get(message_id)
-
-
-async def _retire(client: Client) -> None:
-    """Let go of the workspace at once; a server that is gone has done so."""
-    with suppress(Refused, *_UNREACHABLE):
-        async with asyncio.timeout(LEAVE_S):
-            await client.retire()

@@ -1,17 +1,17 @@
 """The options of `culm run`, and its prompt. What it needs is imported when it runs."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from culm.cli.exits import EXIT_CANCELED
-from culm.cli.options import directory_option
+from culm.cli.options import at_own_server
 from culm.cli.streams import is_terminal, need_output
 from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from culm.cli.place import Where
     from culm.wire.rules import Approve
 
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
@@ -46,30 +46,7 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
 )
 @click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --allow.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
-@directory_option
-@click.option(
-    "--host",
-    envvar="CULM_HOST",
-    metavar="URL",
-    help="The server: unix:///path, tcp://host:port or https://host:port. Default: $CULM_HOST, "
-    "or your own socket.",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Bearer token for TCP. Default: token in the data directory.",
-)
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="As for `culm serve`; used if a server is started, and to find the token.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="As for `culm serve`; used if a server is started.",
-)
+@at_own_server
 def run(
     words: tuple[str, ...],
     model: str,
@@ -79,11 +56,7 @@ def run(
     allow: tuple[str, ...],
     deny: tuple[str, ...],
     as_json: bool,  # noqa: FBT001
-    directory: Path,
-    host: str | None,
-    token_file: Path | None,
-    data_dir: Path | None,
-    config_file: Path | None,
+    where: "Where",
 ) -> None:
     """Ask the agent of this directory and print what it answers.
 
@@ -125,28 +98,21 @@ def run(
       git diff | culm run review this
       culm run --allow edit --allow 'bash:make *' mend the failing test
     """
-    import os
-
     _leave_on_interrupt()  # Until there is something to cancel.
-    from culm.client.launch import Wanted, begin_start
-    from culm.settings import default_host
-
     need_output()
     prompt = _read_prompt(words)
     if latest and session:
         raise click.UsageError("--session and --continue exclude each other")
     # Before a server is started for nothing.
     approved = _approved(approve, allow, deny)
-    server = Wanted(host or default_host(os.environ), data_dir, config_file)
-    launch = begin_start(server, os.environ)
+    starter = where.starter()
+    starter.begin()
     # What follows takes about as long to import as a server takes to start.
     from culm.cli.run import RunOptions, run_prompt
 
     options = RunOptions(
         prompt=prompt,
-        server=server,
-        directory=directory,
-        token_file=token_file,
+        where=where,
         session=session,
         latest=latest,
         model=model,
@@ -154,7 +120,7 @@ def run(
         approve=approved,
         interactive=not as_json and is_terminal(),
     )
-    sys.exit(run_prompt(options, launch))
+    sys.exit(run_prompt(options, starter))
 
 
 def _leave_on_interrupt() -> None:

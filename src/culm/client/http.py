@@ -1,17 +1,19 @@
 """Typed requests to a culm server, by unix socket or TCP."""
 
-import io
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import aiohttp
 import msgspec
 
+from culm import __version__
+from culm.client.launch import Starter
+from culm.client.transport import Answer, Transport, parse_address
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import InvalidRequest
+from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
 from culm.wire.codec import clean, decode, encode
 from culm.wire.state import Problem
@@ -20,7 +22,9 @@ from culm.wire.workspaces import Control, CreateWorkspace, VersionInfo, Workspac
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 5.0
+OPEN_S = 15.0  # A server that is leaving is replaced by a new one within this.
+OPEN_AGAIN_S = 0.1
+LEAVE_S = 1.0
 
 
 class Refused(Exception):
@@ -46,10 +50,12 @@ class Refused(Exception):
 class Client:
     """One client process, as the server knows it. Made by `open_client`."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, client_id: ClientId) -> None:
+    def __init__(
+        self, transport: Transport, client_id: ClientId, starter: Starter | None = None
+    ) -> None:
         self.id = client_id
-        self._session = session
-        self._base = base
+        self._transport = transport
+        self._starter = starter  # None if the server is somebody else's to start.
 
     async def health(self) -> None:
         await self.request("GET", "/v1/health")
@@ -57,13 +63,25 @@ class Client:
     async def version(self) -> VersionInfo:
         return await self.ask("GET", "/v1/version", VersionInfo)
 
-    async def shut_down(self) -> None:
-        """Ask the server to leave; refused (409) while it hosts anything."""
-        await self.request("POST", "/v1/control", Control("shutdown", "culm"))
+    async def shut_down(self, version: str = "") -> None:
+        """Ask the server to leave; refused (409) while it hosts anything, or is another version."""
+        await self.request("POST", "/v1/control", Control("shutdown", "culm", version))
+
+    async def revive(self) -> None:
+        """Start a server of ours again that has died; whether that works is seen by asking it."""
+        if self._starter is not None:
+            with suppress(AppError):
+                await self._starter.revive()
 
     async def retire(self) -> None:
         """Give up every claim of this client, for good."""
         await self.request("DELETE", f"/v1/clients/{self.id}")
+
+    async def leave(self) -> None:
+        """As `retire`, in a moment or not at all: a server that is gone holds nothing for us."""
+        with suppress(Refused, OSError):
+            async with asyncio.timeout(LEAVE_S):
+                await self.retire()
 
     async def workspaces(self) -> list[Workspace]:
         return await self.ask("GET", "/v1/workspaces", list[Workspace])
@@ -82,9 +100,28 @@ class Client:
         data_dir: str = "",
         env: Mapping[str, str] | None = None,
     ) -> RemoteWorkspace:
-        """Create the workspace of a directory, or join it."""
-        wish = self._wish(path, data_dir, env or {})
-        return RemoteWorkspace(self, wish, await self.create(wish))
+        """Create the workspace of a directory, or join it.
+
+        `env` is what its models and tools find; by default that of `connect`, else nothing. A
+        server of ours that is just leaving is waited for, and started again.
+        """
+        around = self._starter.env if env is None and self._starter is not None else env
+        wish = self._wish(path, data_dir, around or {})
+        if self._starter is None:
+            return RemoteWorkspace(self, wish, await self.create(wish))
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + OPEN_S
+        while True:
+            try:
+                return RemoteWorkspace(self, wish, await self.create(wish))
+            except Refused as exc:
+                if not exc.may_pass or loop.time() > end_s:
+                    raise
+            except OSError:
+                if not self._starter.wanted.can_start or loop.time() > end_s:
+                    raise
+            await asyncio.sleep(OPEN_AGAIN_S)
+            await self._starter.ensure()
 
     def _wish(
         self, path: str | os.PathLike[str], data_dir: str, env: Mapping[str, str]
@@ -103,32 +140,55 @@ class Client:
         return await self.ask("POST", "/v1/workspaces", Workspace, wish)
 
     async def ask(
-        self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
     ) -> T:
-        return decode(await self.request(method, path, body), kind)
+        return decode(await self.request(method, path, body, timeout_s=timeout_s), kind)
 
-    async def request(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
-        """Send and read whole; raises `Refused`, or `aiohttp.ClientError` without an answer."""
-        data = None if body is None else io.BytesIO(encode(body))  # Leaves in pieces.
-        async with self._session.request(method, self._base + path, data=data) as response:
-            answer = await response.read()
-            if response.status not in (200, 202):
-                raise Refused(response.status, _problem(answer, response.reason or ""))
-            return answer
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
+    ) -> bytes:
+        """Send and read whole; raises `Refused`, or `OSError` without an answer."""
+        return (await self.exchange(method, path, body, timeout_s=timeout_s))[1]
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
+    ) -> tuple[Mapping[str, str], bytes]:
+        """As `request`, with the answer's headers, whose names are in small letters."""
+        data = b"" if body is None else encode(body)
+        async with asyncio.timeout(timeout_s), self._transport.open(method, path, data) as answer:
+            await _check(answer)
+            return answer.headers, await answer.read()
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, *, idle_timeout_s: float
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def stream(self, path: str) -> AsyncGenerator[Answer]:
         """Open a response that goes on; raises as `request` does."""
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s
-        )
-        async with self._session.get(self._base + path, timeout=timeout) as response:
-            if response.status != 200:
-                answer = await response.read()
-                raise Refused(response.status, _problem(answer, response.reason or ""))
-            yield response
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                answer = await stack.enter_async_context(self._transport.open("GET", path))
+                await _check(answer)
+            yield answer
+
+
+async def _check(answer: Answer) -> None:
+    """Raises `Refused` if it is one."""
+    if answer.status not in (200, 202):
+        raise Refused(answer.status, _problem(await answer.read(), answer.reason))
 
 
 def _problem(answer: bytes, reason: str) -> Problem:
@@ -140,19 +200,15 @@ def _problem(answer: bytes, reason: str) -> Problem:
 
 @asynccontextmanager
 async def open_client(
-    url: str, *, token: str | None = None, client_id: ClientId | None = None
+    url: str,
+    *,
+    token: str | None = None,
+    client_id: ClientId | None = None,
+    starter: Starter | None = None,
 ) -> AsyncGenerator[Client]:
     """A client of the server at `unix:///path`, `tcp://host:port` or `https://host:port`."""
-    scheme, _, address = url.partition("://")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-    if scheme == "unix":
-        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(address, limit=0)
-        base = "http://culm.localhost"
-    else:
-        connector = aiohttp.TCPConnector(limit=0)
-        base = f"{'http' if scheme == 'tcp' else scheme}://{address}"
-    async with aiohttp.ClientSession(
-        connector=connector, headers=headers, timeout=timeout
-    ) as session:
-        yield Client(session, base, client_id or Ids().client())
+    headers = {"User-Agent": f"culm/{__version__}"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    transport = Transport(parse_address(url), headers)
+    yield Client(transport, client_id or Ids().client(), starter)

@@ -2,11 +2,10 @@
 
 Owns the start of a server where none answers. However many clients start one at the same time, one
 results: only one can have the socket, the others' attempts end by themselves and their clients use
-the winner's. Nobody here ends a server; it leaves by itself when nobody needs it.
+the winner's. Nobody here ends a server that works; it leaves by itself when nobody needs it.
 """
 
 import asyncio
-import os
 import re
 import socket
 import subprocess
@@ -16,20 +15,14 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Literal
 
 from culm import __version__
-from culm.errors import Failed, InvalidRequest
+from culm.errors import InvalidRequest, NoServer
 from culm.settings import DETACHED, default_data_dir, default_host
-
-if TYPE_CHECKING:  # What speaks HTTP is slow to import; a server can start meanwhile.
-    from culm.client.http import Client
-    from culm.client.workspace import RemoteWorkspace
 
 START_S = 10.0  # A cold interpreter on a busy machine takes two.
 PROBE_S = 0.2  # As long as a server takes to tell a live socket from a stale one.
-ATTACH_S = 15.0  # One that is leaving is replaced by a new one within this.
-ATTACH_AGAIN_S = 0.1
 RIVAL_S = 0.5  # A server that was faster has the address a moment before it listens there.
 RIVAL_AGAIN_S = 0.02
 TAIL_LINES = 12  # What a failed start says last; the reason is among it.
@@ -38,7 +31,7 @@ LINE_BYTES_MAX = 1 << 20
 _ADDRESS = re.compile(r"unix:///.+|tcp://\S+:\d+|https?://\S+")
 
 
-class StartFailed(Failed):
+class StartFailed(NoServer):
     code = "start_failed"
 
     def __init__(self, url: str, reason: str, *, hint: str = "") -> None:
@@ -162,6 +155,36 @@ class Launch:
         return True
 
 
+class Starter:
+    """Starts the user's server for one client, whenever there is none."""
+
+    def __init__(self, wanted: Wanted, env: Mapping[str, str]) -> None:
+        self.wanted = wanted
+        self.env = env
+        self._launch: Launch | None = None
+
+    def begin(self) -> None:
+        """Start one if none answers; it is not ready yet. Raises `StartFailed`."""
+        if self._launch is None:
+            self._launch = begin_start(self.wanted, self.env)
+
+    async def ensure(self) -> None:
+        """There is one now, if it can be started; raises `StartFailed`."""
+        self.begin()
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            await launch.ready()
+
+    async def revive(self) -> None:
+        """As `ensure`, if the server died; one that was told to leave is not brought back."""
+        if self.wanted.can_start and self._has_died():
+            await self.ensure()
+
+    def _has_died(self) -> bool:
+        # Who leaves takes its socket away; who is killed cannot.
+        return Path(self.wanted.url.removeprefix("unix://")).is_socket()
+
+
 def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str | None:
     """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable.
 
@@ -178,44 +201,22 @@ def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str
         raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
 
 
-async def attach(
-    client: "Client", wanted: Wanted, directory: str | os.PathLike[str], env: Mapping[str, str]
-) -> "RemoteWorkspace":
-    """Join the workspace of a directory, in spite of a server that is just leaving.
-
-    Raises `Failed` for a server we cannot talk to, and as `Client.request` does.
-    """
-    import aiohttp
-    import msgspec
-
-    from culm.client.http import Refused
-
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + ATTACH_S
-    while True:
-        try:
-            check_version((await client.version()).version, wanted.url)
-            return await client.open_workspace(directory, env=env)
-        except msgspec.MsgspecError as exc:
-            raise Failed(f"what answers at {wanted.url} is no culm server") from exc
-        except Refused as exc:
-            if not exc.may_pass or loop.time() > end_s:
-                raise
-        except (aiohttp.ClientError, OSError):  # A time-out is one.
-            if not wanted.can_start or loop.time() > end_s:
-                raise
-        await asyncio.sleep(ATTACH_AGAIN_S)
-        if (launch := begin_start(wanted, env)) is not None:
-            await launch.ready()
+Age = Literal["ours", "older", "newer"]
 
 
-def check_version(version: str, url: str) -> None:
-    """Raises `Failed` if a server speaks another language than we do."""
-    if version.partition(".")[0] != __version__.partition(".")[0]:
-        raise Failed(
-            f"the server at {url} is culm {version}, this is culm {__version__}",
-            hint="stop it when its work is done, or choose another with --host",
-        )
+def age_of(version: str) -> Age:
+    """How another culm compares with this one; what is no version is older than any."""
+    theirs, ours = _numbers(version), _numbers(__version__)
+    return "ours" if theirs == ours else "older" if theirs < ours else "newer"
+
+
+def is_understood(version: str) -> bool:
+    """Whether that culm speaks as this one does."""
+    return _numbers(version)[:1] == _numbers(__version__)[:1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def reason_of(said: Iterable[str]) -> tuple[str, str]:

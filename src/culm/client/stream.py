@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
 from culm.client.http import Refused
@@ -90,9 +89,6 @@ def _parse_event(text: bytes) -> Told | None:
     return Told(envelope.type, inner.type, inner.payload, cursor.decode() or envelope.cursor)
 
 
-_UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)  # Nobody answers, for now.
-
-
 class Backoff:
     """Pauses that double up to a bound, until something works again."""
 
@@ -148,8 +144,8 @@ class Stream:
                         backoff.reset(REJOINED_S)
                 elif not exc.may_pass:
                     raise
-            except _UNREACHABLE:
-                pass
+            except OSError:
+                await self.workspace.client.revive()
             await backoff.pause()
 
     async def rejoin(self) -> bool:
@@ -157,7 +153,7 @@ class Stream:
         try:
             await self.workspace.rejoin()
             return True
-        except _UNREACHABLE:
+        except OSError:
             return False
         except Refused as exc:
             if not exc.may_pass:
@@ -175,13 +171,13 @@ class Stream:
         if self._interactive:
             query["interactive"] = "1"
         path = self.workspace.path(f"/events?{urlencode(query)}")
-        async with self.workspace.client.stream(path, idle_timeout_s=IDLE_TIMEOUT_S) as response:
+        async with self.workspace.client.stream(path) as answer:
             self.connections += 1
-            self.cursor = self.cursor or response.headers.get(CURSOR_HEADER, "")
+            self.cursor = self.cursor or answer.headers.get(CURSOR_HEADER.lower(), "")
             if self.on_connected is not None:
                 self.on_connected()
             lines = Lines()
-            async for data in response.content.iter_any():
+            while data := await answer.piece(IDLE_TIMEOUT_S):
                 for told in lines.feed(data):
                     if told.cursor:
                         self.cursor = told.cursor
@@ -370,8 +366,8 @@ class Follower:
         while True:
             try:
                 return await read()
-            except _UNREACHABLE:
-                pass
+            except OSError:
+                await self.stream.workspace.client.revive()
             except Refused as exc:
                 if exc.status == 404:
                     await self.stream.rejoin()

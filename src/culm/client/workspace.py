@@ -1,7 +1,7 @@
 """What a client does in one workspace: every request about it, typed."""
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -125,6 +125,11 @@ class RemoteWorkspace:
         """Stop one run, and hear what came of it."""
         path = self.path(f"/runs/{quote(run_id, safe='')}/cancel")
         return await self.client.ask("POST", path, CancelAnswer)
+
+    async def runs(self, session_id: str = "", state: str = "") -> list[Run]:
+        """Runs, the latest first."""
+        query = urlencode({"session": session_id, "state": state})
+        return await self.client.ask("GET", self.path(f"/runs?{query}"), list[Run])
 
     async def run(self, run_id: str) -> Run:
         return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)

@@ -61,7 +61,11 @@ class VersionInfo(Struct):
 
 
 class Control(Struct):
-    """`server` must be ours by name: a Crush client asks any other server to leave."""
+    """`server` must be ours by name: a Crush client asks any other server to leave.
+
+    With a `version` only a server of that version leaves, not one that has taken its place.
+    """
 
     command: str = ""
     server: str = ""
+    version: str = ""

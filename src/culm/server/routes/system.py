@@ -40,6 +40,8 @@ async def control(registry: Registry, body: Control) -> None:
     if body.server != SERVER_NAME:
         # A Crush client asks any server of another version to leave, and takes its socket.
         raise ServerInUse
+    if body.version not in ("", __version__):
+        raise ServerInUse
     registry.request_leave()
 
 

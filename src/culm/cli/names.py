@@ -1,0 +1,94 @@
+"""What a person calls a session, a run or an agent: an id, its beginning, or a title."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from culm.cli.call_lines import head_of
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import InvalidRequest, NotFound
+from culm.wire.codec import printable
+
+Kind = Literal["session", "run", "agent"]
+
+SHORT_CHARS = 8  # As tables show ids; more where that is not enough to tell them apart.
+NEAREST_MAX = 5
+
+
+class Named(NamedTuple):
+    """Something that can be named."""
+
+    kind: Kind
+    id: str
+    title: str = ""
+
+
+async def all_named(workspace: RemoteWorkspace, *kinds: Kind) -> list[Named]:
+    """All of these kinds in a workspace, the latest of each first."""
+    found: list[Named] = []
+    if "session" in kinds:
+        found += [Named("session", one.id, one.title) for one in await workspace.sessions()]
+    if "run" in kinds:
+        found += [Named("run", one.id, one.prompt) for one in await workspace.runs()]
+    if "agent" in kinds:
+        agents = await workspace.agents()
+        found += [Named("agent", one.agent_id, one.name) for one in reversed(agents)]
+    return found
+
+
+def find_named(known: Sequence[Named], text: str) -> Named:
+    """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest."""
+    kinds = " or ".join(dict.fromkeys(one.kind for one in known)) or "session"
+    for matches in (
+        [one for one in known if one.id == text],
+        [one for one in known if text and one.id.startswith(text)],
+        [one for one in known if text and head_of(one.title).lower() == text.lower()],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            hint = f"which one: {_shown(matches[:NEAREST_MAX], known)}"
+            words = f"{len(matches)} of them are called {printable(text)}"
+            raise InvalidRequest(words, hint=hint)
+    near = nearest(known, text)
+    hint = f"did you mean {_shown(near, known)}" if near else "`culm sessions` lists them"
+    raise NotFound(f"no {kinds} is called {printable(text)}", hint=hint)
+
+
+def nearest(known: Sequence[Named], text: str) -> list[Named]:
+    """Those that somebody may have meant who mistyped or half remembers."""
+    wanted = text.lower()
+
+    def likeness(one: Named) -> float:
+        title = head_of(one.title).lower()
+        if wanted and wanted in title:
+            return 1.0
+        ids = difflib.SequenceMatcher(None, wanted, one.id[: len(wanted)].lower()).ratio()
+        titles = difflib.SequenceMatcher(None, wanted, title[: len(wanted)]).ratio()
+        return max(ids, titles)
+
+    ranked = sorted(known, key=likeness, reverse=True)
+    return [one for one in ranked if likeness(one) >= 0.5][:NEAREST_MAX]
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """The beginning of each, long enough to tell it from all the others."""
+    short: dict[str, str] = {}
+    ordered = sorted(set(ids))
+    for place, one in enumerate(ordered):
+        around = (*ordered[max(place - 1, 0) : place], *ordered[place + 1 : place + 2])
+        shared = max((_shared(one, other) for other in around), default=0)
+        short[one] = one[: max(SHORT_CHARS, shared + 1)]
+    return short
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _shown(some: Sequence[Named], known: Sequence[Named]) -> str:
+    short = short_ids([one.id for one in known])
+    words = (f"{one.kind} {short[one.id]} ({head_of(one.title) or '-'})" for one in some)
+    return printable(", ".join(words))

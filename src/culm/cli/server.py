@@ -1,0 +1,64 @@
+"""Which server a command talks to, and what it says if it cannot."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
+
+from culm.cli.place import Where
+from culm.client.connect import no_server, open_connected
+from culm.client.http import Refused, open_client
+from culm.client.launch import find_token, is_answered
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import Failed
+
+T = TypeVar("T")
+
+
+def visit(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
+    """Do something in the workspace; its server is started if need be. Raises `AppError`."""
+
+    async def run() -> T:
+        async with open_connected(where.starter(), where.token_file) as client:
+            workspace = await client.open_workspace(where.directory)
+            try:
+                return await do(workspace)
+            finally:
+                await client.leave()
+
+    return told_in_words(run(), where.server.url)
+
+
+def look(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
+    """Look into the workspace; `none` if no server has it open. Raises `AppError`.
+
+    It is not joined, and no server is started: where there is none, nothing is going on.
+    """
+    if where.server.can_start and not is_answered(where.server.url):
+        return none
+
+    async def run() -> T:
+        token = find_token(where.server, where.token_file, os.environ)
+        async with open_client(where.server.url, token=token) as client:
+            workspace = await client.find_workspace(where.directory)
+            return none if workspace is None else await do(workspace)
+
+    return told_in_words(run(), where.server.url)
+
+
+def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
+    """Run to the end; what a server or a connection says against it becomes an `AppError`."""
+    try:
+        return asyncio.run(doing)
+    except (Refused, OSError, ExceptionGroup) as exc:
+        raise in_words(exc, url) from exc
+
+
+def in_words(exc: Exception, url: str) -> Exception:
+    """What to say of what went wrong; of several things, of the first."""
+    if isinstance(exc, ExceptionGroup):
+        first: Exception = exc.exceptions[0]  # pyright: ignore[reportUnknownMemberType]
+        return in_words(first, url)
+    if isinstance(exc, Refused) and exc.status != 401:
+        return Failed(exc.message, hint=exc.hint)
+    return no_server(url, exc) if isinstance(exc, Refused | OSError) else exc
