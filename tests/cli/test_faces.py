@@ -238,7 +238,7 @@ def test_plain_text_that_stdout_cannot_spell_is_printed_in_escapes(
         ("run hello >&-", 141, ""),
         ("run --json hello >&-", 141, ""),
         ("agent call x hello >&-", 141, ""),
-        ("agent call x hello <&-", 1, "culm: no agent has the id or the role x"),
+        ("agent call x hello <&-", 2, "culm: no agent has the id or the role x"),
         ("run <&-", 2, "culm: there is no prompt"),
     ],
 )

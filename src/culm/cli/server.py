@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from culm.cli.place import Where
 from culm.client.connect import no_server, open_connected
@@ -56,9 +56,8 @@ def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
 
 def in_words(exc: Exception, url: str) -> Exception:
     """What to say of what went wrong; of several things, of the first."""
-    if isinstance(exc, ExceptionGroup):
-        first: Exception = exc.exceptions[0]  # pyright: ignore[reportUnknownMemberType]
-        return in_words(first, url)
+    while isinstance(exc, ExceptionGroup):
+        exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]  # Python does not say of what.
     if isinstance(exc, Refused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     return no_server(url, exc) if isinstance(exc, Refused | OSError) else exc
