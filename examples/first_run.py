@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 GARDEN = Path(__file__).parent / "garden"
-POLICY = ["--allow", "edit:*.py", "--allow", "bash:make test"]
+POLICY = ["--approve", "edit:*.py", "--approve", "bash:make test"]
 PROMPT = (
     "Have one agent read README.md and run `rm README.md`, and another replace `* 5` by `* 0.5` in "
     "garden.py and run `make test`"

@@ -3,7 +3,7 @@
 import pytest
 
 from culm.cli.call_lines import head_of
-from culm.cli.faces import words_of
+from culm.cli.run_ends import words_of
 from culm.cli.run import choose_model, title_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId

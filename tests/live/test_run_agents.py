@@ -55,7 +55,7 @@ async def test_what_an_agent_of_an_agent_asks_is_seen_everywhere_and_answered_he
 
 
 async def test_ctrl_c_ends_every_agent_and_their_processes(folder: Path) -> None:
-    async with open_offline(folder), open_seat(folder, "--approve", "allow", WORKERS) as seat:
+    async with open_offline(folder), open_seat(folder, "--approve", "auto", WORKERS) as seat:
         await seat.until("→ bash sleep 60", 2)
         # The third of them only waits for one of the others.
         shown = json.loads((await look(folder, "ps", "--json")).stdout)

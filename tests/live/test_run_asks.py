@@ -152,14 +152,14 @@ async def test_without_a_terminal_rules_allow_and_the_rest_is_refused_with_a_hin
     folder: Path,
 ) -> None:
     async with open_work(folder, touching("one"), touching("two"), DONE):
-        ended = await run(folder, "--allow", "bash:touch one", "go")
+        ended = await run(folder, "--approve", "bash:touch one", "go")
     assert (ended.status, ended.stdout, made(folder)) == (0, "Done.", {"one"})
     lines = ended.stderr.splitlines()
     assert lines[:4] == [
         "→ bash touch one",
-        "allowed: bash: by --approve or --allow",
+        "allowed: bash: by --approve",
         "← bash: (no output)",
         "→ bash touch two",
     ]
     assert lines[4].startswith("✗ bash: Not allowed: this needs a person's permission")
-    assert lines[5:] == ["hint: --approve allow, or --allow 'bash:touch two'"]
+    assert lines[5:] == ["hint: --approve auto, or --approve 'bash:touch two'"]

@@ -49,10 +49,10 @@ class CallNotes(ABC):
         for line in result_lines(result, min(passed, LINES_MAX)):
             self.note(line)
         if call is not None and result.is_error and result.content.startswith(_ALONE):
-            self.note(f"hint: --approve allow, or --allow {rule_for(call.name, call.input)}")
+            self.note(f"hint: --approve auto, or --approve {rule_for(call.name, call.input)}")
 
     def allowed(self, call: ToolCall) -> None:
-        by = "--approve or --allow" if self.has_rules else "an earlier answer, or a hook"
+        by = "--approve" if self.has_rules else "an earlier answer, or a hook"
         self.note(f"allowed: {call.name}: by {by}")
 
     def ask(self, ask: AskChanged) -> None:

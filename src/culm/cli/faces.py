@@ -10,6 +10,7 @@ from typing import Protocol
 from culm.cli.agent_lines import AgentLines, label_of, used_text
 from culm.cli.call_lines import without_controls
 from culm.cli.call_notes import CallNotes
+from culm.cli.run_ends import words_of
 from culm.cli.streams import write
 from culm.ids import MessageId
 from culm.wire.agents import Agent
@@ -158,21 +159,3 @@ def note_line(words: str) -> None:
         write(sys.stderr, f"{lines}\n")
     except UnicodeEncodeError:
         write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")
-
-
-def words_of(run: Run) -> tuple[str, str]:
-    """What became of a run that did not end well, and what to do about it."""
-    go_on = f"`culm run --session {run.session_id} 'go on'` goes on from here"
-    # The details of a failure may bring their own hint, as a line.
-    reason, _, own = ": ".join(filter(None, (run.title, run.details))).partition("\nhint: ")
-    if run.state == "held":
-        return f"the run is held: {reason}", f"{go_on}; the held prompt can be started or dropped"
-    match run.outcome:
-        case "canceled":
-            return "cancelled", go_on
-        case "max_tokens":
-            return "the answer was cut off: the model may write no more at once", go_on
-        case "denied":
-            return "the run ended because a call was denied", go_on
-        case _:
-            return reason or f"the run ended: {run.outcome}", own or go_on

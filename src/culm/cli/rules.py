@@ -1,4 +1,4 @@
-"""What a person says on the command line instead of being asked: `--approve`, `--allow`, `--deny`.
+"""What a person says on the command line instead of being asked: `--approve`, `--deny`.
 
 Pure. A rule is a tool, or a tool with what it works on: `edit`, `edit:src/**`, `bash:git push *`.
 What it matches is the server's to decide.
@@ -47,23 +47,33 @@ def parse_rule(text: str, decision: Decision) -> Rule:
     raise InvalidRequest(f"{tool} has no command and no path to match", hint=f"say just {tool}")
 
 
-def approve_of(mode: str, allow: Sequence[str], deny: Sequence[str]) -> Approve | None:
-    """What goes with the prompt; raises `InvalidRequest`. `mode` is for what no rule names."""
+MODES = ("ask", "auto", "deny")
+
+
+def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
+    """What goes with the prompt; raises `InvalidRequest`.
+
+    `approve` are modes and rules that allow; the last mode is for what no rule names.
+    """
+    modes = [word for word in approve if word in MODES]
+    allow = [word for word in approve if word not in MODES]
+    if "allow" in allow:
+        raise InvalidRequest("allow is no tool", hint="--approve auto allows everything")
     rules = (
         *(parse_rule(text, "allow") for text in allow),
         *(parse_rule(text, "deny") for text in deny),
     )
     if len(rules) >= RULES_MAX:
         raise InvalidRequest(f"too many rules: at most {RULES_MAX - 1}")
-    match mode:
+    match modes[-1] if modes else "ask":
         case "deny" if allow:
             hint = "leave it out: without a terminal what nobody allowed is refused anyhow"
-            raise InvalidRequest("--approve deny denies what --allow allows", hint=hint)
+            raise InvalidRequest("--approve deny denies what the rules allow", hint=hint)
         case "deny":
             return "deny"
-        case "allow" if deny:
+        case "auto" if deny:
             return (*rules, Rule("allow"))
-        case "allow":
+        case "auto":
             return "allow"
         case _:
             return rules or None

@@ -1,0 +1,166 @@
+"""The lines of `culm run --json` and `culm attach --json`: one object each, told apart by `type`.
+
+Programs rely on them. Their schema is published as docs/run-lines.schema.json, made from here.
+"""
+
+import functools
+import operator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from culm.wire.codec import Json
+
+
+class Line(Struct, tag_field="type"):
+    """Of a run itself; of an agent that works for it, the type begins with `agent_`."""
+
+
+class Text(Line, tag="text"):
+    """More of the answer."""
+
+    text: str
+    message_id: str
+
+
+class Again(Line, tag="again"):
+    """The text of this message so far is void; it begins anew."""
+
+    message_id: str
+
+
+class Call(Line, tag="call"):
+    """A tool is called."""
+
+    id: str
+    name: str
+    input: str  # JSON, as the model wrote it.
+
+
+class Output(Line, tag="output"):
+    """What a call puts out while it runs; bounded, and for watching only."""
+
+    id: str
+    text: str
+
+
+class Allowed(Line, tag="allowed"):
+    """A call that needs permission has it, by a rule or an earlier answer."""
+
+    call_id: str
+
+
+class Ask(Line, tag="ask"):
+    """Somebody must answer before the call goes on."""
+
+    id: str
+    call_id: str
+    tool: str
+    action: str
+    description: str
+    deadline: int  # When it is refused, in seconds since 1970; 0 for never.
+    agent_path: list[str]  # Which agents lead to it.
+
+
+class Answered(Line, tag="answered"):
+    """An ask is closed."""
+
+    id: str
+    call_id: str
+    state: str
+    by: str
+
+
+class Result(Line, tag="result"):
+    """What a call came to."""
+
+    id: str
+    is_error: bool
+    content: str
+
+
+class End(Line, tag="end"):
+    """The last line: how the run ended, its whole answer, and what was used up."""
+
+    outcome: str
+    run_id: str
+    session_id: str
+    text: str
+    error: str
+    provider: str
+    model: str
+    steps: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float  # USD.
+    agents: int  # How many have worked for it; with them:
+    tree_tokens: int
+    tree_cost: float
+    exit_status: int  # Of `culm run`.
+
+
+class Detached(Line, tag="detached"):
+    """The only line of `--detach`: the run goes on."""
+
+    run_id: str
+    session_id: str
+
+
+class Started(Struct, tag_field="type", tag="agent_started"):
+    """An agent was given something to do."""
+
+    agent_id: str
+    session_id: str
+    parent_id: str
+    name: str
+    role: str
+    provider: str
+    model: str
+    depth: int
+    run_id: str
+
+
+class Ended(Struct, tag_field="type", tag="agent_ended"):
+    """An agent is done with that."""
+
+    agent_id: str
+    session_id: str
+    outcome: str
+    reason: str
+    run_id: str
+    tokens: int
+    cost: float
+
+
+OF_RUNS = (Text, Again, Call, Output, Allowed, Ask, Answered, Result)
+
+
+def _of_agent(kind: type[Line]) -> type[Struct]:
+    """The same line, told of an agent."""
+    fields = [(field.name, field.type) for field in msgspec.structs.fields(kind)]
+    return msgspec.defstruct(
+        f"Agent{kind.__name__}",
+        [("agent_id", str), ("session_id", str), *fields],
+        tag_field="type",
+        tag=f"agent_{kind.__struct_config__.tag}",
+    )
+
+
+OF_AGENTS = {kind: _of_agent(kind) for kind in OF_RUNS}
+ALL = (*OF_RUNS, End, Detached, Started, Ended, *OF_AGENTS.values())
+
+
+def of_agent(line: Line, agent_id: str, session_id: str) -> Struct:
+    """What a line of a run is if an agent's session tells it."""
+    return OF_AGENTS[type(line)](agent_id, session_id, *msgspec.structs.astuple(line))
+
+
+def json_schema() -> dict[str, Json]:
+    """Of every line there is."""
+    schema: dict[str, Any] = msgspec.json.schema(functools.reduce(operator.or_, ALL))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of culm run --json",
+        **schema,
+    }
