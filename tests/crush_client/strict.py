@@ -32,7 +32,10 @@ AGENT_EVENTS = frozenset(
 )
 ONCE = ("text", "reasoning", "finish")  # Of several only the first is read.
 OURS = frozenset({"cursor", "rev", "culm_reason"})  # Keys a client ignores, and we meant it to.
-OURS_IN: Mapping[str, frozenset[str]] = {"permission_notification": frozenset({"session_id"})}
+OURS_IN: Mapping[str, frozenset[str]] = {
+    "message": frozenset({"run_id"}),
+    "permission_notification": frozenset({"session_id"}),
+}
 
 
 def surprises(line: bytes) -> list[str]:

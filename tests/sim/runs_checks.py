@@ -3,10 +3,9 @@
 `World` has what happened outside, `Final` what is stored.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import pairwise
 
-from culm.ids import MessageId, RunId
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     BinaryPart,
@@ -21,6 +20,14 @@ from culm.wire.runs import Limits, Run
 from tests.sim.runs_actors import Observer, has_file
 from tests.sim.runs_final import Final, finish_in
 from tests.sim.runs_outside import TITLE_COST, Question
+from tests.sim.runs_turns import (
+    folded_runs_end_with_their_host,
+    messages_say_their_run,
+    queues_go_in_order,
+    turns_are_in_order,
+    turns_do_not_mix,
+    turns_do_not_overlap,
+)
 from tests.sim.runs_world import RunServer
 
 # --- runs
@@ -122,87 +129,6 @@ def cancels_are_told_to_their_end(final: Final) -> None:
         assert event.cancel is not None
         gone = event.session_id in final.world.deleted
         assert gone or event.cancel.state == "settled", event.cancel
-
-
-def turns_do_not_overlap(final: Final) -> None:
-    """EXC-11, INV-32: a turn begins after the end of the one before it was told."""
-    active: dict[str, str] = {}
-    for event in final.log:
-        if event.changed is not None and event.changed.state == "active":
-            other = active.get(event.session_id)
-            assert other is None, f"{event.run_id} began before the end of {other}"
-            active[event.session_id] = event.run_id
-        if event.complete is not None and active.get(event.session_id) == event.run_id:
-            del active[event.session_id]
-
-
-def turns_are_in_order(final: Final) -> None:
-    """EXC-10: turns begin in the order of acceptance, unless a person changed it."""
-    begun: dict[str, list[int]] = defaultdict(list)
-    for event in final.log:
-        changed = event.changed
-        if changed is None or changed.state != "active" or final.was(event.run_id, "held"):
-            continue
-        if event.session_id not in final.world.ordered:
-            begun[event.session_id].append(changed.seq)
-    for session_id, numbers in begun.items():
-        assert numbers == sorted(numbers), f"{session_id}: {numbers}"
-
-
-def queues_go_in_order(final: Final) -> None:
-    """EXC-10, EXC-20: who leaves the queue for a turn was told to be its first."""
-    queues: dict[str, list[RunId]] = defaultdict(list)
-    states: dict[str, str] = {}
-    for event in final.log:
-        if event.queue is not None:
-            queues[event.session_id] = event.queue
-        if event.changed is not None:
-            state = event.changed.state
-            if state == "active" and states[event.run_id] == "queued":
-                first = queues[event.session_id][:1]
-                assert first == [event.run_id], f"{event.run_id} before {first}"
-            states[event.run_id] = state
-    for session_id, queue in queues.items():
-        assert queue == [] or session_id in final.world.deleted, f"{queue} still waits"
-
-
-def turns_do_not_mix(final: Final) -> None:
-    """INV-34: from a prompt to its last answer there is nobody else's, except who joined."""
-    for run in final.runs.values():
-        if run.kind == "summary" or not final.was(run.id, "active") or run.state != "ended":
-            continue
-        messages = final.messages[run.session_id]
-        first = final.said(run.id)[0]
-        last = [message.id for message in messages].index(MessageId(run.message_id))
-        tokens = {
-            final.prompts[other.id].split()[0]
-            for other in final.runs.values()
-            if run.id in (other.id, other.host_run_id)
-        }
-        for message in messages[first : last + 1]:
-            if message.role == "user":
-                assert full_text(message.parts).split()[0] in tokens, f"{message} in {run}"
-
-
-def folded_runs_end_with_their_host(final: Final) -> None:
-    """INV-35: a run that shares a turn has its host's end, told right after it."""
-    completes = [event for event in final.log if event.complete is not None]
-    place = {event.run_id: n for n, event in enumerate(completes)}
-    for run in final.runs.values():
-        if not final.was(run.id, "folded"):
-            assert not run.host_run_id
-            continue
-        assert not run.run_id_given, f"folded although its id was given: {run}"
-        host = final.runs[run.host_run_id]
-        same = (run.outcome, run.message_id, run.title) == (
-            host.outcome,
-            host.message_id,
-            host.title,
-        )
-        assert same, f"{run} differs from {host}"
-        between = completes[place[host.id] + 1 : place[run.id]]
-        assert place[host.id] < place[run.id], f"{run.id} ends before its host"
-        assert all(final.runs[e.run_id].host_run_id == host.id for e in between)
 
 
 def only_the_cancelled_are_cancelled(final: Final) -> None:
@@ -467,6 +393,7 @@ CHECKS = (
     queues_go_in_order,
     turns_do_not_mix,
     folded_runs_end_with_their_host,
+    messages_say_their_run,
     only_the_cancelled_are_cancelled,
     cancels_are_settled_once,
     conversations_are_closed,

@@ -109,7 +109,7 @@ async def start_once_more(server: RunServer) -> None:
 @contract("INV-29", "INV-32", "INV-34", "INV-35", "INV-36", "INV-37", "INV-39", "INV-40", "INV-41")
 @contract("INV-42", "INV-43", "INV-44", "INV-47", "INV-48", "INV-49", "INV-50", "INV-53", "INV-56")
 @contract("INV-57", "INV-58", "INV-82", "EXC-1", "EXC-3", "EXC-8", "EXC-9", "EXC-10", "EXC-11")
-@contract("EXC-12", "EXC-16", "EXC-18", "EXC-20")
+@contract("EXC-12", "EXC-16", "EXC-18", "EXC-20", "EXC-25")
 @pytest.mark.parametrize("first", range(0, SEEDS_MAX, BATCH))
 def test_every_run_ends_once_and_its_record_is_true(first: int) -> None:
     for seed in range(first, min(first + BATCH, SEEDS_MAX)):

@@ -17,6 +17,7 @@ from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit
 from culm.store.calls import KnownCall
+from culm.store.messages import Captured, capture
 from culm.store.sql import QUERIES
 from culm.tools.base import Call
 from culm.wire.endings import Ending
@@ -254,6 +255,14 @@ def closing_starts_what_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runs, "_closing", property(lambda _: False, do_nothing), raising=False)
 
 
+def recovery_does_not_say_whose_turn_it_writes_in(patch: pytest.MonkeyPatch) -> None:
+    def nameless(message: Message) -> Captured:
+        message.run_id = ""
+        return capture(message)
+
+    patch.setattr(recovery, "capture", nameless)
+
+
 def do_nothing(*_: object) -> None:
     pass
 
@@ -264,6 +273,7 @@ Ablation = Callable[[pytest.MonkeyPatch], None]
 DRAWN: tuple[tuple[Ablation, int], ...] = (
     (recovery_goes_on_with_what_ran, 0),
     (recovery_leaves_calls_without_results, 0),
+    (recovery_does_not_say_whose_turn_it_writes_in, 0),
     (a_long_absence_does_not_matter, 7),
     (a_cancel_is_not_written, 17),
     (a_cancel_covers_the_session_for_ever, 0),

@@ -33,6 +33,10 @@ NEVER: dict[str, str] = {
     "an agent is too deep": f"SELECT id, path FROM agents WHERE depth > {DEPTH_MAX}",
     "a run's end says nothing": """SELECT id, state, outcome FROM runs
         WHERE (state = 'ended') <> (outcome IS NOT NULL)""",
+    "a message does not say in whose turn it stands": """SELECT m.id, m.role, m.run_id
+        FROM messages m JOIN sessions s ON s.no = m.place >> 32 WHERE NOT EXISTS (
+        SELECT 1 FROM runs WHERE id = m.run_id AND session_id = s.id
+        AND host_id = '' AND state IN ('active', 'ended'))""",
     "somebody is asked for a run that has ended": """SELECT asks.id, run_id FROM asks
         JOIN runs ON runs.id = run_id WHERE asks.state = 'open' AND runs.state = 'ended'""",
 }

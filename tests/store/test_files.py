@@ -2,24 +2,30 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from culm.clock import LoopClock
 from culm.errors import SchemaTooNew
-from culm.ids import Ids
+from culm.ids import Ids, MessageId
 from culm.store import writer
 from culm.store.messages import (
     Chunk,
     add_chunks,
     add_message,
+    all_messages,
     capture,
     close_open_messages,
+    conversation,
     find_message,
     messages_of_session,
+    user_messages,
+    user_messages_of_session,
 )
 from culm.store.sessions import add_session
+from culm.store.sql import MIGRATIONS
 from culm.store.store import open_store
 from culm.store.writer import connect
 from culm.wire.codec import decode, encode
@@ -108,12 +114,46 @@ async def test_a_large_part_is_kept_beside_its_row_and_read_back_whole(tmp_path:
         assert decode(encode(read), Message) == message
 
 
+@contract("EXC-25")
+async def test_a_file_from_before_messages_said_their_run_says_so_of_none(tmp_path: Path) -> None:
+    path, ids = tmp_path / "culm.db", Ids()
+    session_id = ids.session()
+    with closing(connect(path)) as connection:
+        for script in MIGRATIONS[:6]:
+            connection.executescript(script)
+        connection.execute("PRAGMA user_version = 6")
+        connection.execute(
+            "INSERT INTO sessions (id, title, next_seq, message_count, created_at, updated_at)"
+            " VALUES (?, 'one', 2, 1, 5, 5)",
+            (session_id,),
+        )
+        connection.execute(
+            "INSERT INTO messages (place, id, role, parts, created_at, updated_at)"
+            " SELECT (no << 32) + 1, 'old', 'user', '[]', 5, 5 FROM sessions"
+        )
+    old = Message(MessageId("old"), "user", session_id, created_at=5, updated_at=5)
+    new = Message(ids.message(), "user", session_id, created_at=6, updated_at=6, run_id="run_1")
+    async with open_store(path, LoopClock(), ids) as store:
+        await store.write(add_message(capture(new), is_open=False))
+        for query, expected in (
+            (messages_of_session(session_id), [old, new]),
+            (user_messages_of_session(session_id), [new, old]),
+            (user_messages, [new, old]),
+            (all_messages(2), [old, new]),
+        ):
+            read = await store.read(query)
+            assert [decode(encode(row), Message) for row in read] == expected
+        shown = await store.read(conversation(session_id))
+        assert shown is not None
+        assert shown[1] == [old, new]
+
+
 @contract("INV-64")
 async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_path: Path) -> None:
     ids = Ids()
     session_id = ids.session()
     call = ToolCallPart(ToolCall("call_1", "bash"))
-    message = Message(ids.message(), "assistant", session_id, [call], rev=3)
+    message = Message(ids.message(), "assistant", session_id, [call], rev=3, run_id="run_1")
     async with (
         open_store(tmp_path / "culm.db", LoopClock(), ids) as store,
         asyncio.timeout(WAIT_S),
@@ -132,7 +172,7 @@ async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_pat
         raw = await store.read(find_message(message.id))
         closed = decode(encode(raw), Message)
         finish = closed.parts.pop()
-        assert closed.rev == 4
+        assert (closed.rev, closed.run_id) == (4, "run_1")
         assert closed.parts == [
             ToolCallPart(ToolCall("call_1", "bash", "{}", finished=True)),
             TextPart(Text("grüße")),

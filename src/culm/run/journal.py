@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
@@ -62,6 +63,7 @@ class TurnJournal:
         self._setting = setting
         self._store = store
         self._messages = messages
+        self._compose = partial(messages.compose, run.session_id, run_id=run.id)
         self._clock = clock
         self._joining = joining  # The runs that would share this turn now.
         self._leaves_rows = leaves_rows(run.state)  # Even if it never begins.
@@ -141,7 +143,7 @@ class TurnJournal:
         if not self._began:
             units.append(start_run(run.id, was_queued=run.state == "queued"))
         for speaker in joining if self._began else [run, *joining]:
-            message, unit = self._messages.compose(run.session_id, "user", speaker.asked.parts())
+            message, unit = self._compose("user", speaker.asked.parts())
             units.append(unit)
             said.append(message)
         units.append(fold_runs([other.id for other in joining], run.id))
@@ -193,6 +195,7 @@ class TurnJournal:
 
         draft, written = self._messages.open(
             self._run.session_id,
+            run_id=self._run.id,
             model=self._setting.model_id,
             provider=self._setting.provider_id,
             summary=summary,
@@ -268,9 +271,7 @@ class TurnJournal:
         await asyncio.shield(self._track(self._store.write(unit, committed)))
 
     def _result(self, result: ToolResult) -> tuple[Message, Callable[[Tx], None]]:
-        message, unit = self._messages.compose(
-            self._run.session_id, "tool", [ToolResultPart(result)]
-        )
+        message, unit = self._compose("tool", [ToolResultPart(result)])
         of_message = self._present().draft.message.id
         return message, together(unit, set_call_state(of_message, result.tool_call_id, "answered"))
 
@@ -415,7 +416,7 @@ class TurnJournal:
             row, unit = self._closing_row(ending)
             units, answer = [unit], row or answer
         elif self._run.kind == "prompt" and (self._leaves_rows or ending.failed):
-            said = self._messages.compose(self._run.session_id, "user", self._run.asked.parts())
+            said = self._compose("user", self._run.asked.parts())
             row, unit = self._closing_row(ending)
             units = [said[1], lambda tx: admit_letters(tx, self._run.id), unit]
             self._run.was_admitted = True
@@ -444,8 +445,7 @@ class TurnJournal:
         """An answer that only says how the run ended, unless that is said or has no place."""
         if self._closed_by is not None or self._run.kind == "summary":
             return None, None
-        return self._messages.compose(
-            self._run.session_id,
+        return self._compose(
             "assistant",
             [],
             finish=self._finish_of(ending),

@@ -11,7 +11,7 @@ from culm.ids import AgentId, MessageId, RunId, SessionId
 from culm.permission.clearance import Consent
 from culm.run.budget import Account
 from culm.run.limits import Spent
-from culm.run.rules import Stop
+from culm.run.rules import BEHIND_INTERRUPTED, Stop
 from culm.settings import Settings
 from culm.store.stored_runs import Body, Stored
 from culm.wire.agent import Attachment, Prompt
@@ -181,7 +181,12 @@ class LiveRun:
     def changed(self) -> RunChanged:
         """How it stands, for whoever begins to listen."""
         about = (self.id, self.session_id, self.shown_state, self.seq, self.given)
-        return RunChanged(*about, agent_id=self.agent_id)
+        reason = BEHIND_INTERRUPTED if self.state == "held" else ""
+        return RunChanged(*about, reason=reason, agent_id=self.agent_id)
+
+    def rest(self, _: None) -> None:
+        """It is stored as held, behind one that was interrupted: here it waits no longer."""
+        self.state = "held"
 
     def head(self) -> QueuedPrompt:
         return QueuedPrompt(self.id, self.asked.prompt[:HEAD_CHARS])

@@ -1,7 +1,7 @@
 """Messages of one workspace: written once when complete, or open and growing by deltas.
 
 Owns the open messages. A delta is told at once and kept durable in chunks; every other change is
-committed first and told after. Who writes them (a run) is not known here.
+committed first and told after. Who writes them, a run, is no more than a name here.
 """
 
 import asyncio
@@ -69,13 +69,14 @@ class Messages:
         role: Role,
         parts: list[Part],
         *,
+        run_id: str = "",
         finish: Finish | None = None,
         model: str = "",
         provider: str = "",
     ) -> tuple[Message, Unit]:
         """A message that is complete from the start, and the unit that adds it."""
         ending = FinishPart(Finish("stop", 0) if finish is None else finish)
-        message = self._new(session_id, role, [*map(encodable, parts), ending])
+        message = self._new(session_id, role, [*map(encodable, parts), ending], run_id)
         message.model, message.provider = model, provider
         return message, add_message(capture(message), is_open=False)
 
@@ -90,6 +91,7 @@ class Messages:
         self,
         session_id: SessionId,
         *,
+        run_id: str = "",
         model: str = "",
         provider: str = "",
         summary: bool = False,
@@ -97,7 +99,7 @@ class Messages:
         on_commit: Callable[[], None] | None = None,
     ) -> tuple[Draft, asyncio.Future[None]]:
         """Begin an assistant message that will grow; `before` happens in its transaction."""
-        message = self._new(session_id, "assistant", [])
+        message = self._new(session_id, "assistant", [], run_id)
         message.model, message.provider, message.is_summary_message = model, provider, summary
         draft = Draft(message)
         self._open[message.id] = draft
@@ -274,9 +276,10 @@ class Messages:
 
     # --- inside
 
-    def _new(self, session_id: SessionId, role: Role, parts: list[Part]) -> Message:
-        now = int(self._clock.now_s())
-        return Message(self._ids.message(), role, session_id, parts, created_at=now, updated_at=now)
+    def _new(self, session_id: SessionId, role: Role, parts: list[Part], run_id: str) -> Message:
+        message = Message(self._ids.message(), role, session_id, parts, run_id=run_id)
+        message.created_at = message.updated_at = int(self._clock.now_s())
+        return message
 
     def _change(
         self,

@@ -136,7 +136,7 @@ def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:
         answer = _close(tx, one, ending, ids)
     elif run.state == "accepted" and run.kind == "prompt":
         asked = Asked("prompt", *body_of(tx.connection, run.id))
-        _add(tx, ids, run.session_id, "user", asked.parts(), Finish("stop", 0))
+        _add(tx, ids, run, "user", asked.parts(), Finish("stop", 0))
         admit_letters(tx, run.id)
         _add_answer(tx, ids, one, ending)
     end_run(
@@ -171,7 +171,7 @@ def _close(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> Message | None:
         started = known.crash if known is not None and known.state == "started" else None
         words = words_for_unanswered(ending, started)
         result = ToolResult(part.data.id, part.data.name, words, is_error=True)
-        _add(tx, ids, session_id, "tool", [ToolResultPart(result)], Finish("stop", 0))
+        _add(tx, ids, one.run, "tool", [ToolResultPart(result)], Finish("stop", 0))
         set_call_state(message.id, part.data.id, "answered")(tx)
     return close_message(tx, message, finish_of(ending, tx.now))
 
@@ -184,13 +184,13 @@ def _is_final(message: Message) -> bool:
 def _add_answer(tx: Tx, ids: Ids, one: Stored, ending: Ending) -> Message:
     finish = finish_of(ending, tx.now)
     run = one.run
-    return _add(tx, ids, run.session_id, "assistant", [], finish, run.model, run.provider)
+    return _add(tx, ids, run, "assistant", [], finish, run.model, run.provider)
 
 
 def _add(
     tx: Tx,
     ids: Ids,
-    session_id: SessionId,
+    run: Run,
     role: Role,
     parts: list[Part],
     finish: Finish,
@@ -200,12 +200,13 @@ def _add(
     message = Message(
         ids.message(),
         role,
-        session_id,
+        run.session_id,
         [*parts, FinishPart(finish)],
         model,
         provider,
         created_at=tx.now,
         updated_at=tx.now,
+        run_id=run.id,
     )
     add_message(capture(message), is_open=False)(tx)
     return message

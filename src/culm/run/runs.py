@@ -374,7 +374,7 @@ class Runs:
             run.ended.set()  # Here; whoever waits for more finds it at the next start.
         interrupted = {run.session_id for run in stopped if run.is_interrupted}
         holding = [
-            self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED))
+            self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), run.rest)
             for run in self.live()
             if run.session_id in interrupted and run.is_waiting and not run.joins
         ]

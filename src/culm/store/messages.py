@@ -44,7 +44,7 @@ class Captured(NamedTuple):
 
     id: MessageId
     session_id: SessionId
-    row: tuple[str | int, ...]  # role, model, provider, is_summary, created_at
+    row: tuple[str | int, ...]  # role, model, provider, is_summary, created_at, run_id
     parts: str  # JSON; null where the part is large
     large: list[tuple[int, str]]
     rev: int
@@ -63,6 +63,7 @@ def capture(message: Message) -> Captured:
         message.provider,
         message.is_summary_message,
         message.created_at,
+        message.run_id,
     )
     return Captured(
         id=message.id,
@@ -243,14 +244,14 @@ def all_messages(limit: int) -> Callable[[sqlite3.Connection], list[RawMessage]]
 def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessage:
     """The message with its large parts in place and, while it is open, its chunks laid on."""
     (id_, role, session_id, parts, model, provider, created_at, updated_at, is_summary, rev,
-     large, is_open, *_) = row  # fmt: skip
+     run_id, large, is_open, *_) = row  # fmt: skip
     if large:
         parts = _join(parts, connection.execute(QUERIES["parts_of"], (id_,)))
     if is_open:
         parts = _lay(parts, connection.execute(QUERIES["chunks_of"], (id_,)))
     return RawMessage(
         id_, role, session_id, Raw(parts), model, provider, created_at, updated_at,
-        bool(is_summary), rev,
+        bool(is_summary), rev, run_id,
     )  # fmt: skip
 
 

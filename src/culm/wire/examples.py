@@ -89,6 +89,7 @@ _MESSAGE_EXAMPLE = messages.Message(
     created_at=_THEN + 2,
     updated_at=_THEN + 4,
     rev=1,
+    run_id=_RUN,
 )
 _PERMISSION = asks.PermissionRequest(
     id="7d9f7f0e-5a49-4c0e-8d33-0a7a3f2b1c99",

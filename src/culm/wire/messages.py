@@ -123,6 +123,9 @@ class Message(Struct):
     is_summary_message: bool = False
     # Rises when parts are cleared, at finish and at recovery. Within one rev text only grows.
     rev: int = 0
+    # In whose turn it stands; of a prompt that joined another's turn, that other one. It never
+    # changes. Empty if no run wrote it, and in what was stored before there was such a field.
+    run_id: str = ""
 
 
 class RawMessage(Struct, gc=False):  # Holds no cycles, and a listing makes thousands.
@@ -138,6 +141,7 @@ class RawMessage(Struct, gc=False):  # Holds no cycles, and a listing makes thou
     updated_at: int
     is_summary_message: bool
     rev: int
+    run_id: str
 
 
 class GoneMessage(Struct):

@@ -57,8 +57,9 @@ UPDATE sessions SET message_count = message_count - 1, updated_at = ? WHERE no =
 
 -- name: add_message
 INSERT INTO messages
-  (place, id, role, model, provider, is_summary, created_at, parts, large, rev, is_open, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  (place, id, role, model, provider, is_summary, created_at, run_id, parts, large, rev, is_open,
+   updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_message
 UPDATE messages
@@ -76,13 +77,13 @@ SELECT * FROM message_rows WHERE id = ?
 
 -- name: messages_of_session
 SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
-       m.is_summary, m.rev, m.large, m.is_open
+       m.is_summary, m.rev, m.run_id, m.large, m.is_open
 FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
 WHERE s.id = ? ORDER BY m.place
 
 -- name: messages_from
 SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
-       m.is_summary, m.rev, m.large, m.is_open
+       m.is_summary, m.rev, m.run_id, m.large, m.is_open
 FROM messages first
 JOIN sessions s ON s.no = first.place >> 32
 JOIN messages m ON m.place BETWEEN first.place AND (s.no << 32) + 4294967295
@@ -93,7 +94,7 @@ SELECT * FROM message_rows ORDER BY place LIMIT ?
 
 -- name: user_messages_of_session
 SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
-       m.is_summary, m.rev, m.large, m.is_open
+       m.is_summary, m.rev, m.run_id, m.large, m.is_open
 FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
 WHERE s.id = ? AND m.role = 'user' ORDER BY m.place DESC LIMIT ?
 
