@@ -22,7 +22,7 @@ from tests.support import WAIT_S
 
 MESSAGE = MessageId("m")
 BUSY = Doing(model="p/m", state="writes", agents=[AgentDoing("one", "starts")])
-DRAWN = ["⠋ 0 s · p/m · writes", "  one · 0 tokens, $0.0000 · starts"]
+DRAWN = ["⠋ 0 s · p/m · writes", "  one · starts"]
 
 
 class Tty(io.StringIO):
