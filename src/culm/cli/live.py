@@ -56,7 +56,7 @@ def _top(doing: Doing, cells_max: int) -> str:
     turn = SPINNER[int(doing.elapsed_s * TURNS_PER_S) % len(SPINNER)]
     begin = f"{turn} {elapsed_text(doing.elapsed_s)}"
     model = _shown(doing.model)
-    used = [used_text(doing.tokens, doing.cost)] if doing.tokens or doing.cost else []
+    used = _used(doing.tokens, doing.cost)
     what = ", ".join(map(_shown, doing.calls)) or _shown(doing.state)
     # Where there is little room, the provider goes first, as there are few, and then the model.
     short = model.partition("/")[2] or model
@@ -65,8 +65,7 @@ def _top(doing: Doing, cells_max: int) -> str:
 
 def _agent(agent: AgentDoing, cells_max: int) -> str:
     begin = INDENT * (agent.depth + 1) + _shown(agent.label)
-    used = used_text(agent.tokens, agent.cost)
-    return _line(begin, ([used], ()), _shown(agent.what), cells_max)
+    return _line(begin, (_used(agent.tokens, agent.cost), ()), _shown(agent.what), cells_max)
 
 
 def _line(begin: str, heads: Sequence[Sequence[str]], what: str, cells_max: int) -> str:
@@ -87,6 +86,10 @@ def elapsed_text(elapsed_s: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _used(tokens: int, cost: float) -> list[str]:
+    return [used_text(tokens, cost)] if tokens or cost else []
 
 
 def _shown(text: str) -> str:

@@ -12,7 +12,14 @@ from culm.cli.live import AgentDoing, Doing
 from culm.client.stream import Mirror
 from culm.client.tree import Branch, Tree
 from culm.ids import AgentId, RunId, SessionId
-from culm.wire.messages import Message, ToolCall, ToolCallPart, ToolResultPart, is_finished
+from culm.wire.messages import (
+    Message,
+    ReasoningPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResultPart,
+    is_finished,
+)
 
 _WAITS = {
     "slot": "waits until others have ended",
@@ -125,7 +132,10 @@ def call_text(call: ToolCall) -> str:
 def _thinking(mirror: Mirror) -> str:
     """What a model does that makes no call."""
     speaker = _speaker(mirror)
-    return "writes" if speaker is not None and not is_finished(speaker.parts) else "asks the model"
+    if speaker is None or is_finished(speaker.parts):
+        return "asks the model"
+    is_thinking = not speaker.parts or isinstance(speaker.parts[-1], ReasoningPart)
+    return "thinks" if is_thinking else "writes"
 
 
 def _speaker(mirror: Mirror) -> Message | None:
