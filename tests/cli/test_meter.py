@@ -3,7 +3,7 @@
 import msgspec
 
 from culm.cli.live import AgentDoing, Doing
-from culm.cli.meter import Meter
+from culm.cli.meter import Meter, call_text
 from culm.client.stream import Told
 from culm.client.tree import Tree
 from culm.ids import AgentId, MessageId, RunId, SessionId
@@ -91,6 +91,11 @@ def test_calls_go_on_until_they_have_a_result() -> None:
     assert stage.doing().calls == ["bash ls"]
     stage.result("ls")
     assert (stage.doing().calls, stage.doing().state) == ([], "asks the model")
+
+
+def test_a_call_that_starts_agents_leaves_the_room_to_them() -> None:
+    call = ToolCall("c", "agent", '{"prompt":"mend it"}', finished=True)
+    assert call_text(call) == "agent"
 
 
 def test_what_another_run_does_is_not_told_as_ours() -> None:

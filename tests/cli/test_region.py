@@ -11,6 +11,8 @@ from contextlib import nullcontext
 
 import pytest
 from examples.recording.screen import Screen, Style
+from hypothesis import given
+from hypothesis import strategies as st
 
 from culm.cli.faces import Plain
 from culm.cli.live import AgentDoing, Doing
@@ -82,6 +84,29 @@ def test_at_the_bottom_of_the_screen_nothing_that_was_printed_is_lost() -> None:
         assert tty.lines()[-3:] == ["a", "b", "c"]
         region.erase()
     assert tty.screen.all_lines() == [str(number) for number in range(20)]
+
+
+@given(
+    st.lists(
+        st.integers(0, 9).map(str) | st.lists(st.sampled_from(["a", "漢" * 9, ""]), max_size=9)
+    ),
+    st.integers(1, 6),
+)
+def test_whatever_is_drawn_in_between_what_was_printed_is_what_is_left(
+    steps: list[str | list[str]], rows: int
+) -> None:
+    tty, plain = Tty(20, rows), Screen(20, rows)
+    region = region_of(tty)
+    for step in steps:
+        if isinstance(step, str):
+            region.erase()
+            tty.write(f"{step}\n")
+            plain.feed(f"{step}\r\n")
+        else:
+            region.draw(step)
+    region.erase()
+    assert [line for line in tty.screen.all_lines() if line] == plain.all_lines()
+    assert tty.screen.column == 0
 
 
 def test_a_terminal_that_was_made_smaller_keeps_nothing_of_it() -> None:

@@ -27,6 +27,7 @@ _WAITS = {
     "question": "waits for an answer",
     "agents": "waits for its agents",
 }
+_OF_AGENTS = ("agent", "agent_wait")  # What these are about stands below: those at work.
 
 
 class Meter:
@@ -126,7 +127,7 @@ def running_calls(mirror: Mirror) -> list[ToolCall]:
 
 
 def call_text(call: ToolCall) -> str:
-    return call_line(call).removeprefix("→ ")
+    return call.name if call.name in _OF_AGENTS else call_line(call).removeprefix("→ ")
 
 
 def _thinking(mirror: Mirror) -> str:
