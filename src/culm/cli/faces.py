@@ -10,6 +10,8 @@ from typing import Protocol
 from culm.cli.agent_lines import AgentLines, label_of, used_text
 from culm.cli.call_lines import without_controls
 from culm.cli.call_notes import CallNotes
+from culm.cli.live import Doing
+from culm.cli.region import Region
 from culm.cli.run_ends import words_of
 from culm.cli.streams import write
 from culm.ids import MessageId
@@ -71,10 +73,15 @@ class Face(Telling, Protocol):
 
 
 class Plain(CallNotes):
-    """For people: the answer on stdout, one line for everything else on stderr."""
+    """For people: the answer on stdout, one line for everything else on stderr.
 
-    def __init__(self, *, has_rules: bool = False) -> None:
+    With a region, what goes on just now is drawn below all that.
+    """
+
+    def __init__(self, *, has_rules: bool = False, region: Region | None = None) -> None:
         super().__init__(has_rules=has_rules)
+        self._region = region
+        self._asking = False  # A person may be typing, whatever was noted since.
         self._in_line = False  # Of stdout.
         self._in_prompt = False  # Somebody is asked to type something ...
         self._held: deque[str] = deque(maxlen=HELD_LINES_MAX)  # ... while agents say this.
@@ -88,6 +95,7 @@ class Plain(CallNotes):
             self._message_id = message_id
         # A model may repeat what stands in a file; a terminal would obey it.
         shown = without_controls(text) if self._is_screen else text
+        self.erase()
         try:
             write(sys.stdout, shown)
         except UnicodeEncodeError:
@@ -105,7 +113,7 @@ class Plain(CallNotes):
         """Ask for a line; what is noted next comes below, with or without an answer."""
         self._end_line()
         write(sys.stderr, printable(words))
-        self._in_prompt = True
+        self._in_prompt = self._asking = True
 
     def typed(self) -> None:
         """It was typed, with its end."""
@@ -114,6 +122,7 @@ class Plain(CallNotes):
     def close_prompt(self) -> None:
         """Nobody is asked any more; what agents have said meanwhile follows."""
         self._end_line()
+        self._asking = False
         held = list(self._held)
         self._held.clear()
         if len(held) == HELD_LINES_MAX:
@@ -143,7 +152,19 @@ class Plain(CallNotes):
             self.note(f"culm: {words}")
             self.note(f"hint: {hint}")
 
+    def draw(self, doing: Doing) -> None:
+        """Show what goes on, where there is room: not in a begun line, nor where a person types."""
+        in_line = self._in_line and self._is_screen
+        if self._region is not None and not (in_line or self._asking):
+            self._region.show(doing)
+
+    def erase(self) -> None:
+        """Leave nothing of what was drawn."""
+        if self._region is not None:
+            self._region.erase()
+
     def _end_line(self) -> None:
+        self.erase()
         if self._in_prompt:
             write(sys.stderr, "\n")
             self._in_prompt = False

@@ -1,0 +1,51 @@
+"""Commands are recorded on a real terminal, with somebody who types."""
+
+import os
+from pathlib import Path
+
+import pytest
+from examples.recording import tape
+from examples.recording.frames import frames_of
+from examples.recording.screen import text_of
+from examples.recording.tape import IDLE_S_MAX, Keys, Step, Stuck, play
+
+
+def shown(steps: list[Step], folder: Path) -> list[str]:
+    """What stands on the screen in the end."""
+    frames = frames_of(play(steps, folder, os.environ, 40, 12), 40, 12)
+    return [text for row in frames[-1].rows if (text := text_of(row))]
+
+
+def test_what_is_typed_and_what_is_answered_stand_one_below_the_other(folder: Path) -> None:
+    steps = [
+        Step(
+            "printf 'name? '; read name; echo \"hello $name\"",
+            [Keys("name?", "Ada\n", pause_s=0.1)],
+            shown="greet",
+        ),
+        Step("stty size && test -w /dev/tty && echo mine", shown="look"),
+    ]
+    assert shown(steps, folder) == [
+        *("$ greet", "name? Ada", "hello Ada"),
+        *("$ look", "12 40", "mine", "$"),
+    ]
+
+
+def test_nobody_watches_a_command_that_sleeps(folder: Path) -> None:
+    beats = list(play([Step("echo a; sleep 1.2; echo b", read_s=0)], folder, os.environ))
+    assert max(beat.pause_s for beat in beats) == IDLE_S_MAX
+
+
+def test_a_key_that_has_no_place_is_told(folder: Path) -> None:
+    with pytest.raises(Stuck, match=r"never showed 'allow it\?', but:\nnothing"):
+        shown([Step("echo nothing", [Keys("allow it?", "y\n")])], folder)
+
+
+def test_a_command_that_does_not_end_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tape, "STEP_S_MAX", 0.5)
+    with pytest.raises(Stuck, match="does not end; it shows:\n"):
+        shown([Step("echo $$ > pid; sleep 60")], folder)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((folder / "pid").read_text()), 0)
