@@ -103,14 +103,33 @@ class Client:
         return await self.ask("POST", "/v1/workspaces", Workspace, wish)
 
     async def ask(
-        self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
     ) -> T:
-        return decode(await self.request(method, path, body), kind)
+        return decode(await self.request(method, path, body, timeout_s=timeout_s), kind)
 
-    async def request(self, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
-        """Send and read whole; raises `Refused`, or `aiohttp.ClientError` without an answer."""
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
+    ) -> bytes:
+        """Send and read whole; raises `Refused`, or `aiohttp.ClientError` without an answer.
+
+        Without a `timeout_s` the answer may take as long as it takes.
+        """
         data = None if body is None else io.BytesIO(encode(body))  # Leaves in pieces.
-        async with self._session.request(method, self._base + path, data=data) as response:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        async with self._session.request(
+            method, self._base + path, data=data, timeout=timeout
+        ) as response:
             answer = await response.read()
             if response.status not in (200, 202):
                 raise Refused(response.status, _problem(answer, response.reason or ""))
