@@ -31,6 +31,7 @@ bench: setup
 	@$(BIN)/python -m bench.tools $(ARGS)
 	@$(BIN)/python -m bench.fleet $(ARGS)
 	@$(BIN)/python -m bench.tree $(ARGS)
+	@$(BIN)/python -m bench.mirror $(ARGS)
 
 # More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
 soak: setup

@@ -242,6 +242,9 @@ async def assert_same(remote: RemoteWorkspace, *mirrors: Mirror) -> None:
     for mirror in mirrors:
         assert mirror.sessions == stored.sessions
         assert mirror.messages == stored.messages
+        assert mirror.runs == stored.runs
+        assert mirror.queue == stored.queue
+        assert mirror.agents == stored.agents
 
 
 @contract("EXC-13")

@@ -16,7 +16,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import Limits, Run
+from culm.wire.runs import Limits, Run, changed_of
 from tests.sim.runs_actors import Observer, has_file
 from tests.sim.runs_final import Final, finish_in
 from tests.sim.runs_outside import TITLE_COST, Question
@@ -370,6 +370,11 @@ def observers_end_with_what_is_stored(final: Final, observers: list[Observer]) -
     for observer in observers:
         assert observer.mirror.messages == stored
         assert observer.mirror.sessions == sessions
+        assert observer.mirror.runs == {
+            run.id: changed_of(run) for run in final.runs.values() if run.state != "ended"
+        }
+        assert observer.mirror.queue == {}, "everything has come to rest"
+        assert observer.mirror.agents == {}
         assert max(Counter(observer.completed).values(), default=0) <= 1, "told twice"
         completes = {event.run_id for event in final.log if event.complete is not None}
         assert set(observer.completed) == completes, "a run's end was not told"

@@ -14,6 +14,7 @@ from tests.sim.runs_checks import check_all, log_is_told_in_order
 from tests.sim.runs_disk import number_tasks
 from tests.sim.runs_outside import World
 from tests.sim.runs_world import Gone, RunServer
+from tests.store.mirrored import Mirrored
 from tests.support import contract
 
 CLIENTS = 3
@@ -37,7 +38,7 @@ async def live_through(server: RunServer) -> None:
     observers = [Observer(server, ids)]
     server.observers = list(observers)
     async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(server.run())]
+        background = [tasks.create_task(server.run()), tasks.create_task(check_log(server))]
         background += [tasks.create_task(observer.run()) for observer in observers]
         for _ in range(SESSIONS):
             await begin(server)
@@ -55,6 +56,14 @@ async def live_through(server: RunServer) -> None:
         await start_once_more(server)
         for task in background:
             task.cancel()
+
+
+async def check_log(server: RunServer) -> None:
+    """Look behind a commit now and then, until cancelled."""
+    mirrored = Mirrored()
+    while True:
+        await server.file.after(server.loop.random.randint(1, 5), timeout_s=60.0)
+        server.world.problems += mirrored.check(server.file.connection)
 
 
 async def begin(server: RunServer) -> None:

@@ -17,6 +17,7 @@ from culm.wire.messages import FinishPart, Message, ToolCallPart, ToolResultPart
 from culm.wire.runs import Limits
 from tests.sim.tree_server import BOUNDS, DEPTH_MAX, TreeServer
 from tests.sim.tree_world import Asked, TreeWorld
+from tests.store.mirrored import Mirrored
 
 # --- at any moment
 
@@ -51,9 +52,12 @@ DERIVED = """SELECT id, depth, path, children, cost, tokens FROM agents
 
 async def check_always(world: TreeWorld) -> None:
     """Look behind a commit now and then, until cancelled."""
+    mirrored = Mirrored()
     while True:
         await world.file.after(world.dice.randint(1, 12), timeout_s=60.0)
         check_now(world)
+        otherwise = mirrored.check(world.file.connection)
+        world.expect(not otherwise, "a client that heard everything has", otherwise)
 
 
 def check_now(world: TreeWorld) -> None:

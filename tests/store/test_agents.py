@@ -14,10 +14,13 @@ import pytest
 from culm.ids import AgentId, RunId, SessionId
 from culm.store.agents import (
     StoredAgent,
+    agents_at_work,
     agents_below,
     begin_agent,
     children_of,
+    end_lost_agents,
     find_agent,
+    note_agent,
     rebuild,
     set_budget,
 )
@@ -30,6 +33,7 @@ from culm.store.sql import QUERIES
 from culm.store.writer import connect
 from culm.wire.agents import Agent
 from culm.wire.runs import Limits
+from tests.store.mirrored import Mirrored
 from tests.store.trees import TOP, Tree, open_tree
 from tests.support import contract
 
@@ -173,6 +177,32 @@ def test_an_agent_that_is_deleted_takes_those_below_it_along_and_what_they_used(
     ]
     assert (find_session("c")(tree.connection), find_run("r c")(tree.connection)) == (None, None)
     assert tree.do(rebuild) == 0
+
+
+@contract("EXC-13")
+def test_whoever_follows_the_log_knows_what_agents_have_used_when_some_are_deleted(
+    tree: Tree,
+) -> None:
+    mirrored = Mirrored()
+    assert mirrored.check(tree.connection) == []
+    for name, parent in (("a", TOP), ("b", "a"), ("c", "b"), ("d", "c")):
+        tree.add(name, parent)
+        tree.use(name, 10, 0.5)
+    assert mirrored.check(tree.connection) == []
+    tree.delete("c")
+    assert mirrored.check(tree.connection) == []
+
+
+@contract("EXC-13")
+def test_whoever_follows_the_log_knows_that_no_worker_survived_a_crash(tree: Tree) -> None:
+    tree.add("a")
+    tree.do(note_agent("a", waiting_for="ask", pid=7))
+    mirrored = Mirrored()
+    assert mirrored.check(tree.connection) == []
+    tree.do(end_lost_agents)
+    (a,) = agents_at_work(tree.connection)
+    assert (a.waiting_for, a.pid) == ("", 0)
+    assert mirrored.check(tree.connection) == []
 
 
 @contract("FLEET-P12")

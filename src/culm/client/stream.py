@@ -6,22 +6,24 @@ after any interruption it ends in exactly the state of one that never left.
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
-from culm.ids import AskId, MessageId, RunId, SessionId
+from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
+from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
 from culm.wire.codec import decode
 from culm.wire.events import CURSOR_HEADER, CallOutput, Envelope, MessageDelta, Resync
 from culm.wire.messages import GoneMessage, Message, append_text
-from culm.wire.runs import RunChanged, RunRetry, changed_of
+from culm.wire.runs import QueueChanged, QueuedPrompt, RunChanged, RunRetry, changed_of
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
 
@@ -202,6 +204,9 @@ class Mirror:
         self.messages: dict[MessageId, Message] = {}
         self.runs: dict[RunId, RunChanged] = {}  # Those that have not ended.
         self.retries: dict[RunId, RunRetry] = {}  # The latest of each run that goes on.
+        # Those that wait in a session, in their order, each with the beginning of its prompt.
+        self.queue: dict[SessionId, list[QueuedPrompt]] = {}
+        self.agents: dict[AgentId, Agent] = {}  # Those that have not ended.
         self.presence: dict[str, str] = {}
         self.store = StoreHealth("ok")
         # What people are asked: all that is open, and what was closed lately.
@@ -216,6 +221,13 @@ class Mirror:
         self.sessions = {session.id: session for session in snapshot.sessions}
         self.messages = {message.id: message for message in snapshot.messages}
         self.runs = {run.id: changed_of(run) for run in snapshot.runs}
+        self.retries = {}
+        self.queue = {}
+        for run in snapshot.runs:
+            if run.state == "queued":
+                waiting = self.queue.setdefault(run.session_id, [])
+                waiting.append(QueuedPrompt(run.id, run.prompt))
+        self.agents = {agent.agent_id: agent for agent in snapshot.agents}
         self.presence = {p.client_id: p.session_id for p in snapshot.presence}
         self.store = snapshot.store
         self.asks, self.questions = {}, {}  # What is open is told when a stream begins.
@@ -226,9 +238,7 @@ class Mirror:
             return None
         match told.type, told.op:
             case "session", "deleted":
-                gone = told.read(Session).id
-                self.sessions.pop(gone, None)
-                self.messages = {k: m for k, m in self.messages.items() if m.session_id != gone}
+                self._forget_session(told.read(Session).id)
             case "session", _:
                 session = told.read(Session)
                 self.sessions[session.id] = session
@@ -244,6 +254,13 @@ class Mirror:
                 if run.state == "ended":
                     del self.runs[run.run_id]
                     self.retries.pop(run.run_id, None)
+            case "queue_changed", _:
+                queue = told.read(QueueChanged)
+                self.queue[queue.session_id] = queue.items
+                if not queue.items:
+                    del self.queue[queue.session_id]
+            case (("agent_started" | "agent_changed" | "agent_ended"), _):
+                self.put_agent(told.read(Agent), gone=told.op == "deleted")
             case "run_retry", _:
                 retry = told.read(RunRetry)
                 self.retries[retry.run_id] = retry
@@ -288,6 +305,24 @@ class Mirror:
         self.outputs[output.tool_call_id] = (before + output.text)[:OUTPUT_CHARS_MAX]
         _drop_first(self.outputs)
 
+    def _forget_session(self, session_id: SessionId) -> None:
+        """With a session goes all that is about it; of the rest of it nothing is told."""
+        self.sessions.pop(session_id, None)
+        self.queue.pop(session_id, None)
+        self.messages = _without(session_id, self.messages)
+        self.runs = _without(session_id, self.runs)
+        self.retries = _without(session_id, self.retries)
+        self.asks = _without(session_id, self.asks)
+        self.questions = _without(session_id, self.questions)
+        self.agents = _without(session_id, self.agents)
+
+    def put_agent(self, agent: Agent, *, gone: bool) -> None:
+        """Take in how an agent stands; one that is gone went with its session."""
+        if gone or agent.state == "ended":
+            self.agents.pop(agent.agent_id, None)
+        else:
+            self.agents[agent.agent_id] = agent
+
     def put_message(self, message: Message) -> None:
         known = self.messages.get(message.id)
         if known is None or message.rev >= known.rev:
@@ -302,6 +337,14 @@ class Mirror:
         if not append_text(message.parts, delta.part, delta.kind, delta.offset, delta.text):
             return Gap(delta.session_id, delta.message_id)
         return None
+
+
+K = TypeVar("K")
+S = TypeVar("S", Message, RunChanged, RunRetry, AskChanged, QuestionChanged, Agent)
+
+
+def _without(session_id: SessionId, known: dict[K, S]) -> dict[K, S]:
+    return {key: one for key, one in known.items() if one.session_id != session_id}
 
 
 def _drop_first(kept: dict[str, None] | dict[str, str]) -> None:
@@ -386,6 +429,15 @@ class Follower:
             self.mirror.put_message(message)
 
 
+def only_of(snapshot: Snapshot[Message], sessions: Collection[str]) -> Snapshot[Message]:
+    """Without runs and agents of other sessions: a stream of these tells nothing of those."""
+    return replace(
+        snapshot,
+        runs=[run for run in snapshot.runs if run.session_id in sessions],
+        agents=[agent for agent in snapshot.agents if agent.session_id in sessions],
+    )
+
+
 @asynccontextmanager
 async def open_mirror(
     workspace: RemoteWorkspace, *sessions: str, interactive: bool = False
@@ -398,7 +450,8 @@ async def open_mirror(
     stream = Stream(workspace, sessions=frozenset(sessions), interactive=interactive)
 
     async def load() -> None:
-        mirror.load(await workspace.snapshot(*(sessions or "*")))
+        snapshot = await workspace.snapshot(*(sessions or "*"))
+        mirror.load(only_of(snapshot, sessions) if sessions else snapshot)
 
     async with open_follower(Follower(mirror, stream, load)) as follower:
         yield follower

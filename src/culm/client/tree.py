@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from culm.client.stream import Follower, Gap, Mirror, Stream, Told, open_follower
+from culm.client.stream import Follower, Gap, Mirror, Stream, Told, only_of, open_follower
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent
@@ -24,7 +24,7 @@ from culm.wire.state import Snapshot
 AGENT_TYPES = frozenset({"agent_started", "agent_changed", "agent_ended"})
 # What a tree is made of. The rest of a workspace's events need not be sent.
 TYPES = AGENT_TYPES | {
-    *("session", "message", "message_snapshot", "message_delta", "call_output"),
+    *("session", "message", "message_snapshot", "message_delta", "call_output", "queue_changed"),
     *("run_changed", "run_retry", "ask_changed", "question_changed", "permission_notification"),
 }
 NAMED_MAX = 50  # Sessions in one address, which is bounded.
@@ -61,7 +61,8 @@ class Tree(Mirror):
 
     def load(self, snapshot: Snapshot[Message]) -> None:
         """Begin again from a snapshot of the sessions in `names`."""
-        super().load(replace(snapshot, messages=[]))
+        super().load(only_of(replace(snapshot, messages=[]), [self.top]))
+        self.agents = {agent.agent_id: agent for agent in snapshot.agents}  # All are told of.
         for branch in self.branches.values():
             branch.mirror = Mirror()
         for message in snapshot.messages:
@@ -72,6 +73,7 @@ class Tree(Mirror):
         if told.type in AGENT_TYPES:
             if self.pass_by(told):
                 agent = told.read(Agent)
+                self.put_agent(agent, gone=told.op == "deleted")
                 if told.op == "deleted":
                     agent.state = "ended"  # With its session.
                 self._on_agent(agent, is_new=told.type == "agent_started")

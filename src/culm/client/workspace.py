@@ -1,17 +1,35 @@
-"""What a client does in one workspace: every request about it, typed."""
+"""What a client does in one workspace: every request about it, typed.
 
-from typing import TYPE_CHECKING
+Here is what a face needs every day. What is configured is in `config.py`, what else there may be
+in a workspace in `extensions.py`; each is an attribute of it.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from culm.ids import MessageId, SessionId, WorkspaceId
-from culm.wire.agent import Prompt
+from culm.client.config import RemoteConfig, RemoteProject
+from culm.client.extensions import RemoteLsps, RemoteMcp, RemoteSkills
+from culm.ids import MessageId, RunId, SessionId, WorkspaceId
+from culm.wire.agent import (
+    AgentInfo,
+    Attachment,
+    InitAgent,
+    Prompt,
+    ShellCommand,
+    ShellOutput,
+)
 from culm.wire.agents import (
     Agent,
     AgentDetails,
     ChangeBudget,
     LetterShown,
+    ReplyToLetter,
+    Ring,
+    RingProject,
     SaidToAgent,
     SayToAgent,
     SendLetter,
@@ -19,7 +37,9 @@ from culm.wire.agents import (
 )
 from culm.wire.asks import (
     Ask,
+    AskState,
     CancelQuestions,
+    Grant,
     PermissionGrant,
     PermissionRef,
     PermissionRequest,
@@ -27,18 +47,23 @@ from culm.wire.asks import (
     QuestionRequest,
     QuestionResponse,
     Resolved,
+    SetSkip,
+    Skip,
 )
 from culm.wire.config import SelectedModel
+from culm.wire.files import File, ReadFile
 from culm.wire.messages import Message
 from culm.wire.processes import Process
 from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Run
+from culm.wire.runs import CancelAnswer, EditPrompt, Limits, OrderQueue, QueuedPrompt, Run, State
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Snapshot
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Workspace
 
 if TYPE_CHECKING:
     from culm.client.http import Client
+
+NEVER = 1  # The year in which a server says that something happened that never did.
 
 
 class RemoteWorkspace:
@@ -47,6 +72,11 @@ class RemoteWorkspace:
     def __init__(self, client: "Client", wish: CreateWorkspace, info: Workspace) -> None:
         self.client = client
         self.info = info
+        self.config = RemoteConfig(self)
+        self.project = RemoteProject(self)
+        self.skills = RemoteSkills(self)
+        self.lsps = RemoteLsps(self)
+        self.mcp = RemoteMcp(self)
         self._wish = wish
 
     @property
@@ -60,6 +90,11 @@ class RemoteWorkspace:
         """Create it again as at first, after the server or the claim went away."""
         self.info = await self.client.create(self._wish)
 
+    async def refresh(self) -> Workspace:
+        """Read it again, with its configuration; `info` is then as it stands now."""
+        self.info = await self.client.ask("GET", self.path(), Workspace)
+        return self.info
+
     async def release(self) -> None:
         await self.client.request("DELETE", self.path(f"?client_id={self.client.id}"))
 
@@ -72,6 +107,11 @@ class RemoteWorkspace:
         """The stored state, with the messages of `sessions`; "*" for all."""
         path = self.path(f"/snapshot?sessions={quote(','.join(sessions), safe='*,')}")
         return await self.client.ask("GET", path, Snapshot[Message])
+
+    async def processes(self) -> list[Process]:
+        return await self.client.ask("GET", self.path("/processes"), list[Process])
+
+    # --- sessions, their messages and files
 
     async def sessions(self) -> list[Session]:
         return await self.client.ask("GET", self.path("/sessions"), list[Session])
@@ -93,9 +133,60 @@ class RemoteWorkspace:
         path = f"{self._session_path(session_id)}/messages"
         return await self.client.ask("GET", path, list[Message])
 
+    async def user_messages(self, session_id: str = "") -> list[Message]:
+        """What users said in a session, or in all of them, the newest first."""
+        place = self._session_path(SessionId(session_id)) if session_id else self.path()
+        return await self.client.ask("GET", f"{place}/messages/user", list[Message])
+
     async def find_message(self, session_id: SessionId, message_id: MessageId) -> Message | None:
         found = [m for m in await self.messages(session_id) if m.id == message_id]
         return found[0] if found else None
+
+    async def file_history(self, session_id: SessionId) -> list[File]:
+        """Every version of every file a session wrote, by version and then by age."""
+        path = f"{self._session_path(session_id)}/history"
+        return await self.client.ask("GET", path, list[File])
+
+    async def read_files(self, session_id: SessionId) -> list[str]:
+        """The files a session has read, the last read first."""
+        path = f"{self._session_path(session_id)}/filetracker/files"
+        return await self.client.ask("GET", path, list[str])
+
+    async def mark_read(self, session_id: SessionId, file: str) -> None:
+        """Note that a session has read a file now."""
+        await self.client.request(
+            "POST", self.path("/filetracker/read"), ReadFile(session_id, file)
+        )
+
+    async def find_last_read(self, session_id: SessionId, file: str) -> datetime | None:
+        """When a session last read a file, if it did."""
+        query = urlencode({"session_id": session_id, "path": file})
+        path = self.path(f"/filetracker/lastread?{query}")
+        found = await self.client.ask("GET", path, datetime)
+        return None if found.year == NEVER else found
+
+    # --- the agent, and its runs
+
+    async def agent_info(self) -> AgentInfo:
+        """Whether the agent is ready and busy, and which model it uses."""
+        return await self.client.ask("GET", self.path("/agent"), AgentInfo)
+
+    async def init_agent(self, *, interactive: bool = False) -> None:
+        """Make the agent ready; it always is, and no run is disturbed."""
+        await self.client.request("POST", self.path("/agent/init"), InitAgent(interactive))
+
+    async def update_agent(self) -> None:
+        """Let it take up changed models and tools, which it does by itself."""
+        await self.client.request("POST", self.path("/agent/update"))
+
+    async def default_small_model(self, provider_id: str) -> SelectedModel:
+        """The small model of a provider that a person may be proposed."""
+        path = self.path(f"/agent/default-small-model?provider_id={quote(provider_id, safe='')}")
+        return await self.client.ask("GET", path, SelectedModel)
+
+    async def agent_session(self, session_id: SessionId) -> Session:
+        """A session, and whether the agent is busy with it."""
+        return await self.client.ask("GET", self._talk_path(session_id), Session)
 
     async def prompt(
         self,
@@ -106,36 +197,104 @@ class RemoteWorkspace:
         model: SelectedModel | None = None,
         interactive: bool = False,
         approve: Approve | None = None,
+        attachments: Sequence[Attachment] = (),
+        limits: Limits | None = None,
     ) -> None:
         """Ask the agent something; when this returns it will be done, whoever stays.
 
         `model` is for this run only; without one it is the workspace's. With a `run_id` and not
         `interactive` nobody need be there to be asked for permission; `approve` answers instead.
+        `limits` bound what the run may use up, where the server's settings do not.
         """
-        body = Prompt(session_id, text, run_id, model=model, interactive=interactive)
+        body = Prompt(
+            session_id,
+            text,
+            run_id,
+            list(attachments),
+            limits or Limits(),
+            model=model,
+            interactive=interactive,
+        )
         body.approve = None if approve is None else msgspec.to_builtins(approve)
         await self.client.request("POST", self.path("/agent"), body)
 
+    async def steer(self, session_id: SessionId, text: str) -> Run:
+        """Say something to the session's live run; it reads it before its next step."""
+        path = self._talk_path(session_id, "/steer")
+        return await self.client.ask("POST", path, Run, EditPrompt(text))
+
+    async def summarize(self, session_id: SessionId) -> None:
+        """Replace what the model reads of a session by a summary, and wait until that is done.
+
+        The caller bounds the wait; who no longer waits has not stopped it.
+        """
+        path = self._talk_path(session_id, "/summarize")
+        await self.client.request("POST", path, timeout_s=None)
+
+    async def compact(self, session_id: SessionId) -> None:
+        """As `summarize`, without waiting: a run like any other."""
+        await self.client.request("POST", self._talk_path(session_id, "/compact"))
+
+    async def shell(self, session_id: SessionId, command: str, *, width: int = 0) -> ShellOutput:
+        """Run a person's own command and wait for its end; to cancel the wait ends it.
+
+        `width` is that of the terminal it believes to write to.
+        """
+        path, body = self._talk_path(session_id, "/shell"), ShellCommand(command, term_width=width)
+        return await self.client.ask("POST", path, ShellOutput, body, timeout_s=None)
+
     async def cancel(self, session_id: SessionId) -> None:
         """Stop every run of the session that is live now."""
-        path = self.path(f"/agent/sessions/{quote(session_id, safe='')}/cancel")
-        await self.client.request("POST", path)
+        await self.client.request("POST", self._talk_path(session_id, "/cancel"))
 
     async def cancel_run(self, run_id: str) -> CancelAnswer:
         """Stop one run, and hear what came of it."""
-        path = self.path(f"/runs/{quote(run_id, safe='')}/cancel")
-        return await self.client.ask("POST", path, CancelAnswer)
+        return await self.client.ask("POST", f"{self._run_path(run_id)}/cancel", CancelAnswer)
 
-    async def runs(self, session_id: str = "", state: str = "") -> list[Run]:
-        """Runs, the latest first."""
+    async def run(self, run_id: str) -> Run:
+        return await self.client.ask("GET", self._run_path(run_id), Run)
+
+    async def runs(self, session_id: str = "", state: State | Literal[""] = "") -> list[Run]:
+        """The latest first; of one session or in one state if asked."""
         query = urlencode({"session": session_id, "state": state})
         return await self.client.ask("GET", self.path(f"/runs?{query}"), list[Run])
 
-    async def run(self, run_id: str) -> Run:
-        return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)
+    async def edit_run(self, run_id: str, text: str) -> Run:
+        """Change the prompt of a run that waits."""
+        return await self.client.ask("PUT", self._run_path(run_id), Run, EditPrompt(text))
 
-    async def processes(self) -> list[Process]:
-        return await self.client.ask("GET", self.path("/processes"), list[Process])
+    async def start_run(self, run_id: str) -> Run:
+        """Let a held run go on."""
+        return await self.client.ask("POST", f"{self._run_path(run_id)}/start", Run)
+
+    async def drop_run(self, run_id: str) -> Run:
+        """End a held run, or one that waits, before it began."""
+        return await self.client.ask("POST", f"{self._run_path(run_id)}/drop", Run)
+
+    # --- what waits in a session
+
+    async def queue(self, session_id: SessionId) -> list[QueuedPrompt]:
+        """The runs that wait, in their order, each with its whole prompt."""
+        path = self._talk_path(session_id, "/queue")
+        return await self.client.ask("GET", path, list[QueuedPrompt])
+
+    async def order_queue(
+        self, session_id: SessionId, run_ids: Sequence[RunId]
+    ) -> list[QueuedPrompt]:
+        """Put those that wait into another order; all of them must be named."""
+        path, body = self._talk_path(session_id, "/queue"), OrderQueue(list(run_ids))
+        return await self.client.ask("PUT", path, list[QueuedPrompt], body)
+
+    async def clear_queue(self, session_id: SessionId) -> None:
+        """Forget the prompts that wait."""
+        await self.client.request("POST", self._talk_path(session_id, "/prompts/clear"))
+
+    async def queued_prompts(self, session_id: SessionId) -> list[str]:
+        """What `queue` says, without the runs."""
+        return await self.client.ask("GET", self._talk_path(session_id, "/prompts/list"), list[str])
+
+    async def count_queued(self, session_id: SessionId) -> int:
+        return await self.client.ask("GET", self._talk_path(session_id, "/prompts/queued"), int)
 
     # --- agents, and letters to them
 
@@ -168,19 +327,34 @@ class RemoteWorkspace:
     async def send_letter(self, letter: SendLetter) -> LetterShown:
         return await self.client.ask("POST", self.path("/mail"), LetterShown, letter)
 
+    async def reply_to_letter(self, letter_id: str, text: str, *, sender: str = "") -> LetterShown:
+        """Answer a letter, as a person unless a `sender` is named; the first reply counts."""
+        path = f"{self._letter_path(letter_id)}/reply"
+        return await self.client.ask("POST", path, LetterShown, ReplyToLetter(text, sender))
+
     async def letter(self, letter_id: str) -> LetterShown:
-        path = self.path(f"/mail/letters/{quote(letter_id, safe='')}")
-        return await self.client.ask("GET", path, LetterShown)
+        return await self.client.ask("GET", self._letter_path(letter_id), LetterShown)
 
     async def letters(self, agent_id: str = "") -> list[LetterShown]:
         path = self.path(f"/mail?agent={quote(agent_id, safe='')}")
         return await self.client.ask("GET", path, list[LetterShown])
 
+    async def ring(self, agent_id: str = "") -> None:
+        """Have a mailbox looked into now, or all: letters came that the server did not bring."""
+        await self.client.request("POST", self.path("/mail/ring"), Ring(agent_id))
+
+    async def ring_project(self, directory: str, agent_id: str = "") -> None:
+        """As `ring`, for any project the server knows; it is opened if it is not."""
+        await self.client.request("POST", "/v1/mail/ring", RingProject(directory, agent_id))
+
     # --- what people are asked
 
-    async def asks(self, session_id: str = "") -> list[Ask[PermissionRequest]]:
-        """The permission requests that are open, the latest first."""
-        path = self.path(f"/permissions/asks?session={quote(session_id, safe='')}")
+    async def asks(
+        self, session_id: str = "", state: AskState | Literal["all"] = "open"
+    ) -> list[Ask[PermissionRequest]]:
+        """The permission requests in a state, the latest first."""
+        query = urlencode({"session": session_id, "state": state})
+        path = self.path(f"/permissions/asks?{query}")
         return await self.client.ask("GET", path, list[Ask[PermissionRequest]])
 
     async def answer(self, ask: Ask[PermissionRequest], action: str) -> bool:
@@ -191,9 +365,30 @@ class RemoteWorkspace:
         body = PermissionGrant(PermissionRef(ask.request.id), action, ask.digest)
         return await self._resolve("/permissions/grant", body)
 
-    async def questions(self, session_id: str = "") -> list[Ask[QuestionRequest]]:
-        """The batches of questions that are open, the latest first."""
-        path = self.path(f"/questions?session={quote(session_id, safe='')}")
+    async def grants(self) -> list[Grant]:
+        """What people have allowed for more than one call."""
+        return await self.client.ask("GET", self.path("/permissions/grants"), list[Grant])
+
+    async def remove_grant(self, grant_id: str) -> None:
+        """Take a grant back: nothing more is let through by it."""
+        path = self.path(f"/permissions/grants/{quote(grant_id, safe='')}")
+        await self.client.request("DELETE", path)
+
+    async def is_skipped(self, session_id: str = "") -> bool:
+        """Whether calls go ahead without being asked for, in a session or in all."""
+        path = self.path(f"/permissions/skip?session_id={quote(session_id, safe='')}")
+        return (await self.client.ask("GET", path, Skip)).skip
+
+    async def set_skip(self, *, on: bool, session_id: str = "") -> None:
+        """Let calls go ahead without being asked for, or no longer; in a session or in all."""
+        path = self.path(f"/permissions/skip?client_id={self.client.id}")
+        await self.client.request("POST", path, SetSkip(on, session_id))
+
+    async def questions(
+        self, session_id: str = "", state: AskState | Literal["all"] = "open"
+    ) -> list[Ask[QuestionRequest]]:
+        """The batches of questions in a state, the latest first."""
+        path = self.path(f"/questions?{urlencode({'session': session_id, 'state': state})}")
         return await self.client.ask("GET", path, list[Ask[QuestionRequest]])
 
     async def answer_questions(self, batch_id: str, responses: list[QuestionResponse]) -> bool:
@@ -210,6 +405,16 @@ class RemoteWorkspace:
 
     def _agent_path(self, agent_id: str) -> str:
         return self.path(f"/agents/{quote(agent_id, safe='')}")
+
+    def _letter_path(self, letter_id: str) -> str:
+        return self.path(f"/mail/letters/{quote(letter_id, safe='')}")
+
+    def _run_path(self, run_id: str) -> str:
+        return self.path(f"/runs/{quote(run_id, safe='')}")
+
+    def _talk_path(self, session_id: SessionId, rest: str = "") -> str:
+        """What is said in a session to the agent, and waits to be."""
+        return self.path(f"/agent/sessions/{quote(session_id, safe='')}{rest}")
 
     def _session_path(self, session_id: SessionId) -> str:
         return self.path(f"/sessions/{quote(session_id, safe='')}")

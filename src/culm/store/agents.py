@@ -104,7 +104,8 @@ def _reason_of(ending: Ending) -> str:
 
 def end_lost_agents(tx: Tx) -> None:
     """After a crash: whose run never came, or has ended without a word, has ended, too."""
-    tx.run("rest_agents")
+    for row in tx.run("rest_agents").fetchall():
+        _tell(tx, "agent_changed", "updated", row)
     for row in tx.run("end_lost_agents", tx.now).fetchall():
         _tell(tx, "agent_ended", "updated", row)
 
@@ -152,6 +153,12 @@ def delete_agent_of_session(tx: Tx, session_id: str) -> None:
     if row is not None:
         _tell_changed(tx, tx.run("one_child_less", row["parent_id"]))
         _tell(tx, "agent_ended", "deleted", row)
+
+
+def tell_agents(tx: Tx, agent_ids: Iterable[str]) -> None:
+    """Tell how those stand that are there, after what is derived was made anew."""
+    for agent_id in agent_ids:
+        _tell_changed(tx, tx.run("get_agent", agent_id))
 
 
 def tree_of_session(tx: Tx, session_id: str) -> list[StoredAgent]:

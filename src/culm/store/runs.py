@@ -399,7 +399,7 @@ def list_runs(
 
 
 def open_runs(connection: sqlite3.Connection) -> list[Run]:
-    """Those that have not ended, held ones too."""
+    """Those that have not ended, held ones too; of a session in the order in which they wait."""
     return [run_of(row) for row in connection.execute(QUERIES["unfinished_runs"])]
 
 

@@ -10,6 +10,7 @@ from culm.store.agents import (
     count_on_agents,
     delete_agent_of_session,
     rebuild,
+    tell_agents,
     tree_of_session,
 )
 from culm.store.asks import delete_asks_of_session
@@ -60,6 +61,7 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], list[StoredAgent]]:
             tx.run("delete_letters_to", recipient)
         if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
             rebuild(tx)  # Those above stay, and have not used what is gone.
+            tell_agents(tx, gone[0].path[:-1])
         return gone
 
     return unit

@@ -37,7 +37,8 @@ class Snapshot(Struct, Generic[M]):
     cursor: str
     sessions: list[Session]
     messages: list[M]
-    runs: list[Run]  # Those that have not ended ...
+    # Those that have not ended: by session, those of one in the order in which they wait ...
+    runs: list[Run]
     agents: list[Agent]  # ... and the agents that have not.
     presence: list[Present]
     store: StoreHealth

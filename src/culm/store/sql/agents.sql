@@ -71,7 +71,7 @@ WHERE state <> 'ended' AND NOT EXISTS (
 ) RETURNING *
 
 -- name: rest_agents
-UPDATE agents SET waiting_for = '', pid = 0 WHERE waiting_for <> '' OR pid <> 0
+UPDATE agents SET waiting_for = '', pid = 0 WHERE waiting_for <> '' OR pid <> 0 RETURNING *
 
 -- name: note_agent
 UPDATE agents SET waiting_for = ?, pid = ? WHERE id = ? AND state <> 'ended' RETURNING *

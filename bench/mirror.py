@@ -1,0 +1,223 @@
+"""What a client spends on following: deltas a second on one core, and memory for a long history.
+
+python -m bench.mirror            the figures of docs/benchmarks.md
+python -m bench.mirror --quick    the same, smaller, to see that it works
+"""
+
+import argparse
+import gc
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench.runs_yardstick import work_us
+from bench.tables import aligned_table, print_footing, shown_number
+from culm.client.stream import Lines, Mirror, Told
+from culm.events.views import encode_delta
+from culm.ids import MessageId, SessionId
+from culm.wire.codec import decode, encode
+from culm.wire.events import MessageDelta
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Message,
+    Part,
+    Role,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+from culm.wire.state import Snapshot, StoreHealth
+
+DELTA = "word "  # As a model's token is long.
+READ_BYTES = 1 << 16  # What a socket gives at once.
+LONGER = 5
+TARGET_DELTAS = 50_000
+TARGET_MB = 40.0
+_SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    messages: int  # That grow side by side ...
+    chars: int  # ... to so many characters each.
+    history: int  # Messages that are only held.
+    rounds: int
+
+
+FULL = Size(messages=8, chars=20_000, history=10_000, rounds=7)
+QUICK = Size(messages=2, chars=2_000, history=500, rounds=2)
+
+
+# --- growing
+
+
+def frames(size: Size) -> list[bytes]:
+    """What a server sends while several answers grow, cut as a socket cuts it."""
+    ids = [MessageId(f"{_SESSION[:-2]}{n:02d}") for n in range(size.messages)]
+    whole = b"".join(
+        encode_delta(MessageDelta(message_id, _SESSION, 1, 0, "text", offset, DELTA))
+        for offset in range(0, size.chars, len(DELTA))
+        for message_id in ids
+    )
+    return [whole[at : at + READ_BYTES] for at in range(0, len(whole), READ_BYTES)]
+
+
+def begun(size: Size) -> Mirror:
+    """A mirror that knows of the answers, which say nothing yet."""
+    mirror = Mirror()
+    for n in range(size.messages):
+        message_id = MessageId(f"{_SESSION[:-2]}{n:02d}")
+        mirror.put_message(Message(message_id, "assistant", _SESSION, rev=1))
+    return mirror
+
+
+def follow(mirror: Mirror, data: list[bytes]) -> int:
+    """Take in everything; returns how many events that was."""
+    lines, taken = Lines(), 0
+    for piece in data:
+        for told in lines.feed(piece):
+            assert mirror.apply(told) is None, "a delta did not fit"
+            taken += 1
+    return taken
+
+
+def deltas_s(size: Size, data: list[bytes]) -> float:
+    """Deltas a second of CPU, from bytes to a mirror."""
+    mirror = begun(size)
+    start_s = time.process_time()
+    taken = follow(mirror, data)
+    took_s = time.process_time() - start_s
+    for message in mirror.messages.values():
+        (part,) = message.parts
+        assert isinstance(part, TextPart)
+        assert len(part.data.text) == size.chars, "some of it is missing"
+    return taken / took_s
+
+
+# --- holding
+
+
+def history(count: int) -> Iterator[Message]:
+    """A conversation: a prompt, an answer that calls a tool, its result, an answer, and so on."""
+    roles: tuple[Role, ...] = ("user", "assistant", "tool", "assistant")
+    for n in range(count):
+        yield Message(
+            id=MessageId(f"{n:08x}{_SESSION[8:]}"),
+            role=roles[n % 4],
+            session_id=_SESSION,
+            parts=_parts(n),
+            model="a-model-of-somebody",
+            provider="somebody",
+            created_at=1_800_000_000 + n,
+            updated_at=1_800_000_000 + n,
+            rev=1,
+        )
+
+
+def _parts(n: int) -> list[Part]:
+    text = f"{n:05d} " + "some words of a real length " * 36  # About 1 KB.
+    done = FinishPart(Finish("end_turn", 1_800_000_000 + n))
+    match n % 4:
+        case 1:
+            call = ToolCall(f"call_{n}", "bash", '{"command": "ls"}', finished=True)
+            return [TextPart(Text(text)), ToolCallPart(call), done]
+        case 2:
+            return [ToolResultPart(ToolResult(f"call_{n - 1}", "bash", text))]
+        case _:
+            return [TextPart(Text(text)), done]
+
+
+def told_history(count: int) -> Iterator[Told]:
+    for n, message in enumerate(history(count)):
+        yield Told("message", "created", msgspec.Raw(encode(message)), f"epoch.{n + 1}")
+
+
+def snapshot_of(count: int) -> bytes:
+    return encode(
+        Snapshot(
+            cursor="epoch.1",
+            sessions=[],
+            messages=list(history(count)),
+            runs=[],
+            agents=[],
+            presence=[],
+            store=StoreHealth("ok"),
+        )
+    )
+
+
+def rss_mb() -> float:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096 / 1e6
+
+
+def hold(count: int, way: str) -> float:
+    """MB that a mirror of so many messages adds to this process."""
+    mirror = Mirror()
+    gc.collect()
+    before = rss_mb()
+    if way == "events":
+        for told in told_history(count):
+            mirror.apply(told)
+    else:
+        mirror.load(decode(snapshot_of(count), Snapshot[Message]))
+    gc.collect()
+    assert len(mirror.messages) == count
+    return rss_mb() - before
+
+
+def held_mb(count: int, way: str) -> float:
+    """The same in a process of its own, in which nothing was freed before."""
+    command = [sys.executable, "-m", "bench.mirror", "--hold", str(count), "--way", way]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+# --- the whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a client spends on following.")
+    parser.add_argument("--quick", action="store_true", help="small, to see that it works")
+    parser.add_argument("--hold", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="events", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.hold:
+        print(hold(given.hold, given.way))
+        return
+    size = QUICK if given.quick else FULL
+    start_s = time.monotonic()
+    # A text is copied when it grows: whether that matters is seen on longer ones.
+    long = replace(size, chars=size.chars * LONGER)
+    data, long_data = frames(size), frames(long)
+    work: list[float] = []
+    rates: list[float] = []
+    long_rates: list[float] = []
+    for _ in range(size.rounds):
+        work.append(work_us())
+        rates.append(deltas_s(size, data))
+        long_rates.append(deltas_s(long, long_data))
+    told, loaded = (held_mb(size.history, way) for way in ("events", "snapshot"))
+    lines = [
+        ("", "measured", "wanted"),
+        ("deltas a second on one core", shown_number(median(rates)), f"≥ {TARGET_DELTAS:,}"),
+        ("  the slowest round", shown_number(min(rates)), ""),
+        (f"  of answers {LONGER} times as long", shown_number(median(long_rates)), ""),
+        (f"{size.history:,} messages as events (MB)", f"{told:.1f}", f"≤ {TARGET_MB:g}"),
+        (f"{size.history:,} messages as a snapshot (MB)", f"{loaded:.1f}", f"≤ {TARGET_MB:g}"),
+    ]
+    print(aligned_table(lines, "<>>"))
+    print_footing(work, [], time.monotonic() - start_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a client sees and changes of the configuration of a workspace, and of its project.
+
+Changes go into one of two documents that clients write: the user's, or the workspace's own.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from culm.wire.codec import Json
+from culm.wire.config import (
+    Config,
+    ImportedToken,
+    ModelType,
+    OAuthToken,
+    Provider,
+    RefreshOAuth,
+    RemoveConfig,
+    SelectedModel,
+    SetCompact,
+    SetConfig,
+    SetModel,
+    SetProviderKey,
+)
+from culm.wire.workspaces import InitPrompt, NeedsInit
+
+if TYPE_CHECKING:
+    from culm.client.workspace import RemoteWorkspace
+
+Scope = Literal["user", "workspace"]
+_SCOPES: dict[Scope, int] = {"user": 0, "workspace": 1}  # As the wire has them.
+
+
+class RemoteConfig:
+    """The configuration of a workspace. It is `RemoteWorkspace.config`."""
+
+    def __init__(self, workspace: "RemoteWorkspace") -> None:
+        self._client = workspace.client
+        self._path = workspace.path
+
+    async def show(self) -> Config:
+        """What counts now, of all layers; without keys, tokens or environment."""
+        return await self._client.ask("GET", self._path("/config"), Config)
+
+    async def of_server(self) -> dict[str, str]:
+        """What is configured for all workspaces: nothing, each has its own."""
+        return await self._client.ask("GET", "/v1/config", dict[str, str])
+
+    async def providers(self) -> list[Provider]:
+        """The configured providers, as a catalogue would list them."""
+        return await self._client.ask("GET", self._path("/providers"), list[Provider])
+
+    async def set(self, key: str, value: Json, *, scope: Scope = "workspace") -> None:
+        """Set one key: a dotted path, where a dot that belongs to a name is written `\\.`."""
+        await self._change("set", SetConfig(_SCOPES[scope], key, value))
+
+    async def remove(self, key: str, *, scope: Scope = "workspace") -> None:
+        """Remove one key; what is not there is removed already."""
+        await self._change("remove", RemoveConfig(_SCOPES[scope], key))
+
+    async def select_model(
+        self, model: SelectedModel, kind: ModelType = "large", *, scope: Scope = "workspace"
+    ) -> None:
+        """Choose a model for all runs from now on; it is then among the recent ones."""
+        await self._change("model", SetModel(_SCOPES[scope], kind, model))
+
+    async def set_compact(self, *, on: bool, scope: Scope = "workspace") -> None:
+        """Turn the compact display on or off."""
+        await self._change("compact", SetCompact(_SCOPES[scope], on))
+
+    async def set_provider_key(
+        self, provider_id: str, key: str | OAuthToken, *, scope: Scope = "workspace"
+    ) -> None:
+        """Keep a provider's key or token. Nothing ever shows it again."""
+        kind = "string" if isinstance(key, str) else "oauth"
+        body = SetProviderKey(_SCOPES[scope], provider_id, kind, msgspec.to_builtins(key))
+        await self._change("provider-key", body)
+
+    async def import_copilot(self) -> ImportedToken:
+        """Take over a token of another program, if the server does that."""
+        return await self._client.ask("POST", self._path("/config/import-copilot"), ImportedToken)
+
+    async def refresh_oauth(self, provider_id: str, *, scope: Scope = "workspace") -> None:
+        """Renew a provider's token; refused (404) if there is none that can be renewed."""
+        await self._change("refresh-oauth", RefreshOAuth(_SCOPES[scope], provider_id))
+
+    async def _change(self, what: str, body: msgspec.Struct) -> None:
+        await self._client.request("POST", self._path(f"/config/{what}"), body)
+
+
+class RemoteProject:
+    """The project in a workspace, and its introduction for agents."""
+
+    def __init__(self, workspace: "RemoteWorkspace") -> None:
+        self._client = workspace.client
+        self._path = workspace.path
+
+    async def needs_init(self) -> bool:
+        """Whether to offer that an introduction is written."""
+        found = await self._client.ask("GET", self._path("/project/needs-init"), NeedsInit)
+        return found.needs_init
+
+    async def init(self) -> None:
+        """Note that the offer was taken or declined."""
+        await self._client.request("POST", self._path("/project/init"))
+
+    async def init_prompt(self) -> str:
+        """The prompt that lets an agent write the introduction."""
+        return (
+            await self._client.ask("GET", self._path("/project/init-prompt"), InitPrompt)
+        ).prompt
