@@ -71,6 +71,9 @@ class AgentLines(CallNotes):
     def ended(self, agent: Agent) -> None:
         self.note(ended_line(agent))
 
+    def said(self, message_id: MessageId, text: str) -> None:
+        self.note(f"> {head_of(text)}")
+
     def text(self, message_id: MessageId, text: str) -> None:
         if message_id != self._message_id:
             self._end_line()

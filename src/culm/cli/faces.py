@@ -27,6 +27,10 @@ HELD_LINES_MAX = 1000  # Of agents that talk while a person thinks; the latest a
 class Telling(Protocol):
     """How what an agent does is shown."""
 
+    def said(self, message_id: MessageId, text: str) -> None:
+        """What a person, or another agent, has said to it."""
+        ...
+
     def text(self, message_id: MessageId, text: str) -> None: ...
     def again(self, message_id: MessageId) -> None:
         """All text of the message is void; it begins anew."""
@@ -75,12 +79,16 @@ class Face(Telling, Protocol):
 class Plain(CallNotes):
     """For people: the answer on stdout, one line for everything else on stderr.
 
-    With a region, what goes on just now is drawn below all that.
+    With a region, what goes on just now is drawn below all that. Without `has_answer` stdout is for
+    something else.
     """
 
-    def __init__(self, *, has_rules: bool = False, region: Region | None = None) -> None:
+    def __init__(
+        self, *, has_rules: bool = False, region: Region | None = None, has_answer: bool = True
+    ) -> None:
         super().__init__(has_rules=has_rules)
         self._region = region
+        self._has_answer = has_answer
         self._asking = False  # A person may be typing, whatever was noted since.
         self._in_line = False  # Of stdout.
         self._in_prompt = False  # Somebody is asked to type something ...
@@ -89,7 +97,12 @@ class Plain(CallNotes):
         self._is_screen = sys.stdout.isatty()
         self._paths: dict[str, tuple[str, ...]] = {}  # Of agents, as they are named here.
 
+    def said(self, message_id: MessageId, text: str) -> None:
+        self.note("\n".join(f"> {line}" for line in text.split("\n")))
+
     def text(self, message_id: MessageId, text: str) -> None:
+        if not self._has_answer:
+            return
         if message_id != self._message_id or self._in_prompt:
             self._end_line()
             self._message_id = message_id

@@ -46,13 +46,16 @@ class JsonLines:
             run_lines.Ended(
                 agent_id=agent.agent_id,
                 session_id=agent.session_id,
-                outcome=agent.outcome,
+                outcome=agent.outcome or "",
                 reason=agent.reason,
                 run_id=agent.run_id,
                 tokens=agent.tokens,
                 cost=agent.cost,
             )
         )
+
+    def said(self, message_id: MessageId, text: str) -> None:
+        self._put(run_lines.Said(text, message_id))
 
     def text(self, message_id: MessageId, text: str) -> None:
         self._put(run_lines.Text(text, message_id))

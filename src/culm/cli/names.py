@@ -5,14 +5,26 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from culm.cli.call_lines import head_of
+from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import InvalidRequest, NotFound
+from culm.errors import InvalidRequest, NotFound, SessionNotFound
+from culm.ids import SessionId
 from culm.wire.codec import printable
 
 Kind = Literal["session", "run", "agent"]
 
 SHORT_CHARS = 8  # As tables show ids; more where that is not enough to tell them apart.
 NEAREST_MAX = 5
+
+
+async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
+    """By its id, also that of an agent's session, its beginning or its title."""
+    try:
+        return (await workspace.session(SessionId(text))).id
+    except Refused as exc:
+        if exc.code != SessionNotFound.code:
+            raise
+    return SessionId(find_named(await all_named(workspace, "session"), text).id)
 
 
 class Named(NamedTuple):

@@ -1,6 +1,7 @@
 """The options of `culm run`, and its prompt. What it needs is imported when it runs."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from culm.cli.place import Where
-    from culm.wire.rules import Approve
+    from culm.cli.watching import Output
 
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
 STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
@@ -28,34 +29,68 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
     help="PROVIDER/MODEL, or MODEL if only one provider has it; for this run alone.",
 )
 @click.option(
+    "--role",
+    default="",
+    metavar="ROLE",
+    help="Let an agent of this role do it, in a session of its own: explorer, worker, reviewer, or "
+    "one of your configuration.",
+)
+@click.option(
     "-c", "--continue", "latest", is_flag=True, help="Go on in the session that was used last."
 )
-@click.option("-s", "--session", default="", metavar="ID", help="Go on in this session.")
+@click.option(
+    "-s", "--session", default="", metavar="SESSION", help="Go on in this session: id or title."
+)
+@click.option(
+    "-a",
+    "--attach",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Attach a text or an image. May be repeated.",
+)
 @click.option(
     "--approve",
-    type=click.Choice(["ask", "allow", "deny"]),
-    default="ask",
-    help="What happens to a call that needs permission, unless --allow or --deny says it. "
-    "Default: ask.",
-)
-@click.option(
-    "--allow",
     multiple=True,
-    metavar="RULE",
-    help="Allow such calls: edit, 'edit:src/**', 'bash:make test'. May be repeated.",
+    metavar="ask|auto|deny|RULE",
+    help="What happens to a call that needs permission: ask a person, which is the default; allow "
+    "it; deny it. Or allow such calls: edit, 'edit:src/**', 'bash:make test'. May be repeated.",
 )
-@click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --allow.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+@click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --approve.")
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="AMOUNT",
+    help="What it may use up, with all its agents: 0.50 (USD), 200ktokens or 20steps. May be "
+    "repeated.",
+)
+@click.option("--timeout", default="", metavar="TIME", help="How long it may take: 90s, 5m, 1h.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per event on stdout.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    help="What stdout gets: the answer as it comes; the result as one object; the whole course of "
+    "the run as a document. Default: text.",
+)
+@click.option("-d", "--detach", is_flag=True, help="Print the run's id and leave; it lives on.")
 @at_own_server
 def run(
     words: tuple[str, ...],
     model: str,
-    latest: bool,  # noqa: FBT001
+    role: str,
+    latest: bool,  # noqa: FBT001 - click passes by name
     session: str,
-    approve: str,
-    allow: tuple[str, ...],
+    files: tuple[Path, ...],
+    approve: tuple[str, ...],
     deny: tuple[str, ...],
+    budget: tuple[str, ...],
+    timeout: str,
     as_json: bool,  # noqa: FBT001
+    output: "Output",
+    detach: bool,  # noqa: FBT001
     where: "Where",
 ) -> None:
     """Ask the agent of this directory and print what it answers.
@@ -76,35 +111,41 @@ def run(
     and the run ends when the server has heard of the first. If this process is killed or nobody
     reads its stdout, the run goes on.
 
-    With --json the lines are {"type": "text", "text", "message_id"}, "again" (the message's text
-    so far is void), "call" (id, name, input), "output" (id, text: what it puts out as it runs),
-    "ask" (id, call_id, tool, action, description), "answered" (id, call_id, state), "allowed"
-    (call_id: by a rule or an earlier answer), "result" (id, is_error, content) and at last "end"
-    (outcome, run_id, session_id, text, error, what was used, also by the tree of agents). Of an
-    agent they are "agent_started", "agent_text", "agent_call" and so on to "agent_ended", with
-    agent_id and session_id.
+    With --json each line is an object of docs/run-lines.schema.json: "text", "call", "output",
+    "ask", "answered", "allowed", "result" and so on, of an agent with "agent_" before it, and at
+    last "end" with the outcome, the whole answer and what was used. --output json prints only that
+    last one.
 
     \b
     Exit status:
       0        the answer is complete
-      1        it is not, or nothing could be asked; stderr says why
-      2        wrong usage
+      1        it is not; stderr says why
+      2        wrong usage, an unknown name, a file that cannot be attached; nothing was started
+      3        a call was denied, which ended it
       4        cancelled, by you or by another client
+      5        the budget or the time was used up
+      6        there is no server, and none can be started
       128 + n  ended at once by a second signal n; 141: nobody reads stdout
 
     \b
     Example:
       culm run what does this project do
       git diff | culm run review this
-      culm run --allow edit --allow 'bash:make *' mend the failing test
+      culm run --approve edit --approve 'bash:make *' mend the failing test
+      culm run --attach error.png --budget 0.50 --timeout 5m what is wrong here
     """
     _leave_on_interrupt()  # Until there is something to cancel.
     need_output()
-    prompt = _read_prompt(words)
-    if latest and session:
-        raise click.UsageError("--session and --continue exclude each other")
+    prompt = _read_prompt(words, needs_one=not files)
+    _check_apart(
+        latest=latest, session=session, role=role, files=files, as_json=as_json, out=output
+    )
     # Before a server is started for nothing.
-    approved = _approved(approve, allow, deny)
+    from culm.cli.asking import limits_of, read_attachments
+    from culm.cli.rules import approve_of
+
+    approved = approve_of(approve, deny)
+    limits, attachments = limits_of(budget, timeout), read_attachments(files)
     starter = where.starter()
     starter.begin()
     # What follows takes about as long to import as a server takes to start.
@@ -116,11 +157,38 @@ def run(
         session=session,
         latest=latest,
         model=model,
-        as_json=as_json,
+        role=role,
+        attachments=attachments,
+        limits=limits,
+        output="lines" if as_json else output,
+        detach=detach,
         approve=approved,
-        interactive=not as_json and is_terminal(),
+        interactive=not as_json and not detach and is_terminal(),
     )
     sys.exit(run_prompt(options, starter))
+
+
+def _check_apart(
+    *, latest: bool, session: str, role: str, files: tuple[Path, ...], as_json: bool, out: str
+) -> None:
+    """Raises `click.UsageError` for what cannot be meant together."""
+    given = {
+        "--session": bool(session),
+        "--continue": latest,
+        "--role": bool(role),
+        "--attach": bool(files),
+        "--json": as_json,
+        f"--output {out}": out != "text",
+    }
+    for one, other in (
+        ("--session", "--continue"),
+        ("--role", "--session"),
+        ("--role", "--continue"),
+        ("--role", "--attach"),
+        ("--json", f"--output {out}"),
+    ):
+        if given[one] and given[other]:
+            raise click.UsageError(f"{one} and {other} exclude each other")
 
 
 def _leave_on_interrupt() -> None:
@@ -134,14 +202,6 @@ def _leave_on_interrupt() -> None:
     signal.signal(signal.SIGINT, leave)
 
 
-def _approved(mode: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> "Approve | None":
-    if mode == "ask" and not allow and not deny:
-        return None
-    from culm.cli.rules import approve_of
-
-    return approve_of(mode, allow, deny)
-
-
 def _tell_if_silent(descriptor: int) -> None:
     """A pipe that nobody writes into keeps us waiting, and whoever waits should know why."""
     import select
@@ -150,7 +210,7 @@ def _tell_if_silent(descriptor: int) -> None:
         click.echo("culm: reading stdin; give </dev/null if nothing comes", err=True)
 
 
-def _read_prompt(words: tuple[str, ...]) -> str:
+def _read_prompt(words: tuple[str, ...], *, needs_one: bool) -> str:
     """What was typed, with what was piped in below it."""
     pieces = [" ".join(words).strip()]
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -160,6 +220,6 @@ def _read_prompt(words: tuple[str, ...]) -> str:
             raise click.UsageError(f"stdin may have at most {STDIN_BYTES_MAX >> 20} MiB")
         pieces.append(piped.decode(errors="replace").strip())
     prompt = "\n\n".join(filter(None, pieces))
-    if not prompt:
+    if not prompt and needs_one:
         raise InvalidRequest("there is no prompt", hint="culm run what does this project do")
     return prompt

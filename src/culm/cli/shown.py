@@ -34,57 +34,57 @@ class Shown:
         self,
         face: Telling,
         run_id: RunId | None,
-        mirror: Mirror,
         client_id: str = "",
         before_result: Callable[[], None] = lambda: None,
+        *,
+        shows_prompts: bool = False,
     ) -> None:
         self._face = face
         self._run_id = run_id
+        self._shows_prompts = shows_prompts
         self._client_id = client_id
         self._before_result = before_result  # Shows what has led to it.
-        self._others = set(mirror.messages)  # Of other runs, and what is shown to its end.
+        self._done: set[MessageId] = set()  # Those that are shown to their end.
         self._texts: dict[MessageId, tuple[int, str]] = {}  # With their rev.
         self._calls: set[tuple[MessageId, str]] = set()
         self._going: dict[str, int] = {}  # Calls without a result: characters shown of each.
         self._unasked: dict[str, ToolCall] = {}  # Those of which no permission was told.
         self._asks: dict[AskId, AskState] = {}
-        self._began = False
         self._speaker = ""  # Who answered last.
         self._retry: RunRetry | None = None  # The latest that was told.
 
     def show(self, mirror: Mirror) -> bool:
         """Show what is new; True if the mirror does not know the run as one that goes on."""
         assert self._run_id is not None, "a run is shown"
+        self.show_all(mirror)
         run = mirror.runs.get(self._run_id)
-        if run is not None and run.state in ("accepted", "queued"):
-            self._others |= mirror.messages.keys()  # It waits: all this is by others.
-        elif run is not None:
-            self._began = True
-        if self._began:
-            self.show_all(mirror)
         return run is None or run.state == "held"
 
     def show_all(self, mirror: Mirror) -> None:
         self._show_retry(mirror)
         for message in mirror.messages.values():
-            if message.id in self._others:
-                continue
-            if message.role == "assistant" and not message.is_summary_message:
-                self._show_speaker(message)
-                self._show_text(message)
-                self._show_calls(message)
-            for part in message.parts:
-                if isinstance(part, ToolResultPart):
-                    self._show_asks(mirror)  # What was asked of it comes before.
-                    self._before_result()
-                    self._unasked.pop(part.data.tool_call_id, None)
-                    self._going.pop(part.data.tool_call_id, None)
-                    self._face.result(part.data)
-            if message.role != "assistant" or is_finished(message.parts):
-                self._others.add(message.id)
-                self._texts.pop(message.id, None)
+            if message.id not in self._done and self._run_id in (None, message.run_id):
+                self._show_message(mirror, message)
         self._show_asks(mirror)
         self._show_outputs(mirror)
+
+    def _show_message(self, mirror: Mirror, message: Message) -> None:
+        if message.role == "user" and self._shows_prompts:
+            self._face.said(message.id, full_text(message.parts))
+        if message.role == "assistant" and not message.is_summary_message:
+            self._show_speaker(message)
+            self._show_text(message)
+            self._show_calls(message)
+        for part in message.parts:
+            if isinstance(part, ToolResultPart):
+                self._show_asks(mirror)  # What was asked of it comes before.
+                self._before_result()
+                self._unasked.pop(part.data.tool_call_id, None)
+                self._going.pop(part.data.tool_call_id, None)
+                self._face.result(part.data)
+        if message.role != "assistant" or is_finished(message.parts):
+            self._done.add(message.id)
+            self._texts.pop(message.id, None)
 
     def _show_retry(self, mirror: Mirror) -> None:
         of_session = next(reversed(mirror.retries.values()), None)
@@ -160,12 +160,20 @@ class _Seat:
 class TreeShown:
     """What of a run and of all who work for it has been shown."""
 
-    def __init__(self, face: Face, run_id: RunId, tree: Tree, client_id: str = "") -> None:
+    def __init__(
+        self,
+        face: Face,
+        run_id: RunId | None,
+        tree: Tree,
+        client_id: str = "",
+        *,
+        shows_prompts: bool = False,
+    ) -> None:
         self._face = face
         self._tree = tree
         self._client_id = client_id
         self._seats: dict[AgentId, _Seat] = {}
-        self._top = Shown(face, run_id, tree, client_id, self._show_agents)
+        self._top = Shown(face, run_id, client_id, self._show_agents, shows_prompts=shows_prompts)
 
     @property
     def agents(self) -> int:
@@ -201,7 +209,7 @@ class TreeShown:
         seat = self._seats.get(agent.agent_id)
         if seat is None:
             face = self._face.agent(agent)
-            shown = Shown(face, None, Mirror(), self._client_id, self._show_agents)
+            shown = Shown(face, None, self._client_id, self._show_agents)
             seat = self._seats[agent.agent_id] = _Seat(face, shown)
         if not seat.is_at_work:
             seat.is_at_work = True

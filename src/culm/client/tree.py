@@ -8,7 +8,6 @@ why one mirror for all of them would mix them up.
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,12 +46,12 @@ class Branch:
 
 
 class Tree(Mirror):
-    """The mirror of a session, with a branch for each agent that works for one run of it.
+    """The mirror of a session, with a branch for each agent that works for one run of it, or any.
 
     A branch stays until it is dropped, also when the agent has ended.
     """
 
-    def __init__(self, top: SessionId, run_id: RunId) -> None:
+    def __init__(self, top: SessionId, run_id: RunId | None) -> None:
         super().__init__()
         self.top = top
         self.branches: dict[SessionId, Branch] = {}
@@ -118,7 +117,7 @@ class Tree(Mirror):
         """What this run and its agents ask of people."""
         for mirror in (self, *(branch.mirror for branch in self.branches.values())):
             for ask in (*mirror.asks.values(), *mirror.questions.values()):
-                if mirror is not self or ask.run_id == self._run_id:
+                if mirror is not self or self._run_id in (None, ask.run_id):
                     yield ask
 
     def is_closed(self, ask: AskChanged | QuestionChanged) -> bool:
@@ -151,8 +150,8 @@ class Tree(Mirror):
     def _is_ours(self, agent: Agent, *, is_new: bool) -> bool:
         if agent.parent_session_id in self.branches:
             return True
-        run = self.runs.get(self._run_id)
-        begun = run is not None and run.state not in ("accepted", "queued")
+        runs = [run for run in self.runs.values() if self._run_id in (None, run.run_id)]
+        begun = any(run.state not in ("accepted", "queued") for run in runs)
         # Runs of a session follow each other, so what is started while this one goes on is its own.
         return (
             agent.parent_session_id == self.top and begun and (is_new or agent.state == "pending")
@@ -165,22 +164,35 @@ def id_of(ask: AskChanged | QuestionChanged) -> AskId:
 
 @asynccontextmanager
 async def open_tree(
-    workspace: RemoteWorkspace, top: SessionId, run_id: RunId, *, interactive: bool = False
+    workspace: RemoteWorkspace,
+    top: SessionId,
+    run_id: RunId | None,
+    *,
+    interactive: bool = False,
+    cursor: str = "",
 ) -> AsyncGenerator[tuple[Follower, Tree]]:
-    """Follow a run and all who work for it while in the block. The run may still be to come."""
+    """Follow a run and all who work for it while in the block. The run may still be to come.
+
+    Without a run it is all runs of the session. With a `cursor` there is at first only what has
+    changed since; if the server does not know that any more, all there is.
+    """
     tree = Tree(top, run_id)
     stream = Stream(workspace, types=TYPES, interactive=interactive)
+    since = [cursor] if cursor else []
 
-    async with open_follower(
-        Follower(tree, stream, partial(load_tree, workspace, tree))
-    ) as follower:
+    async def load() -> None:
+        if since:
+            tree.cursor = since.pop()
+        else:
+            await load_tree(workspace, tree)
+
+    async with open_follower(Follower(tree, stream, load)) as follower:
         yield follower, tree
 
 
 async def load_tree(workspace: RemoteWorkspace, tree: Tree) -> None:
     """Begin a tree, or begin it again: with all who work for the run by now."""
-    is_first = not tree.cursor  # Then there is no run yet, and nobody works for it.
     for _ in range(LOADS_MAX):
         tree.load(await workspace.snapshot(*tree.names()))
-        if is_first or not tree.adopt(await workspace.agents(tree.top)):
+        if not tree.adopt(await workspace.agents(tree.top)):
             break

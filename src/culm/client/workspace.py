@@ -15,6 +15,7 @@ from culm.client.config import RemoteConfig, RemoteProject
 from culm.client.extensions import RemoteLsps, RemoteMcp, RemoteSkills
 from culm.ids import MessageId, RunId, SessionId, WorkspaceId
 from culm.wire.agent import (
+    RUN_HEADER,
     AgentInfo,
     Attachment,
     InitAgent,
@@ -199,10 +200,10 @@ class RemoteWorkspace:
         approve: Approve | None = None,
         attachments: Sequence[Attachment] = (),
         limits: Limits | None = None,
-    ) -> None:
+    ) -> RunId:
         """Ask the agent something; when this returns it will be done, whoever stays.
 
-        `model` is for this run only; without one it is the workspace's. With a `run_id` and not
+        Returns the id of its run, which is `run_id` if one was given. `model` is for this run only; without one it is the workspace's. With a `run_id` and not
         `interactive` nobody need be there to be asked for permission; `approve` answers instead.
         `limits` bound what the run may use up, where the server's settings do not.
         """
@@ -216,7 +217,8 @@ class RemoteWorkspace:
             interactive=interactive,
         )
         body.approve = None if approve is None else msgspec.to_builtins(approve)
-        await self.client.request("POST", self.path("/agent"), body)
+        headers, _ = await self.client.exchange("POST", self.path("/agent"), body)
+        return RunId(headers.get(RUN_HEADER.lower(), run_id))
 
     async def steer(self, session_id: SessionId, text: str) -> Run:
         """Say something to the session's live run; it reads it before its next step."""

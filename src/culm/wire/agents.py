@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NewType, get_args
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from culm.ids import AgentId, RunId, SessionId
+from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits, Outcome
 
@@ -106,6 +107,8 @@ class StartAgent(Struct):
     read_only: bool = False
     worktree: bool = False
     limits: Limits = field(default_factory=Limits)
+    headless: bool = False  # Nobody need be there to be asked for permission; `approve` answers.
+    approve: Json = None  # As of a prompt.
 
 
 class SayToAgent(Struct):

@@ -49,6 +49,7 @@ from culm.wire.agents import (
 from culm.wire.codec import decode, encode
 from culm.wire.endings import Ending
 from culm.wire.processes import Process
+from culm.wire.rules import parse_approve
 from culm.wire.runs import Limits, RunChanged
 from culm.workspace.about import About
 from culm.workspace.agent import CANCEL_WAIT_S
@@ -90,7 +91,8 @@ class Crew:
         if model is None:
             raise AgentNotReady
         names = list(self._world.tools())
-        caller = Caller("", (), (), top(names, model), Consent())
+        consent = Consent(body.headless, parse_approve(body.approve))
+        caller = Caller("", (), (), top(names, model), consent)
         assignment = Assignment(
             prompt=body.prompt,
             name=body.name,

@@ -1,0 +1,148 @@
+"""A run on a screen, from its first word to its end: shown, answered for, stopped.
+
+Owns what stands between the client's mirror and a face: the live line, the person who answers what
+is asked, and what an interrupt does.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from culm.cli.call_lines import head_of
+from culm.cli.desk import Desk, Lines, Terminal
+from culm.cli.faces import Face, Plain
+from culm.cli.json_lines import JsonLines
+from culm.cli.live import Doing
+from culm.cli.meter import Meter
+from culm.cli.region import find_region, keep_drawing
+from culm.cli.shown import TreeShown
+from culm.client.http import Refused
+from culm.client.stream import Follower, Mirror
+from culm.client.tree import Tree
+from culm.client.watch import catch_up, follow_run
+from culm.client.workspace import RemoteWorkspace
+from culm.ids import RunId
+from culm.wire.messages import Message, full_text
+from culm.wire.runs import Run
+
+CANCEL_S = 10.0  # The server itself gives up on what does not stop after 5 s.
+
+Output = Literal["text", "json", "markdown", "lines"]  # The last: one JSON object for each event.
+OnInterrupt = Literal["cancel", "leave"]
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a run is shown, and who sits there."""
+
+    face: Face
+    plain: Plain | None = None  # What draws the live line, if anything does.
+    lines: Lines | None = None  # None if nobody can be asked here.
+
+
+def make_screen(output: Output, *, interactive: bool, has_rules: bool = False) -> Screen:
+    if output == "lines":
+        return Screen(JsonLines())
+    region = find_region(sys.stderr, os.environ)
+    plain = Plain(has_rules=has_rules, region=region, has_answer=output == "text")
+    return Screen(plain, plain, Terminal(plain) if interactive else None)
+
+
+class Left(Exception):
+    """Whoever watched has left; the run goes on."""
+
+
+class Watching:
+    """One run of a tree that is followed already."""
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        follower: Follower,
+        tree: Tree,
+        run_id: RunId,
+        screen: Screen,
+        *,
+        interrupted: asyncio.Event,
+        on_interrupt: OnInterrupt = "cancel",
+        shows_prompts: bool = False,
+    ) -> None:
+        self._workspace = workspace
+        self._follower = follower
+        self._tree = tree
+        self._run_id = run_id
+        self._screen = screen
+        self._interrupted = interrupted
+        self._on_interrupt = on_interrupt
+        self._meter = Meter(tree, run_id, asyncio.get_running_loop().time())
+        self._shown = TreeShown(
+            screen.face, run_id, tree, workspace.client.id, shows_prompts=shows_prompts
+        )
+
+    async def to_the_end(self) -> tuple[Run, str] | None:
+        """The run and its answer; None if it was told to stop and nobody said that it did.
+
+        Raises `Left` if an interrupt is to leave it, `RunLost`, `Refused`.
+        """
+        run = await self._follow()
+        if run is None:
+            self._screen.face.note(f"culm: asked to cancel; no end was told in {CANCEL_S:g} s")
+            return None
+        last = await catch_up(self._workspace, self._follower, run)
+        self._shown.show_all()
+        for agent in self._shown.at_work():
+            stop = f"`culm stop {agent.agent_id}` stops it"
+            self._screen.face.note(f"({head_of(agent.name)} goes on; {stop})")
+        return run, full_text(last.parts) if last is not None else ""
+
+    def messages(self) -> list[Message]:
+        """All of the run, in their order."""
+        return [m for m in self._tree.messages.values() if m.run_id == self._run_id]
+
+    @property
+    def agents(self) -> int:
+        """How many have worked for it."""
+        return self._shown.agents
+
+    async def _follow(self) -> Run | None:
+        try:
+            async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
+                beside = [tasks.create_task(self._on_signal(bound), name="interrupt")]
+                if self._screen.lines is not None:
+                    beside.append(tasks.create_task(self._serve(self._screen.lines), name="desk"))
+                if self._screen.plain is not None:
+                    drawing = keep_drawing(self._screen.plain, self._doing(), self._interrupted)
+                    beside.append(tasks.create_task(drawing, name="draw"))
+                run = await follow_run(self._workspace, self._follower, self._run_id, self._show)
+                for task in beside:
+                    task.cancel()
+        except TimeoutError:
+            return None
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+        return run
+
+    def _show(self, mirror: Mirror) -> bool:
+        self._meter.count()  # Before: whoever is shown to the end is dropped.
+        return self._shown.show(mirror)
+
+    def _doing(self) -> Callable[[], Doing]:
+        loop = asyncio.get_running_loop()
+        return lambda: self._meter.doing(loop.time())
+
+    async def _serve(self, lines: Lines) -> None:
+        desk = Desk(self._workspace, self._follower, self._tree, self._screen.face, lines)
+        await desk.serve()
+
+    async def _on_signal(self, bound: asyncio.Timeout) -> None:
+        await self._interrupted.wait()
+        if self._on_interrupt == "leave":
+            raise Left
+        bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
+        self._screen.face.note("(cancelling; once more to leave at once)")
+        with suppress(Refused, OSError):  # What came of it is told by the run itself.
+            await self._workspace.cancel_run(self._run_id)
