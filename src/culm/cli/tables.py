@@ -5,7 +5,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 
-from culm.cli.call_lines import head_of
+from culm.wire.codec import printable
 
 GAP = "  "
 LAST_MIN = 12  # Columns for the last cell, which says what a row is about.
@@ -29,7 +29,7 @@ def table(
 
     Where the last cell would have too little room, the cells of `spare` are left out, in order.
     """
-    cells = [[head_of(cell) for cell in row] for row in rows]
+    cells = [[printable(" ".join(cell.split())) for cell in row] for row in rows]
     widths = [max(map(cells_of, column)) for column in zip(*cells, strict=True)]
     kept = list(range(len(widths)))
     for one in spare:

@@ -32,9 +32,10 @@ from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
 from culm.wire.processes import Process
 from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Run
+from culm.wire.runs import CancelAnswer, QueuedPrompt, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Snapshot
+from culm.wire.stats import Stats
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Workspace
 
 if TYPE_CHECKING:
@@ -133,6 +134,16 @@ class RemoteWorkspace:
 
     async def run(self, run_id: str) -> Run:
         return await self.client.ask("GET", self.path(f"/runs/{quote(run_id, safe='')}"), Run)
+
+    async def stats(self, days: int = 0, utc_offset_s: int = 0) -> Stats:
+        """What runs have used up in so many days, today included; 0 is all there is."""
+        query = urlencode({"days": days, "utc_offset_s": utc_offset_s})
+        return await self.client.ask("GET", self.path(f"/stats?{query}"), Stats)
+
+    async def queue(self, session_id: SessionId) -> list[QueuedPrompt]:
+        """What waits in a session, in its order."""
+        path = self.path(f"/agent/sessions/{quote(session_id, safe='')}/queue")
+        return await self.client.ask("GET", path, list[QueuedPrompt])
 
     async def processes(self) -> list[Process]:
         return await self.client.ask("GET", self.path("/processes"), list[Process])
