@@ -38,29 +38,29 @@ ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm 
 
 
 @pytest.mark.parametrize(
-    ("mode", "allow", "deny", "approve"),
+    ("words", "deny", "approve"),
     [
-        ("ask", [], [], None),
-        ("allow", [], [], "allow"),
-        ("deny", [], [], "deny"),
-        ("deny", [], ["bash:rm *"], "deny"),
-        ("ask", ["edit"], ["bash:rm *"], (ALLOW, DENY)),
-        ("allow", ["edit"], [], "allow"),
-        ("allow", [], ["bash:rm *"], (DENY, Rule("allow"))),
+        ([], [], None),
+        (["ask"], [], None),
+        (["auto"], [], "allow"),
+        (["deny"], [], "deny"),
+        (["deny"], ["bash:rm *"], "deny"),
+        (["edit"], ["bash:rm *"], (ALLOW, DENY)),
+        (["ask", "edit"], ["bash:rm *"], (ALLOW, DENY)),
+        (["edit", "auto"], [], "allow"),
+        (["deny", "auto"], ["bash:rm *"], (DENY, Rule("allow"))),
     ],
 )
 def test_options_become_what_goes_with_the_prompt(
-    mode: str, allow: list[str], deny: list[str], approve: Approve | None
+    words: list[str], deny: list[str], approve: Approve | None
 ) -> None:
-    assert approve_of(mode, allow, deny) == approve
+    assert approve_of(words, deny) == approve
 
 
-@pytest.mark.parametrize(("mode", "count"), [("deny", 1), ("ask", RULES_MAX)])
-def test_options_that_contradict_each_other_or_are_too_many_are_refused(
-    mode: str, count: int
-) -> None:
+@pytest.mark.parametrize("words", [["deny", "edit"], ["edit"] * RULES_MAX, ["allow"]])
+def test_options_that_contradict_each_other_or_are_too_many_are_refused(words: list[str]) -> None:
     with pytest.raises(InvalidRequest):
-        approve_of(mode, ["edit"] * count, [])
+        approve_of(words, [])
 
 
 @pytest.mark.parametrize(

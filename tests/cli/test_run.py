@@ -2,8 +2,8 @@
 
 import pytest
 
+from culm.cli.asking import choose_model, title_of
 from culm.cli.call_lines import head_of
-from culm.cli.run import choose_model, title_of
 from culm.cli.run_ends import words_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId

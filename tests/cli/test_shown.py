@@ -30,6 +30,9 @@ class Told:
         self.seen: list[tuple[str, str]] = []
         self._name = name
 
+    def said(self, message_id: MessageId, text: str) -> None:
+        self.seen.append((f"{self._name}said", text))
+
     def text(self, message_id: MessageId, text: str) -> None:
         self.seen.append((f"{self._name}text {message_id}", text))
 
@@ -72,11 +75,13 @@ class Told:
         self.seen.append(("end", text))
 
 
-def answer(name: str, text: str, *, rev: int = 0, finished: bool = False) -> Message:
+def answer(
+    name: str, text: str, *, rev: int = 0, finished: bool = False, run_id: str = "ours"
+) -> Message:
     parts: list[Part] = [TextPart(Text(text))]
     if finished:
         parts.append(FinishPart(Finish("end_turn", 1)))
-    return Message(MessageId(name), "assistant", SESSION, parts, rev=rev)
+    return Message(MessageId(name), "assistant", SESSION, parts, rev=rev, run_id=run_id)
 
 
 SESSION = SessionId("s")
@@ -86,7 +91,7 @@ OURS = RunId("ours")
 def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
     """Let the run be in each state in turn, with these messages beside those before."""
     mirror = Mirror()
-    shown = Shown(told, OURS, mirror)
+    shown = Shown(told, OURS)
     live: list[bool] = []
     for state, messages in states:
         mirror.runs.clear()
@@ -142,18 +147,18 @@ def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
     told = Told()
     show(
         told,
-        ("queued", [answer("1", "Theirs")]),
-        ("active", [answer("1", "Theirs", rev=1, finished=True), answer("2", "Ours")]),
+        ("queued", [answer("1", "Theirs", run_id="theirs")]),
+        ("active", [answer("1", "Theirs.", finished=True, run_id="theirs"), answer("2", "Ours")]),
     )
     assert told.seen == [("text 2", "Ours")]
 
 
 def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> None:
     told, mirror = Told(), Mirror()
-    shown = Shown(told, OURS, mirror, "me")
+    shown = Shown(told, OURS, "me")
     mirror.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
     parts = [ToolCallPart(ToolCall(name, name, "{}", finished=True)) for name in ("a", "b")]
-    mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts)))
+    mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts), run_id=OURS))
     mirror.outputs["a"] = "on"
     shown.show(mirror)
     mirror.outputs["a"] = "one\n"
@@ -164,7 +169,7 @@ def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> N
     mirror.asks[ask.ask_id] = replace(ask, state="allowed", by="me")
     mirror.granted["a"] = None
     results: list[Part] = [ToolResultPart(ToolResult(name, name, name)) for name in ("a", "b")]
-    mirror.put_message(Message(MessageId("2"), "tool", SESSION, results))
+    mirror.put_message(Message(MessageId("2"), "tool", SESSION, results, run_id=OURS))
     shown.show(mirror)
     assert told.seen == [
         *(("call", "a"), ("call", "b"), ("output a", "on")),

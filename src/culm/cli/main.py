@@ -9,12 +9,15 @@ from culm import __version__
 from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, asks, ps, stop
+from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
 from culm.cli.mail_command import mail
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
+from culm.cli.sessions_command import sessions
+from culm.cli.stats_command import stats
 from culm.cli.streams import CannotWrite, fill_streams, let_go
 from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
@@ -62,6 +65,7 @@ def culm() -> None:
 for command in (
     *(run, asks, answer, ps, agents, stop, mail, serve, agent, worker),
     *(models, config, trust, doctor),
+    *(sessions, stats, completion),
 ):
     culm.add_command(command)
 

@@ -59,6 +59,7 @@ from culm.wire.rules import Approve
 from culm.wire.runs import CancelAnswer, EditPrompt, Limits, OrderQueue, QueuedPrompt, Run, State
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Snapshot
+from culm.wire.stats import Stats
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Workspace
 
 if TYPE_CHECKING:
@@ -203,9 +204,10 @@ class RemoteWorkspace:
     ) -> RunId:
         """Ask the agent something; when this returns it will be done, whoever stays.
 
-        Returns the id of its run, which is `run_id` if one was given. `model` is for this run only; without one it is the workspace's. With a `run_id` and not
-        `interactive` nobody need be there to be asked for permission; `approve` answers instead.
-        `limits` bound what the run may use up, where the server's settings do not.
+        Returns the id of its run, which is `run_id` if one was given. `model` is for this run
+        only; without one it is the workspace's. With a `run_id` and not `interactive` nobody need
+        be there to be asked for permission; `approve` answers instead. `limits` bound what the run
+        may use up, where the server's settings do not.
         """
         body = Prompt(
             session_id,
@@ -297,6 +299,11 @@ class RemoteWorkspace:
 
     async def count_queued(self, session_id: SessionId) -> int:
         return await self.client.ask("GET", self._talk_path(session_id, "/prompts/queued"), int)
+
+    async def stats(self, days: int = 0, utc_offset_s: int = 0) -> Stats:
+        """What runs have used up in so many days, today included; 0 is all there is."""
+        query = urlencode({"days": days, "utc_offset_s": utc_offset_s})
+        return await self.client.ask("GET", self.path(f"/stats?{query}"), Stats)
 
     # --- agents, and letters to them
 

@@ -10,6 +10,8 @@ from culm.wire.asks import AskState
 from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
+DAYS_MAX = 36_600  # A century.
+OFFSET_S_MAX = 18 * 3600  # No clock on Earth is farther from UTC.
 
 # `minLength` is for the OpenAPI document; what is missing is refused in the words of the wire.
 ClientIdText = Annotated[
@@ -61,6 +63,21 @@ class SnapshotQuery(Struct):
 class RunsQuery(Struct):
     session: Annotated[str, Meta(description="Only runs of this session.")] = ""
     state: Annotated[State | Literal[""], Meta(description="Only runs in this state.")] = ""
+
+
+class StatsQuery(Struct):
+    days: Annotated[
+        int,
+        Meta(ge=0, le=DAYS_MAX, description="Of so many days, today included; 0 is all there is."),
+    ] = 0
+    utc_offset_s: Annotated[
+        int,
+        Meta(
+            ge=-OFFSET_S_MAX,
+            le=OFFSET_S_MAX,
+            description="How far the clock that days are counted by is ahead of UTC.",
+        ),
+    ] = 0
 
 
 class AnswerQuery(Struct):

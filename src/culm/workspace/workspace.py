@@ -156,7 +156,7 @@ class Workspace:
         self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
         self.on_fate: Callable[[Fate], None] = _keep
         self._look_at = equipment.look_at
-        self._clock = clock
+        self.clock = clock
         self._ids = ids
         self._settings = cfg
         self._graces = Graces(cfg.create_grace_s, cfg.detach_grace_s, cfg.abandoned_runs_s)
@@ -263,7 +263,7 @@ class Workspace:
             del self._timers[owner]
             self.claim(arm.then)
 
-        self._timers[owner] = self._clock.call_later(arm.delay_s, fire)
+        self._timers[owner] = self.clock.call_later(arm.delay_s, fire)
 
     # --- sessions
 
@@ -329,7 +329,7 @@ class Workspace:
     async def _look_around(self) -> Surroundings:
         try:
             paths = context_paths_of(self.configuration.shown.options)
-            return await self._look_at(self.about.path, paths, self._clock.now_s())
+            return await self._look_at(self.about.path, paths, self.clock.now_s())
         except Exception:  # boundary: a model can be asked without
             log.exception("cannot look around in %s", self.about.path)
             return Surroundings(str(self.about.path))
@@ -394,13 +394,13 @@ class Workspace:
         else:
             self.configuration.on_healthy_store()
         if health.state == "failing" and not self.store.damaged and self._heal_timer is None:
-            self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
+            self._heal_timer = self.clock.call_later(HEAL_EVERY_S, self._heal)
 
     def _heal(self) -> None:
         """Find out that the cause is gone, even if nobody writes."""
         self._heal_timer = None
         if self.store.health.state == "failing" and not self.closing:
-            self._heal_timer = self._clock.call_later(HEAL_EVERY_S, self._heal)
+            self._heal_timer = self.clock.call_later(HEAL_EVERY_S, self._heal)
             self.store.try_again()
 
     # --- life
@@ -414,7 +414,7 @@ class Workspace:
         await self.workshop.start()
         if self._crew is not None:
             await self._crew.mail.drop_late()
-        away_s = 0.0 if alive_s is None else max(0.0, self._clock.now_s() - alive_s)
+        away_s = 0.0 if alive_s is None else max(0.0, self.clock.now_s() - alive_s)
         unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
         recovered = await self.store.write(unit)
         if recovered.ended or recovered.held:
@@ -429,7 +429,7 @@ class Workspace:
         self._trim_in_time()
 
     def _trim_in_time(self) -> None:
-        self._trim_timer = self._clock.call_later(TRIM_EVERY_S, self._trim_in_time)
+        self._trim_timer = self.clock.call_later(TRIM_EVERY_S, self._trim_in_time)
         self._trim()
 
     def _trim(self) -> None:

@@ -18,12 +18,13 @@ from culm.server.routes import (
     runs,
     sessions,
     skills,
+    stats,
     system,
     workspaces,
 )
 
 _NOUNS: tuple[ModuleType, ...] = (
-    system, workspaces, sessions, files, agent, runs, asks, agents, mail, processes, config,
+    system, workspaces, sessions, files, agent, runs, stats, asks, agents, mail, processes, config,
     project, skills, lsp, mcp, documents,
 )  # fmt: skip
 

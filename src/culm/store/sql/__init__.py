@@ -11,7 +11,7 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 def _load_queries() -> dict[str, str]:
     queries: dict[str, str] = {}
-    for file in ("queries.sql", "asks.sql", "agents.sql"):
+    for file in ("queries.sql", "asks.sql", "agents.sql", "stats.sql"):
         pieces = _NAME.split(files(__name__).joinpath(file).read_text())[1:]
         queries |= {name: sql.strip() for name, sql in zip(pieces[::2], pieces[1::2], strict=True)}
     return queries

@@ -1,0 +1,132 @@
+"""`culm sessions export`: a conversation as a page or as data, on stdout or in a file."""
+
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from culm.cli.place import Where
+from culm.cli.progress import progress
+from culm.cli.server import visit
+from culm.cli.session_state import Below, find_session, get_state
+from culm.cli.streams import need_output, write
+from culm.cli.transcript import markdown_of
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import InvalidRequest
+from culm.wire.codec import printable
+from culm.wire.messages import Message
+from culm.wire.sessions import Session
+
+Format = Literal["markdown", "json"]
+
+
+def export_session(
+    where: Where, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
+) -> None:
+    """Raises `InvalidRequest` if the file cannot be written, and then leaves nothing."""
+    if file is None:
+        need_output()
+    else:
+        check_target(file, force=force)  # Before anything is read.
+    state = visit(where, lambda workspace: read_all(workspace, name, agents=agents))
+    pieces = _json_of(state) if format_ == "json" else _page_of(state)
+    if file is None:
+        for piece in pieces:
+            write(sys.stdout, piece)
+    else:
+        write_whole(file, pieces, force=force)
+
+
+async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> Below:
+    """A session, and those of its agents if wanted."""
+    state = await get_state(workspace, await find_session(workspace, name))
+    if agents:
+        # As many may be gone by now as somebody removes meanwhile: then it is refused as a whole.
+        with progress("reading", len(state.agents)) as step:
+            for agent in state.agents:
+                state.below.append(await get_state(workspace, agent.session_id))
+                step(1)
+    return state
+
+
+def _json_of(state: Below) -> Iterator[str]:
+    yield msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n"
+
+
+def _page_of(state: Below) -> Iterator[str]:
+    sections: list[tuple[Session, list[Message]]] = [(state.session, state.messages)]
+    sections += [(one.session, one.messages) for one in state.below]
+    with progress("exporting", sum(len(messages) for _, messages in sections)) as step:
+        for number, (session, messages) in enumerate(sections):
+            yield "\n" if number else ""
+            yield from markdown_of(session, messages, level=2 if number else 1)
+            step(len(messages))
+
+
+# --- a file, whole or not at all
+
+
+def check_target(file: Path, *, force: bool) -> None:
+    """Raises `InvalidRequest` if nothing can or shall be written there."""
+    shown = printable(str(file))
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        found = None
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        what = "a directory" if stat.S_ISDIR(found.st_mode) else "no file"
+        raise InvalidRequest(f"cannot write {shown}: it is {what}", hint="name a file")
+    if found is not None and not force:
+        raise InvalidRequest(f"{shown} is there already", hint="--force replaces it")
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        words = f"cannot write {shown}: there is no directory {printable(str(folder))}"
+        raise InvalidRequest(words, hint="make it first")
+
+
+def write_whole(file: Path, pieces: Iterable[str], *, force: bool) -> None:
+    """Whoever looks sees the file before or the whole one after; raises `InvalidRequest`."""
+    place = file.resolve()  # What a link leads to is replaced, and not the link.
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as out:
+            os.fchmod(descriptor, _mode_of(place))
+            out.writelines(pieces)
+            out.flush()
+            os.fsync(descriptor)
+        check_target(file, force=force)  # Somebody may have made one meanwhile.
+        draft.replace(place)
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    finally:
+        with suppress(OSError):  # It is there only if it did not become the file.
+            draft.unlink(missing_ok=True)
+
+
+def _mode_of(place: Path) -> int:
+    """As the file has that is replaced, else as any new one would."""
+    try:
+        return stat.S_IMODE(place.stat().st_mode)
+    except OSError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def cannot_write(file: Path, exc: OSError) -> InvalidRequest:
+    reason = exc.strerror or str(exc)
+    return InvalidRequest(
+        f"cannot write {printable(str(file))}: {reason}", hint="choose another file with -o"
+    )
