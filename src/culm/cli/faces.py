@@ -104,7 +104,7 @@ class Plain(CallNotes):
         if not self._has_answer:
             return
         if message_id != self._message_id or self._in_prompt:
-            self._end_line()
+            self.end_line()
             self._message_id = message_id
         # A model may repeat what stands in a file; a terminal would obey it.
         shown = without_controls(text) if self._is_screen else text
@@ -119,12 +119,12 @@ class Plain(CallNotes):
         self.note("(asked again)")
 
     def note(self, words: str) -> None:
-        self._end_line()
+        self.end_line()
         note_line(words)
 
     def prompt(self, words: str) -> None:
         """Ask for a line; what is noted next comes below, with or without an answer."""
-        self._end_line()
+        self.end_line()
         write(sys.stderr, printable(words))
         self._in_prompt = self._asking = True
 
@@ -134,7 +134,7 @@ class Plain(CallNotes):
 
     def close_prompt(self) -> None:
         """Nobody is asked any more; what agents have said meanwhile follows."""
-        self._end_line()
+        self.end_line()
         self._asking = False
         held = list(self._held)
         self._held.clear()
@@ -157,7 +157,7 @@ class Plain(CallNotes):
             self.note(line)
 
     def end(self, run: Run, text: str, agents: int = 0) -> None:
-        self._end_line()
+        self.end_line()
         if agents:
             self.note(f"tree: {agents + 1:,} agents, {used_text(run.tree_tokens, run.tree_cost)}")
         if run.outcome != "end_turn":
@@ -176,7 +176,8 @@ class Plain(CallNotes):
         if self._region is not None:
             self._region.erase()
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
+        """What comes next begins a line."""
         self.erase()
         if self._in_prompt:
             write(sys.stderr, "\n")

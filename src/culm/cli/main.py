@@ -9,6 +9,7 @@ from culm import __version__
 from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, asks, ps, stop
+from culm.cli.attach_command import attach
 from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
@@ -63,7 +64,7 @@ def culm() -> None:
 
 
 for command in (
-    *(run, asks, answer, ps, agents, stop, mail, serve, agent, worker),
+    *(run, attach, asks, answer, ps, agents, stop, mail, serve, agent, worker),
     *(models, config, trust, doctor),
     *(sessions, stats, completion),
 ):

@@ -194,8 +194,8 @@ class Asking:
             case "json":
                 put_line(end_of(run, text, watching.agents))
             case "markdown":
-                for line in markdown_of_run(self._options.prompt, watching.messages()):
-                    write(sys.stdout, f"{line}\n")
+                for piece in markdown_of_run(self._options.prompt, watching.messages()):
+                    write(sys.stdout, piece)
             case _:
                 pass
         self._screen.face.end(run, text, watching.agents)

@@ -7,7 +7,7 @@ is asked, and what an interrupt does.
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,6 @@ from culm.cli.call_lines import head_of
 from culm.cli.desk import Desk, Lines, Terminal
 from culm.cli.faces import Face, Plain
 from culm.cli.json_lines import JsonLines
-from culm.cli.live import Doing
 from culm.cli.meter import Meter
 from culm.cli.region import find_region, keep_drawing
 from culm.cli.shown import TreeShown
@@ -56,6 +55,44 @@ class Left(Exception):
     """Whoever watched has left; the run goes on."""
 
 
+class Beside:
+    """What goes on beside a run that is shown: drawing, answering, waiting for an interrupt."""
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        follower: Follower,
+        tree: Tree,
+        screen: Screen,
+        interrupted: asyncio.Event,
+        meter: Meter | None = None,
+    ) -> None:
+        self._screen = screen
+        self._meter = meter
+        self._interrupted = interrupted
+        self._desk = None
+        if screen.lines is not None:
+            self._desk = Desk(workspace, follower, tree, screen.face, screen.lines)
+
+    def start(
+        self, tasks: asyncio.TaskGroup, on_interrupt: Callable[[], Awaitable[None]]
+    ) -> list[asyncio.Task[None]]:
+        loop = asyncio.get_running_loop()
+
+        async def wait() -> None:
+            await self._interrupted.wait()
+            await on_interrupt()
+
+        beside = [tasks.create_task(wait(), name="interrupt")]
+        if self._desk is not None:
+            beside.append(tasks.create_task(self._desk.serve(), name="desk"))
+        plain, meter = self._screen.plain, self._meter
+        if plain is not None and meter is not None:
+            drawing = keep_drawing(plain, lambda: meter.doing(loop.time()), self._interrupted)
+            beside.append(tasks.create_task(drawing, name="draw"))
+        return beside
+
+
 class Watching:
     """One run of a tree that is followed already."""
 
@@ -76,9 +113,9 @@ class Watching:
         self._tree = tree
         self._run_id = run_id
         self._screen = screen
-        self._interrupted = interrupted
         self._on_interrupt = on_interrupt
         self._meter = Meter(tree, run_id, asyncio.get_running_loop().time())
+        self._beside = Beside(workspace, follower, tree, screen, interrupted, self._meter)
         self._shown = TreeShown(
             screen.face, run_id, tree, workspace.client.id, shows_prompts=shows_prompts
         )
@@ -111,12 +148,7 @@ class Watching:
     async def _follow(self) -> Run | None:
         try:
             async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
-                beside = [tasks.create_task(self._on_signal(bound), name="interrupt")]
-                if self._screen.lines is not None:
-                    beside.append(tasks.create_task(self._serve(self._screen.lines), name="desk"))
-                if self._screen.plain is not None:
-                    drawing = keep_drawing(self._screen.plain, self._doing(), self._interrupted)
-                    beside.append(tasks.create_task(drawing, name="draw"))
+                beside = self._beside.start(tasks, lambda: self._interrupt(bound))
                 run = await follow_run(self._workspace, self._follower, self._run_id, self._show)
                 for task in beside:
                     task.cancel()
@@ -130,19 +162,73 @@ class Watching:
         self._meter.count()  # Before: whoever is shown to the end is dropped.
         return self._shown.show(mirror)
 
-    def _doing(self) -> Callable[[], Doing]:
-        loop = asyncio.get_running_loop()
-        return lambda: self._meter.doing(loop.time())
-
-    async def _serve(self, lines: Lines) -> None:
-        desk = Desk(self._workspace, self._follower, self._tree, self._screen.face, lines)
-        await desk.serve()
-
-    async def _on_signal(self, bound: asyncio.Timeout) -> None:
-        await self._interrupted.wait()
+    async def _interrupt(self, bound: asyncio.Timeout) -> None:
         if self._on_interrupt == "leave":
             raise Left
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         self._screen.face.note("(cancelling; once more to leave at once)")
         with suppress(Refused, OSError):  # What came of it is told by the run itself.
             await self._workspace.cancel_run(self._run_id)
+
+
+class SessionWatching:
+    """All runs of a session, whoever began them."""
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        follower: Follower,
+        tree: Tree,
+        screen: Screen,
+        *,
+        interrupted: asyncio.Event,
+    ) -> None:
+        self._workspace = workspace
+        self._follower = follower
+        self._tree = tree
+        self._screen = screen
+        self._beside = Beside(workspace, follower, tree, screen, interrupted)
+        self._shown = TreeShown(screen.face, None, tree, workspace.client.id, shows_prompts=True)
+        self._live: set[RunId] = set()  # Runs that go on, as far as was shown.
+
+    async def run(self, *, until_idle: bool) -> None:
+        """Show them; for ever, or until nothing goes on any more. Raises `Left`, `Refused`."""
+
+        async def leave() -> None:
+            raise Left
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beside = self._beside.start(tasks, leave)
+                while True:
+                    await self._follower.until(lambda _: self._show(until_idle=until_idle))
+                    await self._tell_ends()
+                    if until_idle and not self._live:
+                        break
+                for task in beside:
+                    task.cancel()
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+
+    def _show(self, *, until_idle: bool) -> bool:
+        """Show what is new; True if a run has ended, or nothing goes on."""
+        if not self._tree.cursor:
+            return False  # It is not known yet.
+        self._shown.show_all()
+        going = self._going()
+        ended = self._live - going
+        self._live |= going
+        return bool(ended) or (until_idle and not going)
+
+    async def _tell_ends(self) -> None:
+        for run_id in self._live - self._going():
+            self._live.discard(run_id)
+            run = await self._workspace.run(run_id)
+            last = await catch_up(self._workspace, self._follower, run)
+            self._shown.show_all()
+            text = full_text(last.parts) if last is not None else ""
+            self._screen.face.end(run, text, self._shown.agents)
+
+    def _going(self) -> set[RunId]:
+        runs = self._tree.runs.values()
+        return {run.run_id for run in runs if run.state not in ("held", "folded")}
