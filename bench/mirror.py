@@ -18,7 +18,8 @@ import msgspec
 
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table, print_footing, shown_number
-from culm.client.stream import Lines, Mirror, Told
+from culm.client.mirror import Mirror
+from culm.client.stream import Lines, Told
 from culm.events.views import encode_delta
 from culm.ids import MessageId, SessionId
 from culm.wire.codec import decode, encode

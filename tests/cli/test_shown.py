@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from culm.cli.shown import Shown, TreeShown
-from culm.client.stream import Mirror
+from culm.client.mirror import Mirror
 from culm.client.tree import Branch, Tree
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent

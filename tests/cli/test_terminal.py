@@ -10,7 +10,7 @@ import pytest
 
 from culm.cli.desk import Desk, lines_of, parse_response
 from culm.cli.faces import Plain
-from culm.client.stream import Follower
+from culm.client.follower import Follower
 from culm.client.tree import open_tree
 from culm.ids import MessageId, RunId
 from culm.wire.asks import (

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from culm.client.stream import Mirror, Told
+from culm.client.mirror import Mirror
+from culm.client.stream import Told
 from culm.wire.codec import Json, encode
 
 

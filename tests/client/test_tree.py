@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from culm.client.stream import Gap, Told
+from culm.client.mirror import Gap
+from culm.client.stream import Told
 from culm.client.tree import Tree, load_tree, open_tree
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent

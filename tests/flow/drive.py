@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from culm.client.http import Client, Refused
-from culm.client.stream import Lines, Mirror, Stream, Told
+from culm.client.mirror import Mirror
+from culm.client.stream import Lines, Stream, Told
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId
 from culm.server.listen import Address, UnixAddress

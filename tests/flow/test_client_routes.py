@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from culm.client.follower import open_mirror
 from culm.client.http import Refused
-from culm.client.stream import open_mirror
 from culm.ids import RunId
 from culm.server.routes import BY_NOUN, ROUTES
 from culm.testing.script import Reply

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import Lines, Mirror, open_mirror
+from culm.client.follower import open_mirror
+from culm.client.mirror import Mirror
+from culm.client.stream import Lines
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.run.draft import Draft

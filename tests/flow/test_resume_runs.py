@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 from culm.ids import RunId
 from culm.store.log import trim
 from culm.wire.agents import StartAgent

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from culm.client.follower import open_mirror
 from culm.client.http import Refused
-from culm.client.stream import open_mirror
 from culm.client.workspace import RemoteWorkspace
 from culm.events import stream
 from culm.ids import Ids, SessionId

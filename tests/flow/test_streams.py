@@ -2,7 +2,7 @@
 
 import asyncio
 
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 from culm.wire.messages import Finish, Text, TextPart
 from tests.flow.conftest import FlowServer
 from tests.support import WAIT_S, contract

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from culm.client.follower import Follower
 from culm.client.http import Client, open_client
-from culm.client.stream import Follower, Mirror
+from culm.client.mirror import Mirror
 from culm.wire.messages import Message
 from culm.wire.state import Snapshot
 from tests.support import WAIT_S

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 from tests.live.harness import (
     PUBLISHER,
     RESUME_S,

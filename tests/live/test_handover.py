@@ -4,8 +4,8 @@ import asyncio
 import fcntl
 from pathlib import Path
 
+from culm.client.follower import open_mirror
 from culm.client.http import open_client
-from culm.client.stream import open_mirror
 from tests.live.harness import (
     RESUME_S,
     assert_same,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from culm.client.follower import Follower, open_mirror
 from culm.client.http import open_client
-from culm.client.stream import Follower, Mirror, open_mirror
+from culm.client.mirror import Mirror
 from culm.wire.messages import FinishPart, Message, TextPart, is_finished
 from culm.wire.state import Snapshot
 from tests.live.harness import (

@@ -88,7 +88,7 @@ async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_can
 POSTER = """
 import asyncio, sys
 from culm.client.http import open_client
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 
 async def main():
     async with open_client(sys.argv[1]) as client:

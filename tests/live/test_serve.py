@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from culm.cli.signals import ECHO_S
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 from tests.live.harness import (
     find_database,
     make_directory,

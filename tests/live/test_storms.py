@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from culm.client.follower import open_mirror
 from culm.client.http import Client
-from culm.client.stream import open_mirror
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from tests.live.harness import (

@@ -14,7 +14,7 @@ from tests.support import contract
 CLIENT = """
 import asyncio, sys
 from culm.client.http import open_client
-from culm.client.stream import open_mirror
+from culm.client.follower import open_mirror
 
 async def main(url, token, path):
     async with open_client(url, token=token) as client:

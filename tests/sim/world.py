@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from culm.client.stream import Lines, Mirror, Told
+from culm.client.mirror import Mirror
+from culm.client.stream import Lines, Told
 from culm.errors import StoreBusy
 from culm.events.cursor import parse_cursor
 from culm.events.stream import feed

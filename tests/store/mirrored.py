@@ -8,7 +8,8 @@ import sqlite3
 
 import msgspec
 
-from culm.client.stream import Mirror, Told
+from culm.client.mirror import Mirror
+from culm.client.stream import Told
 from culm.store.agents import agents_at_work
 from culm.store.runs import open_runs
 from culm.store.sessions import all_sessions

@@ -16,9 +16,9 @@ from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
 from culm.cli.watching import Left, Screen, SessionWatching, Watching, make_screen
 from culm.client.connect import open_connected
+from culm.client.follower import Follower
 from culm.client.http import Refused
 from culm.client.launch import Starter
-from culm.client.stream import Follower
 from culm.client.tree import Tree, open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, RunNotFound

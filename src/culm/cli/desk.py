@@ -15,8 +15,9 @@ from typing import Protocol
 from culm.cli.call_lines import MARGIN, diff_lines, head_of
 from culm.cli.call_notes import path_text
 from culm.cli.faces import Face, Plain
+from culm.client.follower import Follower
 from culm.client.http import Refused
-from culm.client.stream import Follower, Mirror
+from culm.client.mirror import Mirror
 from culm.client.tree import Tree, id_of
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId

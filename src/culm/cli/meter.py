@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from culm.cli.agent_lines import label_of
 from culm.cli.call_lines import call_line
 from culm.cli.live import AgentDoing, Doing
-from culm.client.stream import Mirror
+from culm.client.mirror import Mirror
 from culm.client.tree import Branch, Tree
 from culm.ids import AgentId, RunId, SessionId
 from culm.wire.messages import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from culm.cli.faces import AgentFace, Face, Telling
-from culm.client.stream import Mirror
+from culm.client.mirror import Mirror
 from culm.client.tree import Branch, Tree
 from culm.ids import AgentId, AskId, MessageId, RunId
 from culm.wire.agents import Agent

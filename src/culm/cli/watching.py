@@ -19,8 +19,9 @@ from culm.cli.json_lines import JsonLines
 from culm.cli.meter import Meter
 from culm.cli.region import find_region, keep_drawing
 from culm.cli.shown import TreeShown
+from culm.client.follower import Follower
 from culm.client.http import Refused
-from culm.client.stream import Follower, Mirror
+from culm.client.mirror import Mirror
 from culm.client.tree import Tree
 from culm.client.watch import catch_up, follow_run
 from culm.client.workspace import RemoteWorkspace

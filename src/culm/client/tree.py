@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 from msgspec.structs import replace
 
-from culm.client.stream import Follower, Gap, Mirror, Stream, Told, only_of, open_follower
+from culm.client.follower import Follower, only_of, open_follower
+from culm.client.mirror import Gap, Mirror
+from culm.client.stream import Stream, Told
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from culm.client.follower import Follower
 from culm.client.http import Refused
-from culm.client.stream import Follower, Mirror
+from culm.client.mirror import Mirror
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, RunNotFound
 from culm.ids import MessageId, RunId
