@@ -1,3 +1,19 @@
 """culm: one long-lived agent server that many clients share."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from culm.client.blocking import connect_blocking
+    from culm.client.connect import connect
+
+__all__ = ["__version__", "connect", "connect_blocking"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Only whoever uses the client imports it.
+    if name in ("connect", "connect_blocking"):
+        from culm import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

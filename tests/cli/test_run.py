@@ -2,9 +2,10 @@
 
 import pytest
 
-from culm.cli.asking import choose_model, title_of
+from culm.cli.asking import choose_model
 from culm.cli.call_lines import head_of
 from culm.cli.run_ends import words_of
+from culm.client.asking import title_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId
 from culm.wire.config import Model, ProviderConfig, SelectedModel

@@ -17,7 +17,6 @@ from culm.wire.runs import Limits
 FILE_BYTES_MAX = 10 << 20  # As the server takes it; a test holds it to it ...
 FILES_BYTES_MAX = 44 << 20  # ... and all of them, in the text that they become on the wire.
 FILES_MAX = 100
-TITLE_CHARS = 50
 
 _MONEY = re.compile(r"\$?(\d+(?:\.\d+)?)\$?(?:usd)?", re.IGNORECASE)
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)\s*tok(?:ens?)?", re.IGNORECASE)
@@ -25,12 +24,6 @@ _STEPS = re.compile(r"(\d+)\s*steps?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
-
-
-def title_of(prompt: str) -> str:
-    """What a session is called until a model has named it."""
-    words = " ".join(prompt[: 4 * TITLE_CHARS].split())
-    return words if len(words) <= TITLE_CHARS else words[: TITLE_CHARS - 1] + "…"
 
 
 def choose_model(text: str, providers: Mapping[str, ProviderConfig]) -> SelectedModel:

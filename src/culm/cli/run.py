@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import click
 import msgspec
 
-from culm.cli.asking import choose_model, title_of
+from culm.cli.asking import choose_model
 from culm.cli.exits import EXIT_CANCELED
 from culm.cli.json_lines import end_of, put_line
 from culm.cli.names import find_session
@@ -23,6 +23,7 @@ from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go, write
 from culm.cli.transcript import markdown_of_run
 from culm.cli.watching import Output, Screen, Watching, make_screen
+from culm.client.asking import title_of
 from culm.client.connect import open_connected
 from culm.client.http import Refused
 from culm.client.launch import Starter

@@ -113,3 +113,26 @@ async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
             yield follower
         finally:
             task.cancel()
+
+
+@asynccontextmanager
+async def open_present(
+    workspace: RemoteWorkspace, *, interactive: bool = False
+) -> AsyncGenerator[None]:
+    """Stay in a workspace while in the block, so that it stays open although nothing goes on.
+
+    `interactive` says that a person is here who can be asked for permission.
+    """
+    stream = Stream(workspace, types=frozenset({"presence_changed"}), interactive=interactive)
+
+    async def stay() -> None:
+        async with aclosing(stream.events()) as events:
+            async for _ in events:
+                pass
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(stay(), name="present")
+        try:
+            yield
+        finally:
+            task.cancel()
