@@ -76,7 +76,7 @@ async def open_seat(folder: Path, *args: str) -> AsyncGenerator[Seat]:
             stdin=slave,
             stdout=PIPE,
             stderr=slave,
-            env=environment(folder, ENV),
+            env={**environment(folder, ENV), "TERM": "dumb"},  # Only what stays is looked at here.
         )
     finally:
         os.close(slave)

@@ -1,7 +1,9 @@
 """`culm`: the command line. Each command imports what it needs when it runs."""
 
 import errno
+import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -15,11 +17,12 @@ from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
 from culm.cli.mail_command import mail
+from culm.cli.options import where_of
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.cli.sessions_command import sessions
 from culm.cli.stats_command import stats
-from culm.cli.streams import CannotWrite, fill_streams, let_go
+from culm.cli.streams import CannotWrite, fill_streams, is_terminal, let_go
 from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
@@ -41,13 +44,21 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": HELP_OPTIONS})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": HELP_OPTIONS},
+)
 @click.version_option(__version__, message="%(version)s")
-def culm() -> None:
+@click.pass_context
+def culm(ctx: click.Context) -> None:
     """One long-lived agent server that many clients share.
+
+    Without a command, on a terminal: a prompt to talk with the agent of this directory.
 
     \b
     Example:
+      culm                                   talk, with files (@path) and commands (!command)
       culm run what does this project do     one prompt, one answer
       culm asks                              what it waits for you to allow
       culm models                            which models it may ask, and why
@@ -61,6 +72,18 @@ def culm() -> None:
       2  wrong usage             6  there is no server, and none can be started
       3  denied                  128 + n  ended by signal n
     """
+    if ctx.invoked_subcommand is not None:
+        return
+    if not (is_terminal() and sys.stdout is not None and sys.stdout.isatty()):
+        click.echo(ctx.get_help())
+        ctx.exit(EXIT_USAGE)
+    where = where_of(Path(), os.environ.get("CULM_HOST"), None)
+    starter = where.starter()
+    starter.begin()
+    # What follows takes about as long to import as a server takes to start.
+    from culm.cli.talk import talk
+
+    sys.exit(talk(where, starter))
 
 
 for command in (

@@ -11,8 +11,15 @@ ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us a
 
 
 @contextmanager
-def cancelling(loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> Generator[None]:
-    """Within the block the first signal has `cancel` called, and a second one ends us at once."""
+def cancelling(
+    loop: asyncio.AbstractEventLoop,
+    cancel: Callable[[], None],
+    leave: Callable[[], object] = lambda: None,
+) -> Generator[None]:
+    """Within the block the first signal has `cancel` called, and a second one ends us at once.
+
+    `cancel` is called in the loop, which may be another thread's; `leave` just before the end.
+    """
     first_s: float | None = None
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -22,6 +29,7 @@ def cancelling(loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> G
             first_s = loop.time()
             loop.call_soon_threadsafe(cancel)
         elif loop.time() - first_s > ECHO_S:
+            leave()
             os._exit(128 + number)
 
     numbers = (signal.SIGINT, signal.SIGTERM)

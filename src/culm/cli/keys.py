@@ -1,0 +1,67 @@
+"""Keys that a person types while a run goes on. They are not shown, and only Escape says anything.
+
+Owns the mode of the terminal: as it was is how it is left, whatever happens in between.
+"""
+
+import asyncio
+import os
+import termios
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+KEYS_BYTES_MAX = 1024
+ESCAPE = b"\x1b"  # Alone: more behind it is an arrow, or something pasted.
+
+
+class Keys:
+    """Listens to a terminal. `paused` while somebody types a line."""
+
+    def __init__(self, descriptor: int, on_escape: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._on_escape = on_escape
+        self._typing = termios.tcgetattr(descriptor)  # As it is for whoever types lines.
+        self._listening = termios.tcgetattr(descriptor)
+        # Ctrl-C and Ctrl-Z are signals still.
+        self._listening[3] &= ~(termios.ICANON | termios.ECHO)
+
+    @contextmanager
+    def listening(self) -> Generator[None]:
+        """Within the block, which runs in an event loop."""
+        self._listen()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Within the block lines are typed as always."""
+        self._stop()
+        try:
+            yield
+        finally:
+            self._listen()
+
+    def restore(self) -> None:
+        """Leave the terminal as it was; from any thread."""
+        with suppress(termios.error):  # The terminal is gone.
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._typing)
+
+    def _listen(self) -> None:
+        with suppress(termios.error):
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._listening)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    def _stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        self.restore()
+
+    def _read(self) -> None:
+        try:
+            keys = os.read(self._descriptor, KEYS_BYTES_MAX)
+        except OSError:
+            keys = b""
+        if keys == ESCAPE:
+            self._on_escape()
+        elif not keys:  # Nobody sits there any more.
+            asyncio.get_running_loop().remove_reader(self._descriptor)

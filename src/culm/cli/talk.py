@@ -1,0 +1,205 @@
+"""`culm` without a command: a prompt, a session, and one run after the other.
+
+The client lives in a thread of its own, so that this one can wait for a line. The workspace stays
+open meanwhile.
+"""
+
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import click
+
+from culm.cli.asking import choose_model, read_attachments
+from culm.cli.call_lines import head_of, without_controls
+from culm.cli.desk import Terminal
+from culm.cli.faces import Plain
+from culm.cli.keys import Keys
+from culm.cli.lines import columns
+from culm.cli.names import find_session, short_ids
+from culm.cli.place import Where
+from culm.cli.region import find_region
+from culm.cli.run import Asking, RunOptions
+from culm.cli.server import in_words
+from culm.cli.signals import cancelling
+from culm.cli.streams import CannotWrite, let_go
+from culm.cli.talk_lines import Said, Typing, files_in, parse_line
+from culm.cli.watching import Screen
+from culm.client.asking import title_of
+from culm.client.blocking import Portal, open_portal
+from culm.client.connect import open_connected
+from culm.client.follower import open_present
+from culm.client.http import Refused
+from culm.client.launch import Starter
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import AppError
+from culm.ids import SessionId
+from culm.settings import default_state_dir
+
+SESSIONS_SHOWN = 10
+
+HELP = """\
+Type what the agent shall do. Escape or Ctrl-C stops it; what it asks is answered here.
+  @path         in a prompt attaches that file; Tab completes it
+  !command      runs a command of your own, which the agent gets to see
+  /new          begins another session
+  /sessions     lists the latest; /session ID goes on in one
+  /model NAME   asks that model from now on; alone it says which one answers
+  /help, /quit  or Ctrl-D
+A line that ends in \\ goes on in the next. The arrows bring back what was typed before."""
+
+
+def talk(where: Where, starter: Starter) -> int:
+    """Until somebody wants no more; returns the exit status. Raises `AppError`."""
+
+    @asynccontextmanager
+    async def opening() -> AsyncGenerator[RemoteWorkspace]:
+        async with open_connected(starter, where.token_file) as client:
+            workspace = await client.open_workspace(where.directory)
+            async with open_present(workspace, interactive=True):
+                yield workspace
+            await client.leave()
+
+    history = default_state_dir(os.environ) / "history"
+    try:
+        with (
+            open_portal(opening()) as (portal, workspace),
+            Typing(where.directory, history) as typing,
+        ):
+            return Talk(where, portal, workspace).run(typing)
+    except CannotWrite as exc:
+        return let_go(exc, "what was asked goes on")
+    except (Refused, OSError, ExceptionGroup) as exc:
+        raise in_words(exc, where.server.url) from exc
+
+
+class TypedAt(Terminal):
+    """Where a person answers, whose keys are listened to otherwise."""
+
+    def __init__(self, face: Plain, keys: Keys) -> None:
+        super().__init__(face)
+        self._keys = keys
+
+    async def read(self, prompt: str) -> str:
+        with self._keys.paused():
+            return await super().read(prompt)
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation at a terminal."""
+
+    where: Where
+    portal: Portal
+    workspace: RemoteWorkspace
+    session_id: SessionId | None = None  # None before the first prompt of a session.
+    model: str = ""
+
+    def run(self, typing: Typing) -> int:
+        click.echo(f"culm in {self.where.directory}; /help says what to type", err=True)
+        for notice in self.workspace.info.notices:
+            click.echo(f"notice: {without_controls(notice)}", err=True)
+        while True:
+            try:
+                said = parse_line(typing.read())
+            except KeyboardInterrupt:
+                click.echo("(Ctrl-D leaves)", err=True)
+                continue
+            except EOFError:
+                click.echo(err=True)
+                return 0
+            if said is None:
+                click.echo("there is no such command; /help says what there is", err=True)
+            elif said.kind == "quit":
+                return 0
+            else:
+                self._try(said)
+
+    def _try(self, said: Said) -> None:
+        """Do what was said; what goes wrong is told, and the conversation goes on."""
+        try:
+            self._do(said)
+        except KeyboardInterrupt:
+            click.echo("(stopped)", err=True)
+        except (AppError, Refused, OSError, ExceptionGroup) as exc:
+            told = in_words(exc, self.where.server.url)
+            if not isinstance(told, AppError):
+                raise told from exc
+            click.echo(f"culm: {told.message}", err=True)
+            if told.hint:
+                click.echo(f"hint: {told.hint}", err=True)
+
+    def _do(self, said: Said) -> None:
+        match said.kind:
+            case "help":
+                click.echo(HELP, err=True)
+            case "new":
+                self.session_id = None
+            case "session":
+                self.session_id = self.portal.wait(find_session(self.workspace, said.text))
+            case "sessions":
+                self._list_sessions()
+            case "model":
+                self._choose_model(said.text)
+            case "shell":
+                self._shell(said.text)
+            case "prompt":
+                self._ask(said.text)
+            case _:
+                pass
+
+    def _ask(self, text: str) -> None:
+        files, others = files_in(text, self.where.directory)
+        for name in others:
+            click.echo(f"(@{head_of(name)} is no file; sent as it is)", err=True)
+        options = RunOptions(
+            prompt=text,
+            where=self.where,
+            session=self.session_id or "",
+            model=self.model,
+            attachments=read_attachments(files),
+            interactive=True,
+        )
+        plain = Plain(region=find_region(sys.stderr, os.environ))
+        keys = Keys(sys.stdin.fileno(), lambda: asking.interrupted.set())
+        asking = Asking(options, Screen(plain, plain, TypedAt(plain, keys)))
+
+        async def ask() -> None:
+            with keys.listening():
+                await asking.ask(self.workspace)
+
+        with cancelling(self.portal.loop, asking.interrupted.set, keys.restore):
+            try:
+                self.portal.wait(ask())
+            finally:
+                self.session_id = asking.session_id or self.session_id
+
+    def _shell(self, command: str) -> None:
+        if self.session_id is None:
+            session = self.portal.wait(self.workspace.create_session(title_of(command)))
+            self.session_id = session.id
+        done = self.portal.wait(self.workspace.shell(self.session_id, command))
+        click.echo(without_controls(done.output).rstrip("\n"))
+        if done.exit_code:
+            click.echo(f"(it ended with {done.exit_code})", err=True)
+
+    def _list_sessions(self) -> None:
+        sessions = self.portal.wait(self.workspace.sessions())
+        short = short_ids([one.id for one in sessions])
+        rows = [
+            ("*" if one.id == self.session_id else " ", short[one.id], head_of(one.title))
+            for one in sessions[:SESSIONS_SHOWN]
+        ]
+        click.echo("\n".join(columns(rows)) if rows else "there is none yet", err=True)
+
+    def _choose_model(self, name: str) -> None:
+        if name:
+            chosen = choose_model(name, self.workspace.info.config.providers)
+            self.model = f"{chosen.provider}/{chosen.model}"
+        elif not self.model:
+            chosen = self.portal.wait(self.workspace.agent_info()).model_cfg
+            click.echo(f"{chosen.provider}/{chosen.model}", err=True)
+            return
+        click.echo(self.model, err=True)

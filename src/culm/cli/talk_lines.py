@@ -1,0 +1,105 @@
+"""What a person types at the prompt of `culm`: a line, edited, remembered and understood."""
+
+import contextlib
+import os
+import re
+import readline
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+HISTORY_LINES = 1000
+MATCHES_MAX = 100
+_FILE = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
+_NAMES = {"help", "new", "sessions", "session", "model", "quit"}
+
+Kind = Literal["nothing", "prompt", "shell", "help", "new", "sessions", "session", "model", "quit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line and what it means."""
+
+    kind: Kind
+    text: str = ""
+
+
+def parse_line(line: str) -> Said | None:
+    """What is meant; None if it begins like a command and is none."""
+    text = line.strip()
+    if not text:
+        return Said("nothing")
+    if text.startswith("!"):
+        return Said("shell", text[1:].strip()) if text[1:].strip() else Said("nothing")
+    # A path is no command.
+    word, _, rest = text.partition(" ")
+    if not re.fullmatch(r"/[a-z?]*", word):
+        return Said("prompt", text)
+    name = {"/exit": "quit", "/?": "help", "/": "help"}.get(word, word[1:])
+    for kind in ("help", "new", "sessions", "session", "model", "quit"):
+        if name == kind:
+            return Said(kind, rest.strip())
+    return None
+
+
+def files_in(text: str, directory: Path) -> tuple[list[Path], list[str]]:
+    """The files that a prompt names with @, and the names that are none."""
+    names = [quoted or plain for quoted, plain in _FILE.findall(text)]
+    found = {name: directory / Path(name).expanduser() for name in dict.fromkeys(names)}
+    files = [file for file in found.values() if file.is_file()]
+    return files, [name for name, file in found.items() if not file.is_file()]
+
+
+class Typing:
+    """A line editor: arrows, history, and Tab for paths and commands."""
+
+    def __init__(self, directory: Path, history: Path) -> None:
+        self._directory = directory
+        self._history = history
+        self._matches: Sequence[str] = ()
+
+    def __enter__(self) -> "Typing":
+        with contextlib.suppress(OSError):  # Without history one can type as well.
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            # What was typed may be secret.
+            os.close(os.open(self._history, os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+            readline.read_history_file(self._history)
+        readline.set_history_length(HISTORY_LINES)
+        readline.set_completer(self._complete)
+        readline.set_completer_delims(" \t\n")
+        is_libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        readline.set_completer(None)
+        with contextlib.suppress(OSError):
+            readline.write_history_file(self._history)
+
+    def read(self) -> str:
+        """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`."""
+        lines = [input("› ")]
+        while lines[-1].endswith("\\"):
+            lines.append(input("… "))
+        return "\n".join(line.removesuffix("\\") for line in lines)
+
+    def _complete(self, text: str, state: int) -> str | None:
+        if state == 0:
+            self._matches = list(completions(text, self._directory))
+        return self._matches[state] if state < len(self._matches) else None
+
+
+def completions(text: str, directory: Path) -> Iterator[str]:
+    """What a word may become."""
+    if text.startswith("/") and "/" not in text[1:]:
+        yield from sorted(f"/{name} " for name in _NAMES if name.startswith(text[1:]))
+    elif text.startswith("@"):
+        folder, slash, start = text[1:].rpartition("/")
+        with contextlib.suppress(OSError):
+            place = directory / Path(folder + slash).expanduser()
+            names = sorted(entry.name for entry in os.scandir(place))
+            found = [n for n in names if n.startswith(start) and (start or not n.startswith("."))]
+            for name in found[:MATCHES_MAX]:
+                end = "/" if (place / name).is_dir() else " "
+                yield f"@{folder}{slash}{name}{end}"

@@ -1,0 +1,63 @@
+"""What a person sees of a run that goes on, on a real terminal, and what is left of it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examples.recording.screen import Screen
+from examples.recording.tape import Keys, Step, play
+
+SPINNING = tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+COLUMNS, ROWS = 50, 12
+AGENTS = "Have one agent run `sleep 1`, and another run `sleep 2; echo 漢字漢字漢字漢字漢字漢字`"
+
+
+def run_on_terminal(folder: Path, options: str, prompt: str, *keys: Keys) -> Iterator[Screen]:
+    """The screen after everything that was printed."""
+    project = folder / "project"
+    project.mkdir()
+    command = f"{sys.executable} -m culm run --host unix://{folder}/s.sock {options} '{prompt}'"
+    kinds = ("CONFIG", "DATA", "STATE")
+    own = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in kinds}
+    (folder / "config" / "culm").mkdir(parents=True)
+    settings = folder / "config" / "culm" / "culm.json"
+    settings.write_text('{"detach_grace_s": 0.2, "linger_s": 0}')
+    environ = {**os.environ, **own, "CULM_NO_DISCOVERY": "1", "NO_COLOR": "1"}
+    screen = Screen(COLUMNS, ROWS)
+    for beat in play([Step(command, keys, shown="run")], project, environ, COLUMNS, ROWS):
+        screen.feed(beat.data)
+        yield screen
+
+
+def drawn_on(screen: Screen) -> list[str]:
+    """What stands from the cursor on."""
+    return screen.lines()[screen.row :]
+
+
+def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: Path) -> None:
+    drawn: list[list[str]] = []
+    last: list[str] = []
+    for screen in run_on_terminal(folder, "--approve allow", AGENTS):
+        if (lines := drawn_on(screen)) and lines[0].startswith(SPINNING):
+            drawn.append([line[2:] if n == 0 else line for n, line in enumerate(lines)])
+        last = screen.all_lines()
+    assert any(
+        [line.split(" · ")[0].strip() for line in lines[1:]]
+        == ["run sleep 1", "run sleep 2; echo 漢…"]
+        for lines in drawn
+    )
+    assert max(map(len, drawn)) == 3
+    assert not [line for line in last if line.startswith(SPINNING) or "sleep 1 ·" in line]
+    assert last[-2].startswith("tree: 3 agents, ")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_who_leaves_sees_nothing_of_it_any_more(folder: Path, times: int) -> None:
+    keys = [Keys("1 s · ", "\x03"), Keys("once more", "\x03", pause_s=0.0)][:times]
+    last: list[str] = []
+    for screen in run_on_terminal(folder, "--approve allow", "Run `sleep 30`", *keys):
+        last = screen.all_lines()
+    assert not [line for line in last if any(sign in line for sign in SPINNING)]
+    assert [line for line in last if "(cancelling; once more to leave at once)" in line]
