@@ -133,6 +133,12 @@ def test_what_a_text_leaves_open_is_ended_with_it(text: str, shown: str) -> None
     assert contained(text) == shown
 
 
+def test_headings_of_a_text_are_below_the_heading_of_its_message() -> None:
+    text = "# A\n##### B\n#c\nD\n---\nE\n==\n\n---\n```\n# in code\n```"
+    shown = "### A\n###### B\n#c\nD\n\\---\nE\n\\==\n\n---\n```\n# in code\n```"
+    assert contained(text, 2) == shown
+
+
 def test_a_quotation_has_every_line_and_one_line_has_no_signs() -> None:
     assert quoted("a\n\n# b") == "> a\n>\n> # b"
     assert plain("*a*\n[b](c)") == "\\*a\\* \\[b\\](c)"

@@ -13,6 +13,7 @@ from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
+from culm.cli.logs_command import logs
 from culm.cli.mail_command import mail
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
@@ -65,7 +66,7 @@ def culm() -> None:
 for command in (
     *(run, asks, answer, ps, agents, stop, mail, serve, agent, worker),
     *(models, config, trust, doctor),
-    *(sessions, stats, completion),
+    *(sessions, stats, logs, completion),
 ):
     culm.add_command(command)
 
