@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -12,10 +11,11 @@ from typing import Literal
 import msgspec
 
 from culm.cli.place import Where
+from culm.cli.printed import put
 from culm.cli.progress import progress
 from culm.cli.server import visit
 from culm.cli.session_state import Below, find_session, get_state
-from culm.cli.streams import need_output, write
+from culm.cli.streams import need_output
 from culm.cli.transcript import markdown_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest
@@ -24,12 +24,14 @@ from culm.wire.messages import Message
 from culm.wire.sessions import Session
 
 Format = Literal["markdown", "json"]
+STDOUT = Path("-")  # As other programs have it.
 
 
 def export_session(
     where: Where, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
 ) -> None:
     """Raises `InvalidRequest` if the file cannot be written, and then leaves nothing."""
+    file = None if file == STDOUT else file
     if file is None:
         need_output()
     else:
@@ -38,7 +40,7 @@ def export_session(
     pieces = _json_of(state) if format_ == "json" else _page_of(state)
     if file is None:
         for piece in pieces:
-            write(sys.stdout, piece)
+            put(piece)
     else:
         write_whole(file, pieces, force=force)
 

@@ -89,7 +89,7 @@ def _lines_backwards(file: BinaryIO, end: int) -> Iterator[str]:
         if len(rest) > LINE_BYTES_MAX:
             yield rest.decode(errors="replace")
             rest = b""
-    if rest or end:
+    if rest or end > 0:
         yield rest.decode(errors="replace")
 
 

@@ -11,7 +11,8 @@ import click
 
 from culm.cli.exits import EXIT_CLOSED
 from culm.cli.log_entries import Tail, Wish, entries_of, last_entries, level_of
-from culm.cli.streams import CannotWrite, need_output, write
+from culm.cli.printed import put
+from culm.cli.streams import CannotWrite, need_output
 from culm.errors import Failed
 from culm.wire.codec import printable
 
@@ -30,7 +31,7 @@ def show_logs(file: Path, wish: Wish, count: int, *, follow: bool) -> int:
     except OSError as exc:
         raise _no_log(file, exc) from exc
     try:
-        _put(line for entry in entries for line in entry)
+        _show(line for entry in entries for line in entry)
         if tail is not None:
             with closing(tail):
                 return _follow(tail, wish)
@@ -55,21 +56,17 @@ def _follow(tail: Tail, wish: Wish) -> int:
             if level_of(entry[0]) is not None:
                 is_wanted = wish.wants(entry)
             if is_wanted:
-                _put(entry)
+                _show(entry)
         if not lines and reader.poll(LOOK_EVERY_S * 1000):
             return _leave()
 
 
-def _put(lines: Iterable[str]) -> None:
+def _show(lines: Iterable[str]) -> None:
     is_screen = sys.stdout.isatty()
     # A traceback may repeat what a file or a model said; a terminal would obey it.
     text = "".join(f"{printable(line.expandtabs(4)) if is_screen else line}\n" for line in lines)
-    if not text:
-        return
-    try:
-        write(sys.stdout, text)
-    except UnicodeEncodeError:
-        write(sys.stdout, text.encode("ascii", "backslashreplace").decode())
+    if text:
+        put(text)
 
 
 def _leave() -> int:
