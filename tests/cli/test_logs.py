@@ -74,7 +74,8 @@ def test_following_begins_after_the_last_whole_line_and_waits_for_the_rest(tmp_p
     with file.open("a") as log:
         log.write(ERROR[:30])
         log.flush()
-        entries, end = last_entries(file, Wish(), 50)
+        assert last(file) == [INFO, ERROR[:30]]
+        entries, end = last_entries(file, Wish(), 50, follow=True)
         assert entries == [[INFO]]
         with closing(Tail(file, end)) as tail:
             assert tail.read() == []

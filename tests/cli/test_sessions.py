@@ -59,6 +59,7 @@ async def test_a_session_is_listed_shown_renamed_exported_and_removed(
         to = ("sessions", "export", *where, short)
         assert await say(desk, *to, "-o", "talk.md") == Said(0, "")
         assert page.read_text() == (await say(desk, *to)).out
+        assert page.read_text() == (await say(desk, *to, "-o", "-")).out
         assert page.read_text().startswith("# The plums\n\n- Session: ")
         assert (await say(desk, *to, "--format", "json")).out == as_json
         again = await say(desk, *to, "-o", "talk.md")

@@ -91,7 +91,9 @@ Two.
 
 def test_a_page_has_who_said_what_and_each_result_below_its_call() -> None:
     session = Session(SessionId("s"), title="A # title", cost=0.01)
-    assert "".join(markdown_of(session, TALK)) == PAGE
+    told: list[int] = []
+    assert "".join(markdown_of(session, TALK, step=told.append)) == PAGE
+    assert told == [1] * len(TALK)
 
 
 def test_a_result_without_its_call_is_shown_where_it_came() -> None:

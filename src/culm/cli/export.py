@@ -2,9 +2,10 @@
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ import msgspec
 
 from culm.cli.place import Where
 from culm.cli.printed import put
-from culm.cli.progress import progress
+from culm.cli.progress import Step, progress
 from culm.cli.server import visit
 from culm.cli.session_state import Below, find_session, get_state
 from culm.cli.streams import need_output
@@ -20,8 +21,6 @@ from culm.cli.transcript import markdown_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest
 from culm.wire.codec import printable
-from culm.wire.messages import Message
-from culm.wire.sessions import Session
 
 Format = Literal["markdown", "json"]
 STDOUT = Path("-")  # As other programs have it.
@@ -37,12 +36,20 @@ def export_session(
     else:
         check_target(file, force=force)  # Before anything is read.
     state = visit(where, lambda workspace: read_all(workspace, name, agents=agents))
-    pieces = _json_of(state) if format_ == "json" else _page_of(state)
-    if file is None:
-        for piece in pieces:
-            put(piece)
-    else:
-        write_whole(file, pieces, force=force)
+    with _shown_beside(file, state) as step:
+        pieces = _json_of(state) if format_ == "json" else _page_of(state, step)
+        if file is None:
+            for piece in pieces:
+                put(piece)
+        else:
+            write_whole(file, pieces, force=force)
+
+
+def _shown_beside(file: Path | None, state: Below) -> AbstractContextManager[Step]:
+    """How far it is; but not in the middle of a page on the screen."""
+    if file is None and sys.stdout.isatty():
+        return nullcontext(lambda n: None)
+    return progress("exporting", sum(len(one.messages) for one in (state, *state.below)))
 
 
 async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> Below:
@@ -61,14 +68,11 @@ def _json_of(state: Below) -> Iterator[str]:
     yield msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n"
 
 
-def _page_of(state: Below) -> Iterator[str]:
-    sections: list[tuple[Session, list[Message]]] = [(state.session, state.messages)]
-    sections += [(one.session, one.messages) for one in state.below]
-    with progress("exporting", sum(len(messages) for _, messages in sections)) as step:
-        for number, (session, messages) in enumerate(sections):
-            yield "\n" if number else ""
-            yield from markdown_of(session, messages, level=2 if number else 1)
-            step(len(messages))
+def _page_of(state: Below, step: Step) -> Iterator[str]:
+    yield from markdown_of(state.session, state.messages, step=step)
+    for one in state.below:
+        yield "\n"
+        yield from markdown_of(one.session, one.messages, 2, step)
 
 
 # --- a file, whole or not at all

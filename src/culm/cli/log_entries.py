@@ -93,10 +93,13 @@ def _lines_backwards(file: BinaryIO, end: int) -> Iterator[str]:
         yield rest.decode(errors="replace")
 
 
-def last_entries(file: Path, wish: Wish, count: int) -> tuple[list[Entry], int]:
-    """The last that are wanted, also of files that were moved aside; and where `file` ended.
+def last_entries(
+    file: Path, wish: Wish, count: int, *, follow: bool = False
+) -> tuple[list[Entry], int]:
+    """The last that are wanted, also of files that were moved aside; and where to `follow` from.
 
-    That is after a whole line. Raises `OSError` if there is no file, or it cannot be read.
+    That is after a whole line: what is behind it is then left to who follows. Raises `OSError` if
+    there is no file, or it cannot be read.
     """
     found: list[Entry] = []
     known: set[int] = set()  # A file that is moved aside meanwhile is met again.
@@ -116,7 +119,9 @@ def last_entries(file: Path, wish: Wish, count: int) -> tuple[list[Entry], int]:
             known.add(status.st_ino)
             end = _end_of(source, status.st_size)
             end_of_all = end if place == file else end_of_all
-            for entry in _entries_backwards(_lines_backwards(source, end - 1)):
+            is_left = end == status.st_size or (follow and place == file)
+            stop = end - 1 if is_left else status.st_size
+            for entry in _entries_backwards(_lines_backwards(source, stop)):
                 if len(found) < count and wish.wants(entry):
                     found.append(entry)
                 if len(found) >= count:

@@ -26,7 +26,7 @@ def show_logs(file: Path, wish: Wish, count: int, *, follow: bool) -> int:
     """
     need_output()
     try:
-        entries, end = last_entries(file, wish, count)
+        entries, end = last_entries(file, wish, count, follow=follow)
         tail = Tail(file, end) if follow else None
     except OSError as exc:
         raise _no_log(file, exc) from exc

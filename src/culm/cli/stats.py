@@ -53,7 +53,7 @@ def stats_lines(stats: Stats, days: int, width: int | None) -> Iterator[str]:
     yield from _part("costliest sessions", sessions, width)
     if stats.total.estimated_runs:
         yield ""
-        yield f"{ESTIMATED} some of these tokens are estimated: no provider has counted them"
+        yield f"{ESTIMATED} estimated: no provider has counted it"
 
 
 def _part(title: str, rows: Sequence[tuple[Usage, str]], width: int | None) -> list[str]:

@@ -8,7 +8,7 @@ instead of obeyed.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from culm.cli.call_lines import head_of, without_controls
@@ -44,11 +44,19 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~])")
 Results = Mapping[str, ToolResult]  # By the call they answer.
 
 
-def markdown_of(session: Session, messages: Sequence[Message], level: int = 1) -> Iterator[str]:
-    """The page, in pieces; with a higher `level` it is a section of another one."""
+def markdown_of(
+    session: Session,
+    messages: Sequence[Message],
+    level: int = 1,
+    step: Callable[[int], None] = lambda n: None,
+) -> Iterator[str]:
+    """The page, in pieces; with a higher `level` it is a section of another one.
+
+    `step` hears of each message when it is told.
+    """
     yield f"{'#' * level} {plain(session.title) or 'Untitled'}\n"
     yield "\n" + "\n".join(f"- {line}" for line in _about(session, messages)) + "\n"
-    yield from _said(messages, level + 1)
+    yield from _said(messages, level + 1, step)
 
 
 def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
@@ -68,7 +76,9 @@ def _about(session: Session, messages: Sequence[Message]) -> Iterator[str]:
     yield f"Cost: ${session.cost:.4f}"
 
 
-def _said(messages: Sequence[Message], level: int) -> Iterator[str]:
+def _said(
+    messages: Sequence[Message], level: int, step: Callable[[int], None] = lambda n: None
+) -> Iterator[str]:
     results, shown = _results_in(messages), set[str]()
     for message in messages:
         told = [_part_of(message, part, results, level) for part in message.parts]
@@ -83,6 +93,7 @@ def _said(messages: Sequence[Message], level: int) -> Iterator[str]:
         ]
         if parts or message.role != "tool":
             yield from _section(f"{'#' * level} {_heading(message)}", parts)
+        step(1)
 
 
 def _results_in(messages: Sequence[Message]) -> Results:
