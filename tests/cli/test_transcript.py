@@ -91,7 +91,9 @@ Two.
 
 def test_a_page_has_who_said_what_and_each_result_below_its_call() -> None:
     session = Session(SessionId("s"), title="A # title", cost=0.01)
-    assert "".join(markdown_of(session, TALK)) == PAGE
+    told: list[int] = []
+    assert "".join(markdown_of(session, TALK, step=told.append)) == PAGE
+    assert told == [1] * len(TALK)
 
 
 def test_a_result_without_its_call_is_shown_where_it_came() -> None:
@@ -131,6 +133,12 @@ def test_nothing_inside_ends_a_fence(text: str) -> None:
 )
 def test_what_a_text_leaves_open_is_ended_with_it(text: str, shown: str) -> None:
     assert contained(text) == shown
+
+
+def test_headings_of_a_text_are_below_the_heading_of_its_message() -> None:
+    text = "# A\n##### B\n#c\nD\n---\nE\n==\n\n---\n```\n# in code\n```"
+    shown = "### A\n###### B\n#c\nD\n\\---\nE\n\\==\n\n---\n```\n# in code\n```"
+    assert contained(text, 2) == shown
 
 
 def test_a_quotation_has_every_line_and_one_line_has_no_signs() -> None:

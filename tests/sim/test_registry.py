@@ -211,4 +211,4 @@ def test_if_an_old_timer_counts_the_simulation_notices(monkeypatch: pytest.Monke
 
 
 def _arm_without_cancel(self: Workspace, arm: claims.Arm) -> None:
-    self._clock.call_later(arm.delay_s, lambda: self.claim(arm.then))  # pyright: ignore[reportPrivateUsage]
+    self.clock.call_later(arm.delay_s, lambda: self.claim(arm.then))

@@ -5,42 +5,51 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from culm.cli.place import Where
-from culm.cli.progress import progress
+from culm.cli.printed import put
+from culm.cli.progress import Step, progress
 from culm.cli.server import visit
 from culm.cli.session_state import Below, find_session, get_state
-from culm.cli.streams import need_output, write
+from culm.cli.streams import need_output
 from culm.cli.transcript import markdown_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest
 from culm.wire.codec import printable
-from culm.wire.messages import Message
-from culm.wire.sessions import Session
 
 Format = Literal["markdown", "json"]
+STDOUT = Path("-")  # As other programs have it.
 
 
 def export_session(
     where: Where, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
 ) -> None:
     """Raises `InvalidRequest` if the file cannot be written, and then leaves nothing."""
+    file = None if file == STDOUT else file
     if file is None:
         need_output()
     else:
         check_target(file, force=force)  # Before anything is read.
     state = visit(where, lambda workspace: read_all(workspace, name, agents=agents))
-    pieces = _json_of(state) if format_ == "json" else _page_of(state)
-    if file is None:
-        for piece in pieces:
-            write(sys.stdout, piece)
-    else:
-        write_whole(file, pieces, force=force)
+    with _shown_beside(file, state) as step:
+        pieces = _json_of(state) if format_ == "json" else _page_of(state, step)
+        if file is None:
+            for piece in pieces:
+                put(piece)
+        else:
+            write_whole(file, pieces, force=force)
+
+
+def _shown_beside(file: Path | None, state: Below) -> AbstractContextManager[Step]:
+    """How far it is; but not in the middle of a page on the screen."""
+    if file is None and sys.stdout.isatty():
+        return nullcontext(lambda n: None)
+    return progress("exporting", sum(len(one.messages) for one in (state, *state.below)))
 
 
 async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> Below:
@@ -59,14 +68,11 @@ def _json_of(state: Below) -> Iterator[str]:
     yield msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n"
 
 
-def _page_of(state: Below) -> Iterator[str]:
-    sections: list[tuple[Session, list[Message]]] = [(state.session, state.messages)]
-    sections += [(one.session, one.messages) for one in state.below]
-    with progress("exporting", sum(len(messages) for _, messages in sections)) as step:
-        for number, (session, messages) in enumerate(sections):
-            yield "\n" if number else ""
-            yield from markdown_of(session, messages, level=2 if number else 1)
-            step(len(messages))
+def _page_of(state: Below, step: Step) -> Iterator[str]:
+    yield from markdown_of(state.session, state.messages, step=step)
+    for one in state.below:
+        yield "\n"
+        yield from markdown_of(one.session, one.messages, 2, step)
 
 
 # --- a file, whole or not at all

@@ -16,6 +16,7 @@ from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
+from culm.cli.logs_command import logs
 from culm.cli.mail_command import mail
 from culm.cli.options import where_of
 from culm.cli.run_command import run
@@ -89,7 +90,7 @@ def culm(ctx: click.Context) -> None:
 for command in (
     *(run, attach, asks, answer, ps, agents, stop, mail, serve, agent, worker),
     *(models, config, trust, doctor),
-    *(sessions, stats, completion),
+    *(sessions, stats, logs, completion),
 ):
     culm.add_command(command)
 

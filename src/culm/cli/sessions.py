@@ -1,11 +1,9 @@
 """`culm sessions`: what was talked about in a directory, looked at and put in order."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import click
-import msgspec
 
 from culm.cli.ages import ago_text
 from culm.cli.call_lines import call_line, head_of, without_controls
@@ -13,10 +11,12 @@ from culm.cli.exits import EXIT_FAILED
 from culm.cli.lines import counted
 from culm.cli.names import find_named, short_ids
 from culm.cli.place import Where
+from culm.cli.printed import put, put_json
 from culm.cli.server import visit
 from culm.cli.session_state import SessionState, find_session, get_state, known_sessions
-from culm.cli.streams import is_terminal, need_output, write
+from culm.cli.streams import is_terminal, need_output
 from culm.cli.tables import screen_width, table
+from culm.cli.transcript import GOOD_ENDS
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
@@ -36,12 +36,6 @@ from culm.wire.sessions import Session
 
 HEAD = ("session", "", "changed", "messages", "cost", "title")
 BUSY = "*"
-ENDS_WELL = ("", "stop", "end_turn", "tool_use")
-
-
-def print_json(value: object) -> None:
-    """Raises `CannotWrite`."""
-    write(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 # --- listing
@@ -51,12 +45,12 @@ def list_sessions(where: Where, *, as_json: bool) -> None:
     need_output()
     found = visit(where, RemoteWorkspace.sessions)
     if as_json:
-        print_json(found)
+        put_json(found)
     elif found:
         rows = rows_of(found, LoopClock().now_s())
         # Of what does not fit, the cost is missed least.
         lines = table(rows, screen_width(), right=(3, 4), spare=(4, 3))
-        write(sys.stdout, "\n".join(lines) + "\n")
+        put("\n".join(lines) + "\n")
     else:
         click.echo("there is no session here; `culm run` begins one", err=True)
 
@@ -90,10 +84,10 @@ def show_session(where: Where, name: str, *, as_json: bool) -> None:
 
     state = visit(where, read)
     if as_json:
-        print_json(state)
+        put_json(state)
     else:
         for line in lines_of(state, LoopClock().now_s()):
-            write(sys.stdout, f"{line}\n")
+            put(f"{line}\n")
 
 
 def lines_of(state: SessionState, now_s: float) -> Iterator[str]:
@@ -132,7 +126,7 @@ def _part_lines(part: Part) -> Iterator[str]:
         case ShellCommandPart(data=data):
             yield f"$ {head_of(data.command)}"
             yield f"← {data.exit_code}: {head_of(data.output)}"
-        case FinishPart(data=data) if (data.culm_reason or data.reason) not in ENDS_WELL:
+        case FinishPart(data=data) if (data.culm_reason or data.reason) not in GOOD_ENDS:
             reason = data.culm_reason or data.reason
             yield f"({head_of(': '.join(filter(None, (reason, data.message, data.details))))})"
         case _:
@@ -165,7 +159,7 @@ def rename_session(where: Where, name: str, words: Sequence[str]) -> None:
         return await workspace.rename_session(await find_session(workspace, name), title)
 
     renamed = visit(where, rename)
-    write(sys.stdout, f"renamed {short_ids([renamed.id])[renamed.id]}: {head_of(renamed.title)}\n")
+    put(f"renamed {short_ids([renamed.id])[renamed.id]}: {head_of(renamed.title)}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +214,7 @@ async def _delete(workspace: RemoteWorkspace, doomed: Sequence[Doomed]) -> int:
             await workspace.delete_session(one.id)
         except Refused as exc:
             if exc.status == 404:  # Somebody was faster; or it was below one that is gone.
-                write(sys.stdout, f"gone already: {one.words}\n")
+                put(f"gone already: {one.words}\n")
                 continue
             if exc.code != "session_busy":
                 raise
@@ -228,5 +222,5 @@ async def _delete(workspace: RemoteWorkspace, doomed: Sequence[Doomed]) -> int:
             click.echo(f"hint: {exc.hint}", err=True)
             status = EXIT_FAILED
         else:
-            write(sys.stdout, f"removed {one.words}\n")
+            put(f"removed {one.words}\n")
     return status

@@ -1,6 +1,5 @@
 """`culm stats`: what was used in a directory."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -8,9 +7,9 @@ import click
 
 from culm.cli.names import short_ids
 from culm.cli.place import Where
+from culm.cli.printed import put, put_json
 from culm.cli.server import visit
-from culm.cli.sessions import print_json
-from culm.cli.streams import need_output, write
+from culm.cli.streams import need_output
 from culm.cli.tables import screen_width, table
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
@@ -28,9 +27,9 @@ def show_stats(where: Where, days: int, *, as_json: bool) -> None:
 
     found = visit(where, read)
     if as_json:
-        print_json(found)
+        put_json(found)
     elif found.total.runs:
-        write(sys.stdout, "\n".join(stats_lines(found, days, screen_width())) + "\n")
+        put("\n".join(stats_lines(found, days, screen_width())) + "\n")
     else:
         click.echo(f"nothing was used here{_in_days(days)}", err=True)
 
@@ -54,7 +53,7 @@ def stats_lines(stats: Stats, days: int, width: int | None) -> Iterator[str]:
     yield from _part("costliest sessions", sessions, width)
     if stats.total.estimated_runs:
         yield ""
-        yield f"{ESTIMATED} some of these tokens are estimated: no provider has counted them"
+        yield f"{ESTIMATED} estimated: no provider has counted it"
 
 
 def _part(title: str, rows: Sequence[tuple[Usage, str]], width: int | None) -> list[str]:

@@ -1,13 +1,14 @@
 """A conversation as a Markdown page.
 
 Pure: messages in, pieces of text out. What somebody said cannot leave its place on the page: a
-fence is longer than any run of backticks inside it, a fence that a text left open is closed, and
-HTML that would go on to the end of the page is shown instead of obeyed.
+fence is longer than any run of backticks inside it, a fence that a text left open is closed, its
+headings are below that of its message, and HTML that would go on to the end of the page is shown
+instead of obeyed.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from culm.cli.call_lines import head_of, without_controls
@@ -35,39 +36,53 @@ _BACKTICKS = re.compile(r"`+")
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 # The HTML blocks that no empty line ends.
 _HTML = re.compile(r" {0,3}<(!--|\?|![a-z]|!\[cdata\[|/?(script|pre|style|textarea)\b)", re.I)
+_HEADING = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
+_UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")  # It makes a heading of what is above.
+HEADING_MAX = 6
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~])")
 
 Results = Mapping[str, ToolResult]  # By the call they answer.
 
 
-def markdown_of(session: Session, messages: Sequence[Message], level: int = 1) -> Iterator[str]:
-    """The page, in pieces; with a higher `level` it is a section of another one."""
+def markdown_of(
+    session: Session,
+    messages: Sequence[Message],
+    level: int = 1,
+    step: Callable[[int], None] = lambda n: None,
+) -> Iterator[str]:
+    """The page, in pieces; with a higher `level` it is a section of another one.
+
+    `step` hears of each message when it is told.
+    """
     yield f"{'#' * level} {plain(session.title) or 'Untitled'}\n"
     yield "\n" + "\n".join(f"- {line}" for line in _about(session, messages)) + "\n"
-    yield from _said(messages, level + 1)
+    yield from _said(messages, level + 1, step)
 
 
 def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
     """What was asked and all that came of it; a prompt among the messages is not repeated."""
     yield f"# {plain(prompt) or 'Untitled'}\n"
     if not any(message.role == "user" for message in messages):
-        yield from _section("## User", [quoted(prompt)])
+        yield from _section("## User", [quoted(prompt, 2)])
     yield from _said(messages, 2)
 
 
 def _about(session: Session, messages: Sequence[Message]) -> Iterator[str]:
     yield f"Session: `{head_of(session.id)}`"
     yield f"Date: {date_text(session.created_at)}"
-    models = dict.fromkeys(filter(None, map(_speaker, messages)))
+    models = dict.fromkeys(speaker for speaker in map(_speaker, messages) if speaker)
     if models:
-        yield f"Model: {', '.join(map(plain, models))}"
+        yield f"Model: {', '.join(plain(model) for model in models)}"
     yield f"Cost: ${session.cost:.4f}"
 
 
-def _said(messages: Sequence[Message], level: int) -> Iterator[str]:
+def _said(
+    messages: Sequence[Message], level: int, step: Callable[[int], None] = lambda n: None
+) -> Iterator[str]:
     results, shown = _results_in(messages), set[str]()
     for message in messages:
-        parts = [piece for part in message.parts for piece in _part_of(message, part, results)]
+        told = [_part_of(message, part, results, level) for part in message.parts]
+        parts = [piece for pieces in told for piece in pieces]
         shown |= {part.data.id for part in message.parts if isinstance(part, ToolCallPart)}
         # A result stands below its call, whoever brings it.
         parts += [
@@ -78,6 +93,7 @@ def _said(messages: Sequence[Message], level: int) -> Iterator[str]:
         ]
         if parts or message.role != "tool":
             yield from _section(f"{'#' * level} {_heading(message)}", parts)
+        step(1)
 
 
 def _results_in(messages: Sequence[Message]) -> Results:
@@ -106,13 +122,14 @@ def _speaker(message: Message) -> str:
     return "/".join(filter(None, (message.provider, message.model)))
 
 
-def _part_of(message: Message, part: Part, results: Results) -> Iterator[str]:
+def _part_of(message: Message, part: Part, results: Results, level: int) -> Iterator[str]:
     match part:
         case TextPart(data=data) if data.text.strip():
             # What people type is no Markdown, and is shown as they typed it.
-            yield quoted(data.text) if message.role == "user" else contained(data.text)
+            is_typed = message.role == "user"
+            yield quoted(data.text, level) if is_typed else contained(data.text, level)
         case ReasoningPart(data=data) if data.thinking.strip():
-            yield "Reasoning:\n\n" + quoted(data.thinking)
+            yield "Reasoning:\n\n" + quoted(data.thinking, level)
         case BinaryPart(data=data):
             yield _attachment(data)
         case ImageUrlPart(data=data):
@@ -181,13 +198,16 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{shown}{end}{fence}"
 
 
-def quoted(text: str) -> str:
+def quoted(text: str, level: int = 0) -> str:
     """A quotation; whatever is begun inside ends with it."""
-    return "\n".join(f"> {line}".rstrip() for line in contained(text).split("\n"))
+    return "\n".join(f"> {line}".rstrip() for line in contained(text, level).split("\n"))
 
 
-def contained(text: str) -> str:
-    """Markdown as somebody wrote it, with what would go on below ended or not begun."""
+def contained(text: str, level: int = 0) -> str:
+    """Markdown as somebody wrote it, with what would go on below ended or not begun.
+
+    Its headings are those of a section whose own has that `level`.
+    """
     lines: list[str] = []
     fence = ""  # That is open.
     for line in without_controls(text).strip("\n").split("\n"):
@@ -196,12 +216,24 @@ def contained(text: str) -> str:
             # It is ended by one of its kind, at least as long, with nothing behind it.
             if found and found[1].startswith(fence) and not line.strip().strip(fence[0]):
                 fence = ""
+            lines.append(line)
         elif found:
             fence = found[1]
-        elif _HTML.match(line):
-            line = line.replace("<", "\\<", 1)
-        lines.append(line)
+            lines.append(line)
+        else:
+            lines.append(_put_below(line, level, below_text=bool(lines and lines[-1].strip())))
     return "\n".join([*lines, fence] if fence else lines)
+
+
+def _put_below(line: str, level: int, *, below_text: bool) -> str:
+    """A line that is in no block of code, without power over what is around it."""
+    if found := _HEADING.match(line):
+        return "#" * min(len(found[1]) + level, HEADING_MAX) + line[found.end() :]
+    if _HTML.match(line):
+        return line.replace("<", "\\<", 1)
+    if below_text and _UNDERLINE.match(line):
+        return f"\\{line.strip()}"
+    return line
 
 
 def date_text(at: int) -> str:
