@@ -33,6 +33,12 @@ HELP_OPTIONS = ["-h", "--help"]
 class Commands(click.Group):
     """Commands that are offered when somebody mistypes one."""
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as exc:
+            raise CannotWrite(exc) from exc  # Else click ends us as if something had failed.
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -115,7 +121,7 @@ def main() -> None:
     except CannotWrite as exc:
         sys.exit(let_go(exc))
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EPIPE):
+        if exc.errno != errno.ENOSPC:
             raise
         sys.exit(let_go(CannotWrite(exc)))
 
