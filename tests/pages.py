@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from culm.cli.main import HELP_OPTIONS, culm
+from culm.cli.run_lines import json_schema as lines_schema
 from culm.config.schema import json_schema
 from culm.server.openapi import document
 from culm.server.routes import BY_NOUN
@@ -105,6 +106,10 @@ def schema_page() -> str:
     )  # As `culm config schema`.
 
 
+def lines_page() -> str:
+    return json.dumps(lines_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
 _SECTION = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -123,6 +128,7 @@ PAGES = {
     "routes.md": routes_page,
     "openapi.json": openapi_page,
     "culm.schema.json": schema_page,
+    "run-lines.schema.json": lines_page,
     "configuration.md": partial(with_tables, "configuration.md"),
     "models.md": partial(with_tables, "models.md"),
     "tools.md": partial(with_tables, "tools.md"),

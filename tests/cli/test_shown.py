@@ -183,12 +183,12 @@ def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> N
 
 def calling(session_id: SessionId, name: str) -> Message:
     parts: list[Part] = [ToolCallPart(ToolCall("c", name, "{}", finished=True))]
-    return Message(MessageId(f"{session_id} 1"), "assistant", session_id, parts)
+    return Message(MessageId(f"{session_id} 1"), "assistant", session_id, parts, run_id=OURS)
 
 
 def result(session_id: SessionId, content: str) -> Message:
     parts: list[Part] = [ToolResultPart(ToolResult("c", "agent", content))]
-    return Message(MessageId(f"{session_id} 2"), "tool", session_id, parts)
+    return Message(MessageId(f"{session_id} 2"), "tool", session_id, parts, run_id=OURS)
 
 
 def put(tree: Tree, agent: Agent, *messages: Message) -> None:

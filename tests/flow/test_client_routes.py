@@ -41,8 +41,8 @@ async def drive_system(folder: Path) -> Asked:
     async with open_flow(folder, "unix") as flow, open_relay(flow) as (client, relay):
         await client.health()
         assert (await client.version()).build_id.startswith("culm-")
-        remote = await client.open_workspace(flow.directory())
-        assert await remote.config.of_server() == {}
+        await client.open_workspace(flow.directory())
+        assert await client.config() == {}
         assert await refused(client.shut_down()) == 409, "it hosts a workspace"
         await client.retire()
         assert await refused(client.open_workspace(flow.directory())) == 409, "retired for good"
@@ -216,8 +216,8 @@ async def drive_mail(folder: Path) -> Asked:
         ids = {letter.letter_id for letter in await remote.letters(stage.session_id)}
         assert {sent.letter_id, reply.letter_id} <= ids
         await remote.ring(stage.session_id)
-        await remote.ring_project(str(stage.flow.directory()))
-        assert await refused(remote.ring_project("/not/known")) == 404
+        await client.ring(str(stage.flow.directory()))
+        assert await refused(client.ring("/not/known")) == 404
         await stage.until_idle()
         return relay.asked()
 
@@ -232,6 +232,13 @@ async def drive_processes(folder: Path) -> Asked:
                     await asyncio.sleep(0.002)
             assert [one.kind for one in found] == ["shell"]
             waits.cancel()
+        return relay.asked()
+
+
+async def drive_stats(folder: Path) -> Asked:
+    async with open_flow(folder, "unix") as flow, open_relay(flow) as (client, relay):
+        remote = await client.open_workspace(flow.directory())
+        assert (await remote.stats(days=7)).days == []
         return relay.asked()
 
 
@@ -311,6 +318,7 @@ DRIVES: dict[str, Callable[[Path], Awaitable[Asked]]] = {
     "agents": drive_agents,
     "mail": drive_mail,
     "processes": drive_processes,
+    "stats": drive_stats,
     "config": drive_config,
     "project": drive_project,
     "skills": drive_skills,

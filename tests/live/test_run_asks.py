@@ -121,7 +121,7 @@ async def test_a_person_at_the_terminal_decides_for_once_for_the_session_or_agai
             await seat.until(PROMPT, 3)  # For the third: the second is covered.
             seat.type("n")
             ended = await seat.ended()
-        assert (ended.status, ended.stdout, made(folder)) == (1, "", {"one", "two"})
+        assert (ended.status, ended.stdout, made(folder)) == (3, "", {"one", "two"})
         for words in (
             "allowed: bash: by you\n",
             "allowed: bash: by an earlier answer, or a hook\n",

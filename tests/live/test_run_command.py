@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 from collections.abc import AsyncGenerator
@@ -99,10 +100,10 @@ async def test_the_first_prompt_starts_a_server_and_the_next_one_uses_it(folder:
         assert result.startswith("✗ no_tool: There is no tool 'no_tool'.")
         pid = server_pid(folder)
         unknown = await run(folder, "--session", "nope", "and", "now?")
-        assert unknown.status == 1
+        assert unknown.status == 2
         assert unknown.stderr.splitlines()[-2:] == [
-            "culm: session not found: nope",
-            "hint: `culm agents` lists the sessions of this directory",
+            "culm: no session is called nope",
+            "hint: `culm sessions` lists them",
         ]
         second = await run(folder, "--continue", "and", "now?")
         assert second == Ended(0, "Again.", "")
@@ -127,7 +128,7 @@ async def test_five_at_once_over_a_stale_socket_start_one_server(folder: Path) -
 async def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
     (folder / "culm.json").write_text("{broken")
     ended = await run(folder, "hello")
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (6, "")
     reason, hint = ended.stderr.splitlines()
     assert reason.startswith(f"culm: cannot start a server on unix://{folder}/s: ")
     assert f"{folder}/culm.json" in reason
@@ -271,24 +272,39 @@ async def test_a_run_goes_on_when_nobody_reads_its_answer_any_more(folder: Path)
             assert (complete.text, complete.cancelled) == (HELD_WHOLE, False)
 
 
-@pytest.mark.parametrize("restarts", [True, False])
-async def test_a_server_that_is_killed_makes_the_command_fail_within_bounds(
+async def test_a_server_that_is_killed_is_started_again_and_says_what_became_of_the_run(
     folder: Path,
-    restarts: bool,  # noqa: FBT001 - pytest passes by name
 ) -> None:
     async with (
         open_model_server(script(HELD)) as model,
+        open_machine(folder),
         open_agent(folder, model) as (server, _),
         open_run(folder, "hello") as running,
     ):
         await until_asked(model, 1)
         await server.kill()
-        if restarts:
-            async with open_agent(folder, model):
-                ended = await running.wait(RESUME_S)
-        else:
-            ended = await running.wait(RESUME_S)
-    assert ended.status == 1
-    words = "culm: Interrupted" if restarts else "has gone in the middle of the run"
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
+        ended = await running.wait(RESUME_S)
+    assert (ended.status, ended.stderr.count("Traceback")) == (1, 0)
+    assert "culm: Interrupted" in ended.stderr
+
+
+async def test_a_server_that_is_gone_for_good_is_told_with_how_to_come_back(folder: Path) -> None:
+    async with (
+        open_model_server(script(HELD)) as model,
+        open_machine(folder),
+        open_agent(folder, model) as (server, _),
+        open_run(folder, "hello") as running,
+    ):
+        await until_asked(model, 1)
+        await server.kill()
+        (folder / "s").unlink()  # As one that was told to leave has it.
+        ended = await running.wait(RESUME_S)
+        assert (ended.status, ended.stderr.count("Traceback")) == (1, 0)
+        said = re.search(r"the middle of run (\S+), which was not cancelled", ended.stderr)
+        assert said is not None, ended.stderr
+        async with open_process(
+            folder, "-m", "culm", "attach", *places(folder), said[1], env=ENV
+        ) as attached:
+            back = await attached.wait(RESUME_S)
+        assert (back.status, f"`culm attach {said[1]}`" in ended.stderr) == (1, True)
+        assert "culm: Interrupted" in back.stderr

@@ -39,7 +39,7 @@ def drawn_on(screen: Screen) -> list[str]:
 def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: Path) -> None:
     drawn: list[list[str]] = []
     last: list[str] = []
-    for screen in run_on_terminal(folder, "--approve allow", AGENTS):
+    for screen in run_on_terminal(folder, "--approve auto", AGENTS):
         if (lines := drawn_on(screen)) and lines[0].startswith(SPINNING):
             drawn.append([line[2:] if n == 0 else line for n, line in enumerate(lines)])
         last = screen.all_lines()
@@ -57,7 +57,7 @@ def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: P
 def test_who_leaves_sees_nothing_of_it_any_more(folder: Path, times: int) -> None:
     keys = [Keys("1 s · ", "\x03"), Keys("once more", "\x03", pause_s=0.0)][:times]
     last: list[str] = []
-    for screen in run_on_terminal(folder, "--approve allow", "Run `sleep 30`", *keys):
+    for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
         last = screen.all_lines()
     assert not [line for line in last if any(sign in line for sign in SPINNING)]
     assert [line for line in last if "(cancelling; once more to leave at once)" in line]

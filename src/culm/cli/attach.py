@@ -13,7 +13,6 @@ from culm.cli.place import Where
 from culm.cli.run_ends import status_of
 from culm.cli.server import in_words
 from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go
 from culm.cli.watching import Left, Screen, SessionWatching, Watching, make_screen
 from culm.client.connect import open_connected
 from culm.client.follower import Follower
@@ -49,8 +48,6 @@ def attach(options: AttachOptions, starter: Starter) -> int:
             return runner.run(_run(options, screen, starter))
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
-    except CannotWrite as exc:
-        return let_go(exc)
     except (Refused, OSError, ExceptionGroup) as exc:
         raise in_words(exc, options.where.server.url) from exc
 

@@ -24,12 +24,11 @@ async def ring(server: Wanted, project: Project, agent: str, env: Mapping[str, s
     if server.can_start and not is_answered(server.url):
         return NOBODY
     from culm.client.http import Refused, open_client
-    from culm.wire.agents import RingProject
 
     token = find_token(server, None, env)
     try:
         async with asyncio.timeout(RING_S), open_client(server.url, token=token) as client:
-            await client.request("POST", "/v1/mail/ring", RingProject(str(project.path), agent))
+            await client.ring(str(project.path), agent)
     except Refused as exc:
         return Rung(is_there=True, words=f"the server at {server.url} says: {exc.message}")
     except OSError as exc:  # A time-out is one.

@@ -66,10 +66,11 @@ def run_prompt(options: RunOptions, starter: Starter) -> int:
     except asyncio.CancelledError:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
-    except CannotWrite as exc:
-        return let_go(exc, "the run goes on")
-    except (Refused, OSError, ExceptionGroup) as exc:
-        raise in_words(exc, options.where.server.url) from exc
+    except (CannotWrite, Refused, OSError, ExceptionGroup) as exc:
+        told = in_words(exc, options.where.server.url)
+        if isinstance(told, CannotWrite):
+            return let_go(told, "the run goes on")
+        raise told from exc
 
 
 async def _run(options: RunOptions, screen: Screen, starter: Starter) -> int:

@@ -111,10 +111,9 @@ def run(
     and the run ends when the server has heard of the first. If this process is killed or nobody
     reads its stdout, the run goes on.
 
-    With --json each line is an object of docs/run-lines.schema.json: "text", "call", "output",
-    "ask", "answered", "allowed", "result" and so on, of an agent with "agent_" before it, and at
-    last "end" with the outcome, the whole answer and what was used. --output json prints only that
-    last one.
+    With --json each line is an object of docs/run-lines.schema.json ("text", "call", "result", of
+    an agent "agent_text" and so on), the last is "end": outcome, answer, what was used. --output
+    json prints only that one.
 
     \b
     Exit status:
@@ -137,9 +136,7 @@ def run(
     _leave_on_interrupt()  # Until there is something to cancel.
     need_output()
     prompt = _read_prompt(words, needs_one=not files)
-    _check_apart(
-        latest=latest, session=session, role=role, files=files, as_json=as_json, out=output
-    )
+    _check_apart(session, role, files, output, latest=latest, as_json=as_json)
     # Before a server is started for nothing.
     from culm.cli.asking import limits_of, read_attachments
     from culm.cli.rules import approve_of
@@ -169,7 +166,7 @@ def run(
 
 
 def _check_apart(
-    *, latest: bool, session: str, role: str, files: tuple[Path, ...], as_json: bool, out: str
+    session: str, role: str, files: tuple[Path, ...], out: str, *, latest: bool, as_json: bool
 ) -> None:
     """Raises `click.UsageError` for what cannot be meant together."""
     given = {

@@ -54,10 +54,16 @@ def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
         raise in_words(exc, url) from exc
 
 
-def in_words(exc: Exception, url: str) -> Exception:
-    """What to say of what went wrong; of several things, of the first."""
+def first_of(exc: Exception) -> Exception:
+    """What went wrong first, of several things."""
     while isinstance(exc, ExceptionGroup):
         exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]  # Python does not say of what.
+    return exc
+
+
+def in_words(exc: Exception, url: str) -> Exception:
+    """What to say of what went wrong."""
+    exc = first_of(exc)
     if isinstance(exc, Refused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     return no_server(url, exc) if isinstance(exc, Refused | OSError) else exc

@@ -42,10 +42,6 @@ class RemoteConfig:
         """What counts now, of all layers; without keys, tokens or environment."""
         return await self._client.ask("GET", self._path("/config"), Config)
 
-    async def of_server(self) -> dict[str, str]:
-        """What is configured for all workspaces: nothing, each has its own."""
-        return await self._client.ask("GET", "/v1/config", dict[str, str])
-
     async def providers(self) -> list[Provider]:
         """The configured providers, as a catalogue would list them."""
         return await self._client.ask("GET", self._path("/providers"), list[Provider])

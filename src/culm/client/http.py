@@ -15,6 +15,7 @@ from culm.client.transport import Answer, Transport, parse_address
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
+from culm.wire.agents import RingProject
 from culm.wire.codec import clean, decode, encode
 from culm.wire.state import Problem
 from culm.wire.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
@@ -82,6 +83,14 @@ class Client:
         with suppress(Refused, OSError):
             async with asyncio.timeout(LEAVE_S):
                 await self.retire()
+
+    async def config(self) -> dict[str, str]:
+        """What is configured for all workspaces: nothing, each has its own."""
+        return await self.ask("GET", "/v1/config", dict[str, str])
+
+    async def ring(self, directory: str, agent_id: str = "") -> None:
+        """Have a mailbox of any project looked into that the server knows, or all of them."""
+        await self.request("POST", "/v1/mail/ring", RingProject(directory, agent_id))
 
     async def workspaces(self) -> list[Workspace]:
         return await self.ask("GET", "/v1/workspaces", list[Workspace])

@@ -19,7 +19,7 @@ from culm.wire.runs import Run
 
 AGAIN_S = 0.05
 LOOK_S = 2.0  # A server that died says nothing, so it is asked as often as this.
-GONE_S = 15.0  # Somebody who restarts it has done so by then, on a busy machine too.
+GONE_S = 8.0  # Somebody who restarts it has done so by then, on a busy machine too.
 CATCH_UP_S = 2.0  # What is stored has been told; it may still be on its way.
 
 

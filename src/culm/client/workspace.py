@@ -30,7 +30,6 @@ from culm.wire.agents import (
     LetterShown,
     ReplyToLetter,
     Ring,
-    RingProject,
     SaidToAgent,
     SayToAgent,
     SendLetter,
@@ -351,10 +350,6 @@ class RemoteWorkspace:
     async def ring(self, agent_id: str = "") -> None:
         """Have a mailbox looked into now, or all: letters came that the server did not bring."""
         await self.client.request("POST", self.path("/mail/ring"), Ring(agent_id))
-
-    async def ring_project(self, directory: str, agent_id: str = "") -> None:
-        """As `ring`, for any project the server knows; it is opened if it is not."""
-        await self.client.request("POST", "/v1/mail/ring", RingProject(directory, agent_id))
 
     # --- what people are asked
 
