@@ -8,7 +8,7 @@ import click
 from culm import __version__
 from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
-from culm.cli.asks_commands import answer, asks, ps, stop
+from culm.cli.asks_commands import answer, approve, asks, deny
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
@@ -16,6 +16,7 @@ from culm.cli.mail_command import mail
 from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.cli.streams import CannotWrite, fill_streams, let_go
+from culm.cli.work_commands import ps, steer, stop
 from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
@@ -60,7 +61,7 @@ def culm() -> None:
 
 
 for command in (
-    *(run, asks, answer, ps, agents, stop, mail, serve, agent, worker),
+    *(run, asks, approve, deny, answer, ps, steer, stop, agents, mail, serve, agent, worker),
     *(models, config, trust, doctor),
 ):
     culm.add_command(command)

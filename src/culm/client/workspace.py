@@ -32,7 +32,7 @@ from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
 from culm.wire.processes import Process
 from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Run
+from culm.wire.runs import CancelAnswer, EditPrompt, Run
 from culm.wire.sessions import SaveSession, Session
 from culm.wire.state import Snapshot
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Workspace
@@ -125,6 +125,11 @@ class RemoteWorkspace:
         """Stop one run, and hear what came of it."""
         path = self.path(f"/runs/{quote(run_id, safe='')}/cancel")
         return await self.client.ask("POST", path, CancelAnswer)
+
+    async def steer(self, session_id: SessionId, text: str) -> Run:
+        """Say something to what works in the session; refused (409) if nothing does."""
+        path = self.path(f"/agent/sessions/{quote(session_id, safe='')}/steer")
+        return await self.client.ask("POST", path, Run, EditPrompt(text))
 
     async def runs(self, session_id: str = "", state: str = "") -> list[Run]:
         """Runs, the latest first."""
