@@ -126,7 +126,7 @@ def test_a_provider_that_nobody_knows_is_refused_with_the_nearest(
     desk: Desk, name: str, hint: str
 ) -> None:
     said = desk.culm("models", name)
-    assert (said.status, said.out) == (1, "")
+    assert (said.status, said.out) == (2, "")
     assert said.err.startswith(f"culm: there is no provider '{name}'\nhint: {hint}")
 
 
