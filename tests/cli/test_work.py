@@ -124,6 +124,17 @@ async def test_what_works_is_told_something_and_where_nothing_works_that_is_said
             )
 
 
+async def test_a_title_that_a_session_has_from_its_prompt_means_the_session(
+    tmp_path: Path, desk: Desk
+) -> None:
+    async with open_agents(tmp_path, talk("@top", held())) as stage:
+        run_id = await stage.prompt("@top: begin")
+        await stage.asked_by("@top")
+        await stage.remote.rename_session(stage.session_id, "@Top: begin")
+        said = await say(desk, "stop", *at(stage), "@top: begin")
+        assert said == Said(0, "", f"run {run_id[:8]} (@top: begin): canceled\n")
+
+
 async def test_processes_are_listed_while_they_run_and_all_directories_can_be_seen(
     tmp_path: Path, desk: Desk
 ) -> None:

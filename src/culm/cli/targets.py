@@ -52,6 +52,8 @@ class Targets(NamedTuple):
 
     def label(self, one: Named) -> str:
         """What people recognise it by."""
+        if one.kind == "run":
+            return self.label_of_run(self.runs[one.id])
         title = head_of(one.title)
         return f"{one.kind} {self.short[one.id]}" + (f" ({title})" if title else "")
 
@@ -69,8 +71,14 @@ async def all_targets(workspace: RemoteWorkspace) -> Targets:
     agents = await workspace.agents()
     # The session and the runs of an agent have ids, but no titles: those are the agent's.
     theirs: set[str] = {agent.session_id for agent in agents}
+    # A session is often called like its first prompt; the title then means all of it.
+    titles: dict[str, str] = {one.id: head_of(one.title).lower() for one in sessions}
+    like_session = {run.id for run in runs if _is_called(run, titles.get(run.session_id))}
     named = [
-        *(Named("run", run.id, "" if run.agent_id else run.prompt) for run in runs),
+        *(
+            Named("run", run.id, "" if run.agent_id or run.id in like_session else run.prompt)
+            for run in runs
+        ),
         *(Named("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
         *(Named("session", one.id, "" if one.id in theirs else one.title) for one in sessions),
     ]
@@ -81,3 +89,7 @@ async def all_targets(workspace: RemoteWorkspace) -> Targets:
         {agent.agent_id: agent for agent in agents},
         short_ids(list(distinct)),
     )
+
+
+def _is_called(run: Run, title: str | None) -> bool:
+    return head_of(run.prompt).lower() == title

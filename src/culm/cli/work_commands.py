@@ -28,7 +28,7 @@ def ps(
     Runs that have not ended come first, each with how far it is, what it and all below it have
     used, and the agents that work for it. Their ids are for `culm stop` and `culm steer`. Below
     are the processes: commands, jobs, hooks and agents' workers, each with its age and the memory
-    of all its descendants.
+    of all its descendants. As JSON that is one object, with --all one for each directory.
 
     \b
     Example:
@@ -69,7 +69,8 @@ def steer(name: str, words: tuple[str, ...], where: "Where") -> None:
     """Say something to what works, which it reads before its next step.
 
     It is named by an id, its beginning or its title: `culm ps` shows them. TEXT that is - or not
-    given is read from stdin. Where nothing works, nothing is said, and the exit status is 1.
+    given is read from stdin. What ends before it could read it does it as a prompt of its own.
+    Where nothing works, nothing is said, and the exit status is 1.
 
     \b
     Example:
