@@ -14,6 +14,7 @@ from culm.cli.trees import in_tree_order
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import AgentId, RunId, SessionId
 from culm.testing.model_server import open_model_server
+from culm.testing.script import ScriptedCall
 from culm.wire.agents import Agent
 from culm.wire.processes import Process
 from culm.wire.runs import Run
@@ -94,21 +95,28 @@ async def test_an_agent_is_stopped_by_its_name_and_nobody_is_said_to_have_cancel
 async def test_what_works_is_told_something_and_where_nothing_works_that_is_said(
     tmp_path: Path, desk: Desk
 ) -> None:
-    async with open_agents(tmp_path, talk("@top", held("One.")), talk("@ann", held())) as stage:
+    look = ScriptedCall(name="ls", input={})
+    top = talk("@top", held("", calls=[look]), held("Two."))
+    async with open_agents(tmp_path, top, talk("@ann", held())) as stage:
         where = at(stage)
         ann = await stage.start_agent("@ann: go")
         run_id = await stage.prompt("@top: begin")
-        asked, asked_too = await stage.asked_by("@top"), await stage.asked_by("@ann")
+        first, other = await stage.asked_by("@top"), await stage.asked_by("@ann")
         words = f"run {run_id[:8]} (@top: begin) reads it before its next step\n"
         for name in (run_id[:8], stage.session_id):
             assert await say(desk, "steer", *where, name, "be", "brief") == Said(0, "", words)
         said = await say(desk, "steer", *where, ann.agent_id, "stay calm")
         assert said.err == f"agent {ann.agent_id[:8]} (@ann: go) reads it before its next step\n"
-        stage.release(asked)
-        stage.release(asked_too)
-        for who, words in (("@top", "be brief"), ("@ann", "stay calm")):
-            await stage.asked_by(who, 2)
-            assert words in str(stage.read_by(who, 1))
+        stage.release(first)
+        stage.release(other)
+        second = await stage.asked_by("@top", 2)
+        assert str(stage.read_by("@top", 1)).count("be brief") == 2
+        told, _ = (run for run in await stage.remote.runs() if run.prompt == "be brief")
+        apart = await say(desk, "stop", *where, told.id)
+        assert (apart.status, "cannot be stopped by itself" in apart.err) == (1, True)
+        stage.release(second)
+        await stage.asked_by("@ann", 2)
+        assert "stay calm" in str(stage.read_by("@ann", 1))
         async with asyncio.timeout(WAIT_S):
             while any(run.state != "ended" for run in await stage.remote.runs()):
                 await asyncio.sleep(0.01)
@@ -275,7 +283,7 @@ def test_what_works_is_meant_before_what_has_ended_unless_an_id_is_given_whole()
         (Fate("run r", "canceled"), "run r: canceled"),
         (Fate("run r", "finished_first"), "run r: finished first"),
         (Fate("run r", "not_stopped", [7, 8]), "run r: did not stop; left: pid 7, 8"),
-        (Fate("run r", "already_ended", outcome="error"), "run r: had ended (error)"),
+        (Fate("run r", "already_ended", why="error"), "run r: had ended (error)"),
     ],
 )
 def test_what_became_of_it_is_told(fate: Fate, line: str) -> None:

@@ -19,7 +19,7 @@ from culm.cli.place import Where
 from culm.cli.server import look, look_around
 from culm.cli.streams import output_width
 from culm.cli.trees import in_tree_order
-from culm.client.http import Client
+from culm.client.http import Client, Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.wire.agents import Agent
@@ -95,9 +95,13 @@ async def gather_all(client: Client) -> dict[str, Seen]:
     """Of every workspace that the server has, by its path."""
     found: dict[str, Seen] = {}
     for info in await client.workspaces():
-        # One that closes meanwhile is not there any more.
-        if (workspace := await client.find_workspace(Path(info.path))) is not None:
-            found[info.path] = await gather(workspace)
+        workspace = await client.find_workspace(Path(info.path))
+        try:
+            if workspace is not None:
+                found[info.path] = await gather(workspace)
+        except Refused as exc:
+            if exc.status != 404:  # Else it has closed meanwhile.
+                raise
     return found
 
 

@@ -14,6 +14,7 @@ from culm.cli.names import Named
 from culm.cli.place import Where
 from culm.cli.server import look
 from culm.cli.targets import Targets, all_targets
+from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound
 from culm.ids import SessionId
@@ -23,7 +24,7 @@ from culm.wire.runs import Run, settled_by
 STOP_S = 15.0  # A server gives up on a run that does not stop within ten.
 LOOK_EVERY_S = 0.1
 
-Result = Literal["canceled", "finished_first", "not_stopped", "already_ended", "held"]
+Result = Literal["canceled", "finished_first", "not_stopped", "already_ended", "held", "refused"]
 
 _WORDS: dict[Result, str] = {
     "canceled": "canceled",
@@ -31,6 +32,7 @@ _WORDS: dict[Result, str] = {
     "not_stopped": "did not stop",
     "already_ended": "had ended",
     "held": "is held, and does nothing; named itself it is dropped",
+    "refused": "cannot be stopped by itself",
 }
 
 
@@ -40,11 +42,11 @@ class Fate(NamedTuple):
     label: str
     result: Result
     pids: Sequence[int] = ()  # Of processes that are left.
-    outcome: str = ""  # How it had ended.
+    why: str = ""  # How it had ended, or what the server says.
 
     def line(self) -> str:
         left = ", ".join(map(str, self.pids))
-        more = f"; left: pid {left}" if left else f" ({self.outcome})" if self.outcome else ""
+        more = f"; left: pid {left}" if left else f" ({self.why})" if self.why else ""
         return printable(f"{self.label}: {_WORDS[self.result]}{more}")
 
 
@@ -64,9 +66,10 @@ def stop_all(where: Where, names: Sequence[str]) -> int:
         raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=_ELSEWHERE)
     for fate in fates:
         click.echo(fate.line(), err=True)
-    return EXIT_FAILED if any(fate.result == "not_stopped" for fate in fates) else 0
+    return EXIT_FAILED if any(fate.result in _FAILED for fate in fates) else 0
 
 
+_FAILED = ("not_stopped", "refused")
 _ELSEWHERE = "--dir names another directory; `culm ps --all` shows where something is going on"
 
 
@@ -81,7 +84,10 @@ async def _stop(workspace: RemoteWorkspace, targets: Targets, one: Named) -> lis
 
 
 async def _stop_run(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:
-    answer = await workspace.cancel_run(one.id)
+    try:
+        answer = await workspace.cancel_run(one.id)
+    except Refused as exc:  # It shares another's turn. What else was named is stopped all the same.
+        return Fate(targets.label(one), "refused", why=exc.message)
     pids = await _pids_of(workspace, [one.id]) if answer.result == "not_stopped" else []
     label = targets.label_of_run(answer.run)
     ended_before = answer.result == "already_ended" and answer.run.outcome
@@ -97,7 +103,7 @@ async def _stop_agent(workspace: RemoteWorkspace, targets: Targets, one: Named) 
         below = [other.run_id for other in await workspace.agents(one.id)]
         return Fate(label, "not_stopped", await _pids_of(workspace, [agent.run_id, *below]))
     if before.state == "ended":
-        return Fate(label, "already_ended", outcome=agent.outcome or "")
+        return Fate(label, "already_ended", why=agent.outcome or "")
     return Fate(label, "canceled" if agent.outcome == "canceled" else "finished_first")
 
 
