@@ -120,15 +120,16 @@ async def test_what_works_is_told_something_and_where_nothing_works_that_is_said
         async with asyncio.timeout(WAIT_S):
             while any(run.state != "ended" for run in await stage.remote.runs()):
                 await asyncio.sleep(0.01)
-        for name, label, session_id in (
-            (run_id, f"run {run_id[:8]} (@top: begin)", stage.session_id),
-            (ann.agent_id, f"agent {ann.agent_id[:8]} (@ann: go)", ann.session_id),
+        short = ann.agent_id[:8]
+        for name, label, instead in (
+            (run_id, f"run {run_id[:8]} (@top: begin)", f"run --session {stage.session_id}"),
+            (ann.agent_id, f"agent {short} (@ann: go)", f"mail send --to {short}"),
         ):
             assert await say(desk, "steer", *where, name, "more") == Said(
                 1,
                 "",
                 f"culm: nothing is at work in {label}\n"
-                f"hint: culm run --session {session_id} TEXT gives it more to do\n",
+                f"hint: culm {instead} TEXT gives it more to do\n",
             )
 
 

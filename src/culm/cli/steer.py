@@ -1,5 +1,7 @@
 """`culm steer`: say something to what works, which it reads before its next step."""
 
+import shlex
+
 import click
 
 from culm.cli.mail import text_given
@@ -20,9 +22,9 @@ class NobodyHears(Failed):
 
     code = "nothing_runs"
 
-    def __init__(self, label: str, session_id: str) -> None:
-        hint = f"culm run --session {session_id} TEXT gives it more to do"
-        super().__init__(printable(f"nothing is at work in {label}"), hint=hint)
+    def __init__(self, label: str, instead: str) -> None:
+        hint = f"{instead} TEXT gives it more to do"
+        super().__init__(printable(f"nothing is at work in {label}"), hint=printable(hint))
 
 
 def steer(where: Where, name: str, words: tuple[str, ...]) -> None:
@@ -50,18 +52,19 @@ async def _say(workspace: RemoteWorkspace, targets: Targets, one: Named, text: s
     if one.kind == "agent":
         agent = targets.agents[one.id]
         if agent.state == "ended":  # It would begin anew, and that is not what was asked for.
-            raise NobodyHears(label, agent.session_id)
+            raise NobodyHears(label, f"culm mail send --to {targets.short[one.id]}")
         await workspace.say_to_agent(one.id, text)
         return label
     session_id = targets.runs[one.id].session_id if one.kind == "run" else SessionId(one.id)
+    instead = f"culm run --session {shlex.quote(session_id)}"
     reader = reader_of(targets, one, session_id)
     if reader is None:
-        raise NobodyHears(label, session_id)
+        raise NobodyHears(label, instead)
     try:
         await workspace.steer(session_id, text)
     except Refused as exc:
         if exc.code == NobodyHears.code:  # It has ended meanwhile.
-            raise NobodyHears(label, session_id) from exc
+            raise NobodyHears(label, instead) from exc
         raise
     return targets.label_of_run(reader)
 
