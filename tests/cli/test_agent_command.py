@@ -100,9 +100,9 @@ def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: De
     owned = Placed(start_ticks=1, world="another", owner=OwnerProcess(1, 1))
     fabric.publish(msgspec.structs.replace(make_record("c3", "reader", clock), culm=owned))
     assert desk.culm("agent", "list").out.splitlines() == [
-        "agent  role     labels  endpoint  pid",
-        r"a1     \x1b[2J  fast    ws://e    7",
-        "b2     reader   fast    ws://e    7",
+        "agent  role     pid  labels  endpoint",
+        r"a1     \x1b[2J  7    fast    ws://e",
+        "b2     reader   7    fast    ws://e",
     ]
     found = json.loads(desk.culm("agent", "list", "--json", "--role", "reader").out)
     assert [one["agent_id"] for one in found] == ["b2"]
@@ -124,7 +124,7 @@ def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: De
         (f"serve --role x --executor echo --id {'x' * 201}", 2, "at most 200"),
         ("serve --role x --model none/m", 2, "hint: culm models shows"),
         ("serve --role x --executor echo --tls-cert c --tls-key k", 2, "TLS certificate file c"),
-        ("call nobody hi", 1, "hint: culm agent serve --role nobody"),
+        ("call nobody hi", 2, "hint: culm agent serve --role nobody"),
         ("call ws://127.0.0.1:1 hi", 1, "cannot reach ws://127.0.0.1:1: nobody listens there: "),
         ("call ws://h:99999 hi", 1, "reach ws://h:99999: it is no ws:// or wss:// address\n"),
         ("call ws://127.0.0.1:1 hi --token-file no", 2, "there is no token file no"),

@@ -13,9 +13,7 @@ from culm.store.sessions import add_session
 from culm.wire.agents import Agent
 from culm.wire.endings import Ending
 from culm.workspace.roots import Roots, project_folder
-from tests.cli.conftest import Desk, Said
-from tests.cli.test_asks import say
-from tests.flow.agents_stage import held, open_agents, talk
+from tests.cli.conftest import Desk
 from tests.store.trees import TOP, open_tree
 
 RUN = RunId(f"r {TOP}")
@@ -59,21 +57,6 @@ async def test_that_states_are_old_is_told_where_no_server_is_and_somebody_has_n
     with open_tree(database) as tree:
         tree.do(end_run(RUN, Ending("end_turn")))
     assert desk.culm("agents").err == ""
-
-
-async def test_an_agent_is_stopped_by_its_id_and_nobody_is_said_to_have_cancelled_it(
-    tmp_path: Path, desk: Desk
-) -> None:
-    async with open_agents(tmp_path, talk("@ann", held())) as stage:
-        where = ("--host", stage.flow.url, "--dir", str(stage.flow.directory()))
-        ann = await stage.start_agent("@ann: go")
-        await stage.asked_by("@ann")
-        assert await say(desk, "stop", *where, ann.agent_id) == Said(0, "", "@ann: go: canceled\n")
-        assert (await stage.agent("@ann")).reason == ""
-        unknown = await say(desk, "stop", *where, "nobody")
-        assert unknown == Said(1, "", "culm: agent not found: nobody\n")
-    nobody = await say(desk, "stop", "--host", f"unix://{tmp_path}/s", "a")
-    assert nobody == Said(1, "", f"culm: nobody is at work in {desk.project}\n")
 
 
 @pytest.mark.parametrize(

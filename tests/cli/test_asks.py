@@ -1,4 +1,4 @@
-"""`culm asks`, `culm answer`, `culm ps`: a look at a server, and one answer to it."""
+"""`culm asks`, `culm approve`, `culm deny`, `culm answer`: what is open, and one answer to it."""
 
 import asyncio
 import json
@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.asks import age_text, find_ask, responses_of, rows_of
+from culm.cli.asks import Given, find_ask, permissions_of, responses_of, rows_of, too_late
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import MessageId, RunId
-from culm.testing.model_server import open_model_server
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionResponse
 from culm.wire.codec import Json
 from tests.cli.conftest import Desk, Said
 from tests.flow.asking import Questioning, batch_in, grants, open_asking, request_in
 from tests.flow.probes import Probe, calling, script
 from tests.flow.reading import results_of
-from tests.flow.written import open_written
 from tests.support import WAIT_S
 
 
@@ -35,21 +33,66 @@ async def test_what_is_open_is_listed_answered_once_and_then_gone(
         assert await say(desk, "asks", *where) == Said(0, "", "nothing is asked here\n")
         run_id = await stage.prompt("Hi.")
         ask = await request_in(stage.heard)
-        assert await say(desk, "asks", *where) == Said(0, f"{ask.id[:8]}  look  Do look\n", "")
+        short = ask.id[:8]
+        assert await say(desk, "asks", *where) == Said(
+            0, f"ask       kind  what\n{short}  look  Do look\n", ""
+        )
         listed = json.loads((await say(desk, "asks", "--json", *where)).out)
         assert [one["request"]["id"] for one in listed] == [ask.id]
-        wrong = await say(desk, "answer", *where, ask.id[:8], "perhaps")
-        assert wrong.err == (
-            "culm: perhaps is no answer to this\nhint: say allow, session, workspace, deny\n"
-        )
-        answered = await say(desk, "answer", *where, ask.id[:8], "session")
+        answered = await say(desk, "approve", *where, short, "--for", "session")
         assert answered == Said(0, "", "allowed: look: Do look\n")
         await stage.heard.complete(run_id)
         assert len(tool.calls) == 1
         assert [grant.scope for grant in await grants(stage)] == ["session"]
-        again = await say(desk, "answer", *where, ask.id[:8], "deny")
-        words = f"culm: no open ask has the id {ask.id[:8]}\nhint: `culm asks` lists them\n"
-        assert again == Said(1, "", words)
+        again = await say(desk, "deny", *where, short)
+        words = (
+            f"culm: no open ask has the id {short}\nhint: nothing is open; `culm asks` lists it\n"
+        )
+        assert again == Said(2, "", words)
+
+
+async def test_a_permission_is_not_answered_in_words_and_all_are_settled_at_once(
+    tmp_path: Path, desk: Desk
+) -> None:
+    tool = Probe("look", asks=True)
+    async with open_asking(tmp_path, script(calling("look")), tool) as stage:
+        where = ("--host", stage.flow.url)
+        none = await say(desk, "approve", "--all", *where)
+        assert none == Said(0, "", "nothing is to be allowed here\n")
+        run_id = await stage.prompt("Hi.")
+        short = (await request_in(stage.heard)).id[:8]
+        wrong = await say(desk, "answer", *where, short, "allow")
+        assert wrong == Said(
+            2,
+            "",
+            f"culm: {short} is a permission, no question\n"
+            f"hint: culm approve {short}, or culm deny {short}\n",
+        )
+        unknown = await say(desk, "approve", *where, short, "zzz")
+        assert unknown == Said(
+            2, "", f"culm: no open ask has the id zzz\nhint: open: {short} (look)\n"
+        )
+        denied = await say(desk, "deny", "--all", *where)
+        assert denied == Said(0, "", "denied: look: Do look\n")
+        await stage.heard.complete(run_id)
+        assert not tool.calls
+
+
+@pytest.mark.parametrize("command", ["approve", "deny"])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "say which: ids that `culm asks` lists, or --all"),
+        (("a", "--all"), "give ids, or --all, not both"),
+    ],
+)
+def test_which_asks_are_meant_must_be_said(
+    desk: Desk, command: str, args: tuple[str, ...], words: str
+) -> None:
+    said = desk.culm(command, *args)
+    told, hint = said.err.splitlines()
+    assert (said.status, said.out, told) == (2, "", f"culm: {words}")
+    assert hint.endswith(f"culm {command} --help` explains it, with an example")
 
 
 async def test_questions_are_listed_with_their_choices_and_answered_in_words_or_numbers(
@@ -69,7 +112,14 @@ async def test_questions_are_listed_with_their_choices_and_answered_in_words_or_
         short = ask.id[:8]
         assert await say(desk, "asks", *where) == Said(
             0,
+            "ask       kind      what\n"
             f"{short}  question  Which? (1. Postgres; 2. SQLite)\n{short}  question  Else?\n",
+        )
+        wrong = await say(desk, "approve", *where, short)
+        assert wrong == Said(
+            2,
+            "",
+            f"culm: {short} is a question, no permission\nhint: culm answer {short} YOUR WORDS\n",
         )
         listed = json.loads((await say(desk, "asks", "--json", *where)).out)
         assert [len(one["request"]["questions"]) for one in listed] == [2]
@@ -96,46 +146,41 @@ async def test_where_no_server_runs_or_none_knows_the_directory_there_is_nothing
     tmp_path: Path, desk: Desk
 ) -> None:
     nobody = ("--host", f"unix://{tmp_path}/s")
-    assert await say(desk, "ps", *nobody) == Said(0, "", "nothing runs here\n")
     assert await say(desk, "asks", "--json", *nobody) == Said(0, "[]\n", "")
-    told = await say(desk, "answer", *nobody, "a", "allow")
-    assert told == Said(1, "", f"culm: nothing is asked in {desk.project}\n")
-    gone = await say(desk, "ps", "--host", "tcp://127.0.0.1:1")
+    for command in (("answer", "a", "yes"), ("approve", "a"), ("deny", "a")):
+        told = await say(desk, *command, *nobody)
+        words = f"culm: nothing is asked in {desk.project}"
+        assert (told.status, told.err.splitlines()[0]) == (2, words)
+    gone = await say(desk, "asks", "--host", "tcp://127.0.0.1:1")
     assert (gone.status, gone.err.partition(": C")[0]) == (
-        1,
+        6,
         "culm: cannot reach the server at tcp://127.0.0.1:1",
     )
 
 
-async def test_processes_are_listed_while_they_run(tmp_path: Path, desk: Desk) -> None:
-    async with (
-        open_model_server() as nobody,
-        open_written(tmp_path, nobody, None, tools=None) as stage,
-    ):
-        where = ("--host", stage.flow.url)
-        run_id = await stage.prompt("run echo up; sleep 60", approve="allow")
-        async with asyncio.timeout(WAIT_S):
-            while not (found := await stage.remote.processes()):
-                await asyncio.sleep(0.01)
-        (process,) = found
-        pid, kind, age, *memory, command = (await say(desk, "ps", *where)).out.split(None, 5)
-        assert (pid, kind, memory[1]) == (str(process.pid), "call", "MiB")
-        assert (age, command) == ("0:00", "echo up; sleep 60\n")
-        await stage.cancel()
-        await stage.heard.complete(run_id)
-        assert await say(desk, "ps", *where) == Said(0, "", "nothing runs here\n")
+def permission(ask_id: str, run_id: str = "r") -> Ask[PermissionRequest]:
+    request = PermissionRequest(ask_id, tool_name="look")
+    return Ask(request, RunId(run_id), MessageId("m"))
 
 
 def test_an_ask_is_found_by_the_beginning_of_its_id_if_only_one_has_it() -> None:
-    one, two = (
-        Ask(PermissionRequest(ask_id), RunId("r"), MessageId("m")) for ask_id in ("ab1", "ab2")
-    )
+    one, two, three = map(permission, ("ab1", "ab2", "ab23"))
     assert find_ask([one, two], "ab2") is two
-    with pytest.raises(InvalidRequest, match="2 open asks begin with ab"):
+    assert find_ask([one, two, three], "ab2") is two
+    assert permissions_of([one, two], ["ab1", "ab2", "ab1"]) == [one, two]
+    with pytest.raises(InvalidRequest, match="2 open asks begin with ab") as many:
         find_ask([one, two], "ab")
+    assert many.value.hint == "which one: ab1 (look), ab2 (look)"
     for ask_id in ("", "b"):
         with pytest.raises(NotFound):
             find_ask([one, two], ask_id)
+
+
+def test_what_a_denied_run_asked_for_as_well_was_not_answered_too_late() -> None:
+    given = [Given(permission("a"), is_first=True), Given(permission("b"), is_first=False)]
+    other = Given(permission("c", "another"), is_first=False)
+    assert too_late([*given, other], "deny") == [other.ask]
+    assert too_late([*given, other], "allow") == [given[1].ask, other.ask]
 
 
 @pytest.mark.parametrize(
@@ -151,12 +196,3 @@ def test_an_ask_is_told_with_the_agents_that_lead_to_it(path: list[str], words: 
     request = PermissionRequest("a", tool_name="look", description="Do it")
     ask = Ask(request, RunId("r"), MessageId("m"), agent_path=path)
     assert rows_of(ask, {"a1": "outer"}) == [("look", words)]
-
-
-def test_an_age_is_told_in_minutes_and_from_an_hour_on_in_hours() -> None:
-    assert [age_text(age_s) for age_s in (0.9, 61, 3600, 90061)] == [
-        "0:00",
-        "1:01",
-        "1:00:00",
-        "25:01:01",
-    ]

@@ -1,12 +1,17 @@
 """`culm doctor`: what is wrong is told, what can be made anew is, and nothing else is touched."""
 
+import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from culm.cli.doctor import locked
+from culm import __version__
+from culm.cli.doctor import examine_all, locked
+from culm.cli.doctor_machine import programs
+from culm.cli.mail_place import Project
 from culm.clock import LoopClock
 from culm.errors import DataLocked
 from culm.fleet.mailbox.maildir import MaildirPost
@@ -14,8 +19,15 @@ from culm.store.agents import agents_below
 from culm.store.sql import MIGRATIONS
 from culm.workspace.roots import Roots, project_folder, project_key, remember_workspace
 from tests.cli.conftest import Desk, Said
+from tests.flow.agents_stage import open_agents
 from tests.store.trees import TOP, open_tree
-from tests.support import contract
+from tests.support import WAIT_S, contract
+
+
+@pytest.fixture(autouse=True)
+def own_machine(desk: Desk, tmp_path: Path) -> None:
+    """Nothing of whoever runs the tests is looked at."""
+    desk.set_env(CULM_HOST=f"unix://{tmp_path}/s", XDG_STATE_HOME=str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -28,6 +40,29 @@ def folder(desk: Desk) -> Path:
         tree.add("b", "a")
         tree.use("b", 10, 0.5)
     return folder
+
+
+def doctor(desk: Desk, *args: str) -> Said:
+    """What it says, but for the machine."""
+    said = desk.culm("doctor", *args)
+    machine, project, rest = said.out.partition(f"{desk.project}\n")
+    assert machine.startswith("this machine\n  culm ")
+    assert "WRONG" not in machine
+    return Said(said.status, project + rest, said.err)
+
+
+def of_machine(desk: Desk, *args: str) -> dict[str, tuple[str, str, str]]:
+    """Its findings there: the state, the words and the hint of each part."""
+    found = json.loads(desk.culm("doctor", "--json", *args).out)
+    return {
+        one["part"]: (
+            "note" if one["is_note"] else "ok" if one["is_ok"] else "wrong",
+            one["words"],
+            one["hint"],
+        )
+        for one in found
+        if not one["project"]
+    }
 
 
 def said_of(desk: Desk, **parts: str) -> str:
@@ -43,10 +78,10 @@ def said_of(desk: Desk, **parts: str) -> str:
 
 
 def test_a_sound_project_is_ok_in_each_part(desk: Desk, folder: Path) -> None:
-    assert desk.culm("doctor") == Said(0, said_of(desk))
-    assert desk.culm("doctor", "--rebuild") == Said(0, said_of(desk))
+    assert doctor(desk) == Said(0, said_of(desk))
+    assert doctor(desk, "--rebuild") == Said(0, said_of(desk))
     found = json.loads(desk.culm("doctor", "--json").out)
-    assert [(one["part"], one["is_ok"]) for one in found] == [
+    assert [(one["part"], one["is_ok"]) for one in found if one["project"]] == [
         ("database", True),
         ("agents", True),
         ("mailboxes", True),
@@ -67,14 +102,14 @@ def test_rows_that_are_not_what_the_others_say_are_told_and_then_made_anew(
         "WRONG  4 rows have sums or paths that are not what the others say\n"
         "                  hint: stop the server, then: culm doctor --rebuild"
     )
-    assert desk.culm("doctor") == Said(1, said_of(desk, agents=words))
+    assert doctor(desk) == Said(1, said_of(desk, agents=words))
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == damaged
     mended = said_of(desk, agents="ok     2 agents; 4 rows were made anew")
-    assert desk.culm("doctor", "--rebuild") == Said(0, mended)
+    assert doctor(desk, "--rebuild") == Said(0, mended)
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == kept
-    assert desk.culm("doctor") == Said(0, said_of(desk))
+    assert doctor(desk) == Said(0, said_of(desk))
 
 
 @contract("FLEET-65")
@@ -90,7 +125,7 @@ def test_derived_columns_that_hold_no_number_are_told_and_made_anew(
     told = desk.culm("doctor")
     assert (told.status, "WRONG  2 rows have sums or paths" in told.out) == (1, True)
     mended = said_of(desk, agents="ok     2 agents; 2 rows were made anew")
-    assert desk.culm("doctor", "--rebuild") == Said(0, mended)
+    assert doctor(desk, "--rebuild") == Said(0, mended)
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == kept
 
@@ -114,16 +149,16 @@ def test_agents_that_are_their_own_ancestors_are_told_and_then_cut(
         "WRONG  2 are their own ancestors: a, b\n"
         "                  hint: stop the server, then: culm doctor --rebuild"
     )
-    assert desk.culm("doctor") == Said(1, said_of(desk, agents=words))
+    assert doctor(desk) == Said(1, said_of(desk, agents=words))
     words = "ok     2 agents; 2 rows were made anew; 1 agent works for nobody now: a"
-    assert desk.culm("doctor", "--rebuild") == Said(0, said_of(desk, agents=words))
+    assert doctor(desk, "--rebuild") == Said(0, said_of(desk, agents=words))
     with open_tree(folder / "culm.db") as tree:
         a, b = agents_below("")(tree.connection)
         assert [(one.parent_id, one.parent_session_id, one.depth) for one in (a, b)] == [
             ("", "", 1),
             ("a", a.session_id, 2),
         ]
-    assert desk.culm("doctor") == Said(0, said_of(desk))
+    assert doctor(desk) == Said(0, said_of(desk))
 
 
 async def test_nothing_is_made_anew_beside_a_server_and_no_server_starts_beside_a_doctor(
@@ -154,7 +189,7 @@ def test_letters_that_cannot_be_read_mailboxes_that_are_unsafe_and_leftovers_are
     (mailboxes / "a" / "new" / "x").touch()
     (mailboxes / "a" / "dead" / "x").touch()
     fine = said_of(desk, mailboxes="ok     4, 1 letter waits, 1 is dead")
-    assert desk.culm("doctor") == Said(0, fine)
+    assert doctor(desk) == Said(0, fine)
     (mailboxes / "a" / "corrupt" / "x").touch()
     said = desk.culm("doctor").out
     assert "WRONG  4, 1 letter waits, 1 is dead, 1 cannot be read\n" in said
@@ -182,7 +217,7 @@ def test_a_worktree_that_no_agent_has_is_told_and_left_alone(
         "WRONG  1 belongs to no agent: left\n                  hint: look what is in it, then:"
         f" {'git worktree remove' if is_whole else 'rm -r'} {worktrees}/left"
     )
-    assert desk.culm("doctor", "--rebuild") == Said(1, said_of(desk, worktrees=words))
+    assert doctor(desk, "--rebuild") == Said(1, said_of(desk, worktrees=words))
     assert (worktrees / "left" / "sub").is_dir()
 
 
@@ -229,7 +264,8 @@ def test_projects_are_told_apart_by_their_key_and_all_of_them_can_be_looked_at(
     one, other = (tmp_path / name for name in ("a/b", "a-b"))
     assert project_key(one) != project_key(other)
     assert project_key(one) == project_key(Path(str(one)))
-    assert desk.culm("doctor", "--all") == Said(0, "", "culm has never been used here\n")
+    never = of_machine(desk, "--all")["project"]
+    assert never == ("note", "culm has never been used here", "`culm run` begins")
     for path in (desk.project, one, other):
         remember_workspace(desk.data_dir, path=path, root=desk.data_dir, workspace_id=path.name)
     own = project_folder(desk.data_dir, other)
@@ -238,11 +274,88 @@ def test_projects_are_told_apart_by_their_key_and_all_of_them_can_be_looked_at(
         pass
     said = desk.culm("doctor", "--all").out
     assert [line for line in said.splitlines() if not line.startswith(" ")] == [
+        "this machine",
         str(desk.project),
         str(other),
     ]
-    unknown = desk.culm("doctor", "--dir", "/")
-    assert (unknown.status, unknown.err.splitlines()[0]) == (
-        1,
-        "culm: culm has never been used in /",
+
+
+def test_each_project_that_was_looked_at_is_counted(desk: Desk, folder: Path) -> None:
+    done: list[int] = []
+    project = Project(desk.project, desk.data_dir)
+    examine_all([project, project], rebuilds=False, on_step=done.append)
+    assert done == [1, 2]
+
+
+# --- the machine
+
+
+def test_where_culm_was_never_used_the_machine_is_looked_at_and_all_is_well(
+    desk: Desk, tmp_path: Path
+) -> None:
+    assert desk.culm("doctor", "--dir", "/").status == 0
+    found = of_machine(desk, "--dir", "/")
+    state, words, _ = found.pop("project")
+    assert (state, words) == ("note", "culm has never been used in /")
+    for part in ("culm", "libraries", "data", "config", "state", "token", "socket"):
+        assert found[part][0] == "ok", part
+    assert found["culm"][1].startswith(f"{__version__}, Python 3.")
+    assert "msgspec " in found["libraries"][1]
+    assert found["data"][1] == f"{desk.data_dir}, which is not made yet"
+    assert found["socket"][1] == f"{tmp_path}/s is not there: no server runs"
+
+
+def test_programs_that_are_missing_are_noted_with_what_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "git").touch(0o755)
+    git, rg = programs({"PATH": str(tmp_path)})
+    assert (git.words, git.is_note) == (f"git: {tmp_path}/git", False)
+    assert (rg.words, rg.is_ok, rg.is_note) == ("rg is not found", True, True)
+
+
+def test_what_others_can_read_and_what_is_no_directory_is_wrong(desk: Desk) -> None:
+    desk.data_dir.mkdir(parents=True)
+    token = desk.data_dir / "token"
+    token.touch(0o644)
+    assert of_machine(desk)["token"] == (
+        "wrong",
+        f"{token} can be read by others",
+        f"chmod 600 {token}",
     )
+    token.chmod(0o600)
+    assert of_machine(desk)["token"][:2] == ("ok", str(token))
+    desk.user_file.parent.parent.touch()
+    state, words, _ = of_machine(desk)["config"]
+    assert (state, words) == ("wrong", f"{desk.user_file.parent.parent} is no directory")
+    assert desk.culm("doctor").status == 1
+
+
+def test_a_data_directory_that_is_a_file_is_told_and_no_traceback(desk: Desk) -> None:
+    desk.data_dir.parent.mkdir()
+    desk.data_dir.touch()
+    found = of_machine(desk)
+    assert found["data"][:2] == ("wrong", f"{desk.data_dir} is no directory")
+    assert found["project"][:2] == ("wrong", f"{desk.data_dir} cannot be read: Not a directory")
+
+
+def test_a_socket_that_nobody_answers_is_noted_and_a_file_in_its_place_is_wrong(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # A socket's path must be short to be bound.
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("s")
+    state, words, hint = of_machine(desk)["socket"]
+    assert (state, words) == ("note", f"{tmp_path}/s is stale: nobody answers")
+    assert hint.startswith("harmless: ")
+    (tmp_path / "s").unlink()
+    (tmp_path / "s").touch()
+    assert of_machine(desk)["socket"][:2] == ("wrong", f"{tmp_path}/s is no socket")
+
+
+async def test_a_server_that_runs_is_asked_what_it_is(tmp_path: Path, desk: Desk) -> None:
+    async with open_agents(tmp_path / "server") as stage, asyncio.timeout(WAIT_S):
+        said = await asyncio.to_thread(desk.culm, "doctor", "--host", stage.flow.url)
+    assert said.status == 0
+    words = f"culm {__version__}, pid {os.getpid()}, 1 workspace open"
+    assert f"  server     ok     {words}\n" in said.out
+    gone = await asyncio.to_thread(desk.culm, "doctor", "--host", "tcp://127.0.0.1:1")
+    assert (gone.status, "  server     WRONG  it does not answer" in gone.out) == (1, True)

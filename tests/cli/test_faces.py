@@ -105,7 +105,7 @@ def test_what_is_asked_is_told_with_its_fate(
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         "? bash: Run ]0;pwned",
-        "hint: `culm answer 12345678 allow`, or deny, answers it",
+        "hint: `culm approve 12345678`, or `culm deny 12345678`, answers it",
         words,
         "allowed: edit: by an earlier answer, or a hook",
     ]

@@ -74,6 +74,46 @@ def test_a_letter_is_delivered_without_a_server_and_can_be_asked_for(
     assert desk.culm("mail", "status", letter_id) == Said(0, "delivered\n")
 
 
+def test_whom_a_letter_is_for_can_be_said_by_a_name_or_the_beginning_of_an_id(
+    desk: Desk, mailboxes: Path
+) -> None:
+    for name in (AGENT[:4], f"the {AGENT}", f"The {AGENT}".upper()):
+        assert desk.culm("mail", "send", "--to", name, "look", "at this").status == 0
+    assert len(claims_of(mailboxes, AGENT)) == 3
+    near = desk.culm("mail", "send", "--to", "the 0b9", "hi")
+    assert near == Said(
+        2,
+        "",
+        "culm: no agent or session is called the 0b9\n"
+        f"hint: did you mean agent {AGENT[:8]} (the {AGENT})\n",
+    )
+
+
+def test_letters_are_listed_short_with_what_they_say_whether_they_were_read_or_not(
+    desk: Desk, mailboxes: Path
+) -> None:
+    letter_id = desk.culm("mail", "send", "--to", AGENT, "look\nat this").out.strip()
+    with open_tree(mailboxes.parent / "culm.db") as tree:
+        head = "[Letter l1 from person: a task]\nread this"
+        tree.connection.execute("UPDATE runs SET prompt = ? WHERE id = ?", (head, f"r {TOP}"))
+        read = LetterShown("l1", from_="person", to=TOP, created_at=int(LoopClock().now_s()))
+        tree.do(add_letter(read, run_id=f"r {TOP}"))
+    table = desk.culm("mail", "list").out.splitlines()
+    assert [line.split() for line in table] == [
+        ["letter", "kind", "from", "to", "state", "age", "text"],
+        [letter_id[:8], "task", "person", AGENT[:8], "delivered", "0:00", "look", "at", "this"],
+        ["l1", "task", "person", TOP[:8], "delivered", "0:00", "read", "this"],
+    ]
+    assert len(desk.culm("mail", "list", "--agent", AGENT[:8]).out.splitlines()) == 2
+    assert desk.culm("mail", "list", "--agent", "person").status == 0
+    unknown = desk.culm("mail", "list", "--agent", "nope")
+    assert (unknown.status, unknown.err.splitlines()[0]) == (
+        2,
+        "culm: no agent or session is called nope",
+    )
+    assert desk.culm("mail", "status", letter_id[:8]) == Said(0, "delivered\n")
+
+
 def test_a_handoff_comes_from_stdin_with_its_sender_and_its_end(
     desk: Desk, mailboxes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,11 +139,11 @@ def test_a_handoff_comes_from_stdin_with_its_sender_and_its_end(
         (("--to", "/etc", "hi"), 2, "a mailbox's id has 1 to 200 letters"),
         (("--to", "", "hi"), 2, "a mailbox's id has 1 to 200 letters"),
         (("--to", "m$$c", "hi"), 2, "a mailbox's id has 1 to 200 letters"),
-        (("--to", "nobody", "hi"), 1, "no agent and no session of this project has the id nobody"),
+        (("--to", "nobody", "hi"), 2, "no agent or session is called nobody"),
         (("--to", TOP, " "), 2, "there is nothing to say"),
         (("--to", TOP, "--from", "../x", "hi"), 2, "a mailbox's id has 1 to 200 letters"),
         (("--to", TOP, "x" * (300 << 10)), 1, " bytes; at most 262144 are delivered"),
-        (("--to", TOP, "--dir", "/", "hi"), 1, "culm has never been used in /"),
+        (("--to", TOP, "--dir", "/", "hi"), 2, "culm has never been used in /"),
         (("--to", TOP, "--host", "nonsense", "hi"), 2, "'nonsense' is not an address"),
     ],
 )
@@ -154,15 +194,18 @@ def test_what_the_server_has_noted_of_a_letter_is_told_and_what_nobody_knows_is_
     said = [desk.culm("mail", "status", name).out for name in ("l1", "l2", "l3")]
     assert said == ["answered by l9\n", "expired\n", "dead\n"]
     table = desk.culm("mail", "list").out.splitlines()
-    assert [line.split() for line in table] == [
-        ["letter", "state", "kind", "from", "to", "answer"],
-        ["l3", "dead", "task", "person", TOP, "-"],
-        ["l2", "expired", "task", "person", TOP, "-"],
-        ["l1", "answered", "task", "person", TOP, "l9"],
+    rows = [line.split() for line in table]
+    assert rows[0] == ["letter", "kind", "from", "to", "state", "age", "text"]
+    assert [[*row[:5], row[-1]] for row in rows[1:]] == [
+        ["l3", "task", "person", TOP[:8], "dead", "-"],
+        ["l2", "task", "person", TOP[:8], "expired", "-"],
+        ["l1", "task", "person", TOP[:8], "answered", "-"],
     ]
+    many = desk.culm("mail", "status", "l")
+    assert (many.status, "which one: l3, l2, l1" in many.err) == (2, True)
     for letter_id in ("l4", "../l1", "\n"):
         assert desk.culm("mail", "status", letter_id).status != 0
-    assert desk.culm("mail", "status", "l1", "--to", AGENT).status == 1
+    assert desk.culm("mail", "status", "l1", "--to", AGENT).status == 2
 
 
 @asynccontextmanager
@@ -276,7 +319,7 @@ def test_a_question_that_nobody_answers_ends_with_a_hint_and_leaves_no_mailbox(
         f"culm: no answer to letter {claim.letter.id} within 0.05 s\n"
         "hint: start a server, such as with culm serve, and ask again\n",
     )
-    assert desk.culm("mail", "ask", "--to", "nobody", "anybody?").status == 1
+    assert desk.culm("mail", "ask", "--to", "nobody", "anybody?").status == 2
     assert [path.name for path in mailboxes.iterdir()] == [AGENT]
 
 
@@ -289,7 +332,7 @@ def test_a_project_with_a_data_directory_of_its_own_is_found_by_the_list_of_work
     folder.mkdir(parents=True)
     with open_tree(folder / "culm.db"):
         pass
-    assert desk.culm("mail", "send", "--to", TOP, "hi").status == 1
+    assert desk.culm("mail", "send", "--to", TOP, "hi").status == 2
     desk.data_dir.mkdir(parents=True)
     remember_workspace(desk.data_dir, path=desk.project, root=root, workspace_id="w")
     assert desk.culm("mail", "send", "--to", TOP, "hi").status == 0
@@ -314,8 +357,8 @@ def test_agents_are_listed_as_a_tree_below_the_sessions_that_began_them(
     rows = [line.split() for line in desk.culm("agents").out.splitlines()]
     assert rows == [
         ["agent", "role", "state", "cost", "name"],
-        [TOP, "session", "pending", "$0.5000"],
-        [AGENT, "worker", "pending", "$0.5000", "the", AGENT],
+        [TOP[:8], "session", "pending", "$0.5000"],
+        [AGENT[:8], "worker", "pending", "$0.5000", "the", AGENT],
         ["child", "worker", "pending", "$0.5000", "the", "child"],
     ]
     listed = json.loads(desk.culm("agents", "--json").out)

@@ -12,7 +12,7 @@ import pytest
 from culm.cli.agent_shown import JsonEvents
 from culm.cli.faces import Plain
 from culm.cli.json_lines import JsonLines
-from culm.cli.streams import CannotWrite, let_go
+from culm.cli.streams import CannotWrite, let_go, output_width
 from culm.fleet.executor import completed
 from culm.ids import MessageId
 from tests.cli.conftest import Desk, Said
@@ -71,3 +71,12 @@ def test_a_list_into_a_full_disk_is_an_error_in_one_line(desk: Desk) -> None:
     with Path(FULL).open("w") as stream, redirect_stdout(stream):
         said = desk.culm("agent", "list", "--json")
     assert said == Said(1, "", "culm: cannot write: No space left on device\n")
+
+
+def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "57")
+    assert output_width() == 0
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal, redirect_stdout(terminal):
+        width = output_width()
+    assert width == 57

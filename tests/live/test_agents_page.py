@@ -22,6 +22,7 @@ from tests.live.typed import printed_by_script
 PAGE = (ROOT / "docs" / "agents.md").read_text()
 IN_A_MINUTE, SCRIPTED, *BY_HAND = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+LISTED = re.compile(r"^( *)[0-9a-f]{8}(?=  )", re.MULTILINE)  # Ids as tables show them.
 OFFLINE = {"CULM_NO_DISCOVERY": "1"}
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
@@ -46,6 +47,7 @@ async def test_agents_are_started_watched_cancelled_allowed_bounded_and_kept_apa
     folder: Path,
 ) -> None:
     said = UUID.sub("ID", await output_of(folder, OFFLINE, IN_A_MINUTE, *BY_HAND))
+    said = LISTED.sub(r"\1ID", said)
     a_minute, _, by_hand = said.partition("  ID  worker   completed  $0.0000  read b.txt\n")
     assert "The 2 sub-agents answered:" in a_minute
     assert re.findall(r"tomatoes|beans|ID +worker +completed", a_minute) == [

@@ -59,7 +59,7 @@ async def test_ctrl_c_ends_every_agent_and_their_processes(folder: Path) -> None
         await seat.until("→ bash sleep 60", 2)
         # The third of them only waits for one of the others.
         shown = json.loads((await look(folder, "ps", "--json")).stdout)
-        workers = [one["pid"] for one in shown if one["kind"] == "worker"]
+        workers = [one["pid"] for one in shown["processes"] if one["kind"] == "worker"]
         assert len(workers) == 3, shown
         seat.process.send_signal(signal.SIGINT)
         ended = await seat.ended()

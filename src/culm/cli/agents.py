@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from culm.cli.lines import columns
+from culm.cli.lines import table
+from culm.cli.streams import output_width
 from culm.clock import LoopClock
 from culm.errors import NotFound
 from culm.fleet.fabric.base import AgentRecord, Fabric
@@ -30,8 +31,8 @@ def show_agents(fabric: Fabric, role: str, label: str, *, as_json: bool) -> None
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     elif found:
-        head = ("agent", "role", "labels", "endpoint", "pid")
-        click.echo("\n".join(columns([head, *map(_row, found)])))
+        head = ("agent", "role", "pid", "labels", "endpoint")
+        click.echo("\n".join(table(head, map(_row, found), output_width())))
     else:
         click.echo("no such agent is there" if role or label else "no agent is there", err=True)
 
@@ -43,7 +44,7 @@ def _takes_calls(record: AgentRecord) -> bool:
 
 def _row(record: AgentRecord) -> Sequence[str]:
     labels = ", ".join(record.labels) or "-"
-    return record.agent_id, record.role or "-", labels, record.endpoint, str(record.pid)
+    return record.agent_id, record.role or "-", str(record.pid), labels, record.endpoint
 
 
 def get_agent(fabric: Fabric, name: str) -> AgentRecord:

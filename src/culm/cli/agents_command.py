@@ -1,6 +1,6 @@
 """`culm agents`: who there is in a project, read from its database, with or without a server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,18 +45,25 @@ def agents(
 
     import msgspec
 
-    from culm.cli.lines import columns
+    from culm.cli.lines import table
     from culm.cli.mail_place import data_dir_of, get_project
+    from culm.cli.names import short_ids
+    from culm.cli.streams import output_width
+    from culm.cli.trees import in_tree_order
     from culm.workspace.roots import is_in_use
 
     project = get_project(directory, data_dir_of(data_dir, os.environ))
-    found = list(in_tree_order(project.read(_all_in)))
+    everybody: dict[str, Agent] = {one.agent_id: one for one in project.read(_all_in)}
+    parents = {agent_id: agent.parent_id for agent_id, agent in everybody.items()}
+    found = [(depth, everybody[agent_id]) for depth, agent_id in in_tree_order(parents)]
     if as_json:
         shown = [agent for _, agent in found]
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     elif found:
         head = ("agent", "role", "state", "cost", "name")
-        click.echo("\n".join(columns([head, *(_row(*one) for one in found)])))
+        short = short_ids(list(parents))
+        rows = [_row(depth, short[agent.agent_id], agent) for depth, agent in found]
+        click.echo("\n".join(table(head, rows, output_width())))
     else:
         click.echo("nobody has been asked anything here", err=True)
     is_open = any(agent.state != "ended" for _, agent in found)
@@ -110,28 +117,10 @@ def _own_agent(connection: "Connection", session: "Session") -> "Agent":
     return agent
 
 
-def in_tree_order(found: "Sequence[Agent]") -> "Iterator[tuple[int, Agent]]":
-    """Each below the one above it, with how deep it stands. Everybody comes once."""
-    there = {agent.agent_id for agent in found}
-    below: dict[str, list[Agent]] = {}
-    for agent in found:
-        below.setdefault(agent.parent_id if agent.parent_id in there else "", []).append(agent)
-    shown: set[str] = set()
-    for start in (*below.get("", ()), *found):  # Those that lead in a circle come last.
-        ways = [(0, start)]
-        while ways:
-            depth, agent = ways.pop()
-            if agent.agent_id not in shown:
-                shown.add(agent.agent_id)
-                yield depth, agent
-                ways += [(depth + 1, one) for one in reversed(below.get(agent.agent_id, ()))]
-
-
-def _row(depth: int, agent: "Agent") -> "Sequence[str]":
+def _row(depth: int, short: str, agent: "Agent") -> "Sequence[str]":
     state = agent.outcome or agent.state
     if not agent.run_id and state == "ended":
         state = "-"
     elif agent.waiting_for:
         state += f", waits for {agent.waiting_for}"
-    name = f"{'  ' * depth}{agent.agent_id}"
-    return name, agent.role or "-", state, f"${agent.cost:.4f}", agent.name
+    return f"{'  ' * depth}{short}", agent.role or "-", state, f"${agent.cost:.4f}", agent.name

@@ -1,10 +1,10 @@
-"""`culm asks`, `culm answer`, `culm ps`, `culm stop`: a look at what a server does for a directory.
+"""`culm asks`, `culm approve`, `culm deny`, `culm answer`: what agents wait for people for.
 
-They join no workspace and start no server; where there is none, nothing is asked and nothing runs.
+They join no workspace and start no server; where there is none, nothing is asked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import click
 import msgspec
@@ -12,38 +12,44 @@ import msgspec
 from culm.cli.call_lines import head_of
 from culm.cli.call_notes import path_text
 from culm.cli.desk import HOW, parse_response
-from culm.cli.lines import columns
+from culm.cli.exits import EXIT_FAILED
+from culm.cli.lines import table
+from culm.cli.names import SHORT_CHARS, short_ids
 from culm.cli.place import Where
 from culm.cli.server import look
+from culm.cli.streams import output_width
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
-from culm.wire.agents import Agent
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
-from culm.wire.processes import Process
+from culm.wire.codec import printable
 
-AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
+Permission = Ask[PermissionRequest]
+AnyAsk = Permission | Ask[QuestionRequest]
+T = TypeVar("T")
 Names = Mapping[str, str]  # Of agents, by their ids.
+Action = Literal["allow", "allow_session", "allow_workspace", "deny"]
 
-ID_CHARS = 8  # Enough to tell apart what is open at once.
-ACTIONS = {
-    "allow": "allow",
-    "session": "allow_session",
-    "workspace": "allow_workspace",
-    "deny": "deny",
-}
+SHOWN_MAX = 5  # Of those that a hint names.
 
 
 def show_asks(where: Where, *, as_json: bool) -> None:
     async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
-        asks = await _all_in(workspace)
+        asks = await all_in(workspace)
         return asks, await _names_in(workspace, asks)
 
     found, names = look(where, all_asks, ([], {}))
-    rows = [(ask.request.id[:ID_CHARS], *row) for ask in found for row in rows_of(ask, names)]
-    _show(found, rows, "nothing is asked here", as_json=as_json)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    elif found:
+        short = short_ids([ask.request.id for ask in found])
+        rows = [(short[ask.request.id], *row) for ask in found for row in rows_of(ask, names)]
+        click.echo("\n".join(table(("ask", "kind", "what"), rows, output_width())))
+    else:
+        click.echo("nothing is asked here", err=True)
 
 
-async def _all_in(workspace: RemoteWorkspace) -> list[AnyAsk]:
+async def all_in(workspace: RemoteWorkspace) -> list[AnyAsk]:
+    """What is open: permissions, then questions, the latest of each first."""
     return [*await workspace.asks(), *await workspace.questions()]
 
 
@@ -64,7 +70,7 @@ def _by(ask: AnyAsk, names: Names) -> str:
     """Which agents lead to it."""
     # The first of a path may be the one that people talk to, which has no name.
     path = [
-        names.get(agent_id) or agent_id[:ID_CHARS]
+        names.get(agent_id) or agent_id[:SHORT_CHARS]
         for place, agent_id in enumerate(ask.agent_path)
         if place or agent_id in names
     ]
@@ -78,47 +84,82 @@ async def _names_in(workspace: RemoteWorkspace, asks: Sequence[AnyAsk]) -> dict[
     return {agent.agent_id: agent.name for agent in await workspace.agents()}
 
 
-def show_processes(where: Where, *, as_json: bool) -> None:
-    found = look(where, RemoteWorkspace.processes, [])
-    rows = [
-        (str(one.pid), one.kind, age_text(one.age_s), size_text(one.rss_bytes), _command_of(one))
-        for one in found
-    ]
-    _show(found, rows, "nothing runs here", as_json=as_json)
+# --- permissions
 
 
-def answer_ask(where: Where, ask_id: str, answers: Sequence[str]) -> None:
-    """Raises `NotFound` if there is none; `InvalidRequest` if there are several, or it is none."""
+class Given(NamedTuple):
+    """An answer to a permission, and whether it was the first."""
+
+    ask: Permission
+    is_first: bool
+
+
+def settle(where: Where, ask_ids: Sequence[str], action: Action) -> int:
+    """Allow or deny these, or all that are open if none is named; returns the exit status.
+
+    Nothing is answered if one of them cannot be; raises `NotFound`, `InvalidRequest`.
+    """
+
+    async def give(workspace: RemoteWorkspace) -> tuple[list[Given], Names]:
+        if ask_ids:
+            wanted = permissions_of(await all_in(workspace), ask_ids)
+        else:
+            wanted = await workspace.asks()
+        names = await _names_in(workspace, wanted)
+        return [Given(ask, await workspace.answer(ask, action)) for ask in wanted], names
+
+    none: tuple[list[Given], Names] | None = None if ask_ids else ([], {})
+    given, names = _found(where, look(where, give, none))
+    if not given:
+        click.echo("nothing is to be allowed here", err=True)
+    late = too_late(given, action)
+    for ask, _ in given:
+        state = "denied" if action == "deny" else "allowed"
+        if ask in late:
+            state = "not open any more"
+        for kind, words in rows_of(ask, names):
+            click.echo(f"{state}: {kind}: {words}", err=True)
+    return EXIT_FAILED if late else 0
+
+
+def too_late(given: Sequence[Given], action: Action) -> list[Permission]:
+    """Those that somebody else has answered, or that were not needed any more."""
+    # A denied run has ended, and has taken with it what else it asked for.
+    ended = {ask.run_id for ask, is_first in given if is_first and action == "deny"}
+    return [ask for ask, is_first in given if not is_first and ask.run_id not in ended]
+
+
+def permissions_of(asks: Sequence[AnyAsk], ask_ids: Sequence[str]) -> list[Permission]:
+    """Each that is named, once; raises `NotFound`, `InvalidRequest`, also of a question."""
+    found: dict[str, Permission] = {}
+    for ask_id in ask_ids:
+        ask = find_ask(asks, ask_id)
+        if isinstance(ask.request, QuestionRequest):
+            hint = f"culm answer {ask_id} YOUR WORDS"
+            raise InvalidRequest(f"{printable(ask_id)} is a question, no permission", hint=hint)
+        found[ask.request.id] = cast("Permission", ask)  # Its request is none of a question.
+    return [*found.values()]
+
+
+# --- questions
+
+
+def answer_questions(where: Where, ask_id: str, answers: Sequence[str]) -> None:
+    """Raises `NotFound` if there is none; `InvalidRequest` if it is no question, or no answer."""
 
     async def give(workspace: RemoteWorkspace) -> list[str]:
-        ask = find_ask(await _all_in(workspace), ask_id)
-        names = await _names_in(workspace, [ask])
-        state, is_first = await _give(workspace, ask, answers)
-        if not is_first:
-            raise Failed("it is not open any more: somebody was faster, or the run has ended")
-        return [f"{state}: {kind}: {words}" for kind, words in rows_of(ask, names)]
-
-    answered = look(where, give, None)
-    if answered is None:
-        raise NotFound(f"nothing is asked in {where.directory}")
-    for line in answered:
-        click.echo(line, err=True)
-
-
-async def _give(
-    workspace: RemoteWorkspace, ask: AnyAsk, answers: Sequence[str]
-) -> tuple[str, bool]:
-    """What it is then, and whether this answer made it so; raises `InvalidRequest`."""
-    if isinstance(ask.request, QuestionRequest):
+        ask = find_ask(await all_in(workspace), ask_id)
+        if isinstance(ask.request, PermissionRequest):
+            words = f"{printable(ask_id)} is a permission, no question"
+            raise InvalidRequest(words, hint=f"culm approve {ask_id}, or culm deny {ask_id}")
         responses = responses_of(ask.request.questions, answers)
-        return "answered", await workspace.answer_questions(ask.request.id, responses)
-    words = " ".join(answers)
-    action = ACTIONS.get(words)
-    if action is None:
-        raise InvalidRequest(f"{words} is no answer to this", hint=f"say {', '.join(ACTIONS)}")
-    permission = cast("Ask[PermissionRequest]", ask)  # Its request is one.
-    state = "denied" if action == "deny" else "allowed"
-    return state, await workspace.answer(permission, action)
+        names = await _names_in(workspace, [ask])
+        if not await workspace.answer_questions(ask.request.id, responses):
+            raise Failed("it is not open any more: somebody was faster, or the run has ended")
+        return [f"answered: {kind}: {words}" for kind, words in rows_of(ask, names)]
+
+    for line in _found(where, look(where, give, None)):
+        click.echo(line, err=True)
 
 
 def responses_of(questions: Sequence[Question], answers: Sequence[str]) -> list[QuestionResponse]:
@@ -138,49 +179,33 @@ def responses_of(questions: Sequence[Question], answers: Sequence[str]) -> list[
 
 
 def find_ask(asks: Sequence[AnyAsk], ask_id: str) -> AnyAsk:
-    """The one whose id begins like this; raises `NotFound`, `InvalidRequest`."""
+    """The one whose id begins like this; raises `NotFound`, `InvalidRequest` with those there are.
+
+    An id that is given whole is itself, whatever else begins with it.
+    """
     found = [ask for ask in asks if ask_id and ask.request.id.startswith(ask_id)]
+    found = [ask for ask in found if ask.request.id == ask_id] or found
     if not found:
-        raise NotFound(f"no open ask has the id {ask_id}", hint="`culm asks` lists them")
+        hint = f"open: {_shown(asks, asks)}" if asks else "nothing is open; `culm asks` lists it"
+        raise NotFound(f"no open ask has the id {printable(ask_id)}", hint=hint)
     if len(found) > 1:
-        raise InvalidRequest(f"{len(found)} open asks begin with {ask_id}", hint="give more of it")
+        words = f"{len(found)} open asks begin with {printable(ask_id)}"
+        raise InvalidRequest(words, hint=f"which one: {_shown(found, asks)}")
     return found[0]
 
 
-def stop_agent(where: Where, agent_id: str) -> None:
-    """With all below it; raises `Failed` if there is none."""
-
-    async def stop(workspace: RemoteWorkspace) -> Agent:
-        return await workspace.cancel_agent(agent_id)
-
-    agent = look(where, stop, None)
-    if agent is None:
-        raise NotFound(f"nobody is at work in {where.directory}")
-    state = agent.outcome if agent.state == "ended" else f"{agent.state}, and told to stop"
-    click.echo(f"{head_of(agent.name) or agent_id}: {state}", err=True)
+def _shown(some: Sequence[AnyAsk], asks: Sequence[AnyAsk]) -> str:
+    short = short_ids([ask.request.id for ask in asks])
+    words = [f"{short[ask.request.id]} ({rows_of(ask, {})[0][0]})" for ask in some[:SHOWN_MAX]]
+    if len(some) > SHOWN_MAX:
+        words.append(f"{len(some) - SHOWN_MAX} more")
+    return printable(", ".join(words))
 
 
-def age_text(age_s: float) -> str:
-    minutes, seconds = divmod(int(age_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+def _found(where: Where, found: T | None) -> T:
+    if found is None:
+        raise NotFound(f"nothing is asked in {printable(str(where.directory))}", hint=_ELSEWHERE)
+    return found
 
 
-def size_text(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.1f} MiB"
-
-
-def _command_of(process: Process) -> str:
-    stopping = " (stopping)" if process.stopping else ""
-    return head_of(process.command) + stopping
-
-
-def _show(
-    found: Sequence[msgspec.Struct], rows: Sequence[Sequence[str]], none: str, *, as_json: bool
-) -> None:
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    elif rows:
-        click.echo("\n".join(columns(rows)))
-    else:
-        click.echo(none, err=True)
+_ELSEWHERE = "--dir names another directory; `culm ps --all` shows where something is going on"

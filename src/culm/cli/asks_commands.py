@@ -1,8 +1,9 @@
-"""The options of `culm asks`, `culm answer`, `culm ps` and `culm stop`.
+"""The options of `culm asks`, `culm approve`, `culm deny` and `culm answer`.
 
 They look at a server that runs. What they need is imported when they run.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,16 @@ import click
 from culm.cli.options import at_server, json_option
 
 if TYPE_CHECKING:
+    from culm.cli.asks import Action
     from culm.cli.place import Where
+
+_FOR: "dict[str, Action]" = {
+    "once": "allow",
+    "session": "allow_session",
+    "workspace": "allow_workspace",
+}
+_ids_argument = click.argument("ask_ids", nargs=-1, metavar="ID...")
+_all_option = click.option("--all", "is_all", is_flag=True, help="All that is open here.")
 
 
 @click.command()
@@ -28,11 +38,71 @@ def asks(
     \b
     Example:
       culm asks
-      culm answer 68263f22 allow
+      culm approve 68263f22
+      culm answer 5b1f03aa 2
     """
     from culm.cli.asks import show_asks
 
     show_asks(where, as_json=as_json)
+
+
+@click.command()
+@_ids_argument
+@click.option(
+    "--for",
+    "scope",
+    type=click.Choice(list(_FOR)),
+    default="once",
+    show_default=True,
+    help="Only this, or the like of it from now on, there.",
+)
+@_all_option
+@at_server
+def approve(
+    ask_ids: tuple[str, ...],
+    scope: str,
+    is_all: bool,  # noqa: FBT001 - click passes by name
+    where: "Where",
+) -> None:
+    """Allow what `culm asks` lists; the first answer counts, here or in another client.
+
+    ID is an id or its beginning; there may be several. The exit status is 1 if one of them was not
+    open any more.
+
+    \b
+    Example:
+      culm approve 68263f22
+      culm approve 68263f22 --for session
+      culm approve --all
+    """
+    from culm.cli.asks import settle
+
+    _check_which(ask_ids, is_all=is_all)
+    sys.exit(settle(where, ask_ids, _FOR[scope]))
+
+
+@click.command()
+@_ids_argument
+@_all_option
+@at_server
+def deny(
+    ask_ids: tuple[str, ...],
+    is_all: bool,  # noqa: FBT001 - click passes by name
+    where: "Where",
+) -> None:
+    """Deny what `culm asks` lists, which ends the run that asks; the first answer counts.
+
+    ID is an id or its beginning; there may be several.
+
+    \b
+    Example:
+      culm deny 68263f22
+      culm deny --all
+    """
+    from culm.cli.asks import settle
+
+    _check_which(ask_ids, is_all=is_all)
+    sys.exit(settle(where, ask_ids, "deny"))
 
 
 @click.command()
@@ -44,57 +114,25 @@ def answer(
     answers: tuple[str, ...],
     where: "Where",
 ) -> None:
-    """Answer what `culm asks` lists; the first answer counts, here or in another client.
+    """Answer a question that `culm asks` lists; the first answer counts.
 
-    ID is an id or its beginning. To a wish for permission ANSWER is allow (once), session or
-    workspace (and the like of it from now on, there), or deny, which ends the run. To a question it
-    is yes or no, the numbers of choices, or your own words; where several have one id, one ANSWER
-    for each, quoted.
+    ID is an id or its beginning. ANSWER is yes or no, the numbers of choices, or your own words;
+    where several questions have one id, one ANSWER for each, quoted. Permissions are for `culm
+    approve` and `culm deny`.
 
     \b
     Example:
-      culm answer 68263f22 allow
       culm answer 5b1f03aa 2
       culm answer 5b1f03aa use the one in docs
     """
-    from culm.cli.asks import answer_ask
+    from culm.cli.asks import answer_questions
 
-    answer_ask(where, ask_id, answers)
-
-
-@click.command()
-@json_option
-@at_server
-def ps(
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
-) -> None:
-    """List the processes that run for this directory: commands, jobs, hooks, agents' workers.
-
-    Each with its age, the memory of all its descendants, and what it was started for.
-
-    \b
-    Example:
-      culm ps
-      culm ps --json
-    """
-    from culm.cli.asks import show_processes
-
-    show_processes(where, as_json=as_json)
+    answer_questions(where, ask_id, answers)
 
 
-@click.command()
-@click.argument("agent_id", metavar="AGENT")
-@at_server
-def stop(agent_id: str, where: "Where") -> None:
-    """Stop an agent that was started by another or by a client, and all below it.
-
-    AGENT is an id that `culm agents` lists. What it has done stays done.
-
-    \b
-    Example:
-      culm stop 1d9c6a52-6b0e-4f3e-9a3b-5f1d2c7e8a90
-    """
-    from culm.cli.asks import stop_agent
-
-    stop_agent(where, agent_id)
+def _check_which(ask_ids: tuple[str, ...], *, is_all: bool) -> None:
+    context = click.get_current_context()
+    if is_all and ask_ids:
+        raise click.UsageError("give ids, or --all, not both", context)
+    if not is_all and not ask_ids:
+        raise click.UsageError("say which: ids that `culm asks` lists, or --all", context)

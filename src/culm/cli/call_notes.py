@@ -58,7 +58,8 @@ class CallNotes(ABC):
     def ask(self, ask: AskChanged) -> None:
         self.note(f"? {ask.tool_name}: {head_of(ask.description)}")
         if ask.deadline:
-            self.note(f"hint: `culm answer {ask.ask_id[:8]} allow`, or deny, answers it")
+            short = ask.ask_id[:8]
+            self.note(f"hint: `culm approve {short}`, or `culm deny {short}`, answers it")
 
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
         self.note(f"{ask.state}: {ask.tool_name}: {fate_of(ask, by_us=by_us)}")

@@ -1,64 +1,87 @@
 """`culm doctor`: is what culm keeps of a project sound, and what can be made anew.
 
 Looks at the database, at what is derived in it, at mailboxes and at worktrees. Only the derived
-part is ever changed, only if asked to, and never beside a server.
+part is ever changed, only if asked to, and never beside a server. The machine around it is
+`doctor_machine.py`'s.
 """
 
 import fcntl
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import click
 import msgspec
-from msgspec import Struct
 
 from culm.agents.worktree_notes import SUFFIX
+from culm.cli.doctor_findings import Finding, Part, lines_of, note, wrong
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.lines import counted
 from culm.cli.mail_command import ASK_S_MAX
 from culm.cli.mail_look import Box, addresses_in, look_into
-from culm.cli.mail_place import Project
+from culm.cli.mail_place import NoProject, Project, all_projects, get_project
 from culm.clock import LoopClock
 from culm.errors import AppError, DataLocked, DataUnusable
 from culm.store.checkup import Examined, Repaired, examine, repair
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
 
-Part = Literal["database", "agents", "mailboxes", "worktrees"]
+OnStep = Callable[[int], None]
 
 WORKTREES_MAX = 10_000  # Looked at: as many as a large tree of agents has.
 NAMED_MAX = 3  # Of what is wrong; the rest is counted.
 
 
-class Finding(Struct, frozen=True):
-    """One line: a part of a project, and how it is."""
-
-    project: str
-    part: Part
-    is_ok: bool
-    words: str
-    hint: str = ""
+def _nobody_watches(done: int) -> None:
+    pass
 
 
-def examine_all(projects: Sequence[Project], *, rebuilds: bool, as_json: bool) -> int:
-    """Say how each project is; returns the exit status. Raises `DataLocked`."""
+def examine_all(
+    projects: Sequence[Project], *, rebuilds: bool, on_step: OnStep = _nobody_watches
+) -> list[Finding]:
+    """Say how each project is. Raises `DataLocked`.
+
+    `on_step` is told after each how many were looked at, as large databases take a while.
+    """
     findings: list[Finding] = []
-    for project in projects:
+    for number, project in enumerate(projects, 1):
         if rebuilds:
             with locked(project.root):
                 findings += examine_project(project, rebuilds=True)
         else:
             findings += examine_project(project, rebuilds=False)
+        on_step(number)
+    return findings
+
+
+def show(findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Print them; returns the exit status."""
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2))
     else:
         for line in lines_of(findings):
             click.echo(line)
     return 0 if all(finding.is_ok for finding in findings) else EXIT_FAILED
+
+
+def find_projects(
+    directory: Path, data_dir: Path, *, is_all: bool
+) -> tuple[list[Project], list[Finding]]:
+    """Those to look at; and why there is none, which is no harm where culm was never used."""
+    try:
+        projects = all_projects(data_dir) if is_all else [get_project(directory, data_dir)]
+    except NoProject as exc:
+        return [], [note("project", exc.message, exc.hint)]
+    except AppError as exc:
+        return [], [wrong("project", exc.message, exc.hint)]
+    except OSError as exc:
+        words = f"{data_dir} cannot be read: {exc.strerror}"
+        return [], [wrong("project", words, "it must be a directory of yours")]
+    if projects:
+        return projects, []
+    return [], [note("project", "culm has never been used here", "`culm run` begins")]
 
 
 def examine_project(project: Project, *, rebuilds: bool) -> list[Finding]:
@@ -181,18 +204,6 @@ def _names_in(folder: Path) -> list[str]:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return printable(", ".join(names[:NAMED_MAX]) + more)
-
-
-def lines_of(findings: Sequence[Finding]) -> Generator[str]:
-    project = ""
-    for finding in findings:
-        if finding.project != project:
-            project = finding.project
-            yield printable(project)
-        state = "ok" if finding.is_ok else "WRONG"
-        yield f"  {finding.part:<9}  {state:<5}  {finding.words}"
-        if finding.hint:
-            yield f"{'':18}hint: {finding.hint}"
 
 
 @contextmanager

@@ -15,21 +15,29 @@ from culm.cli.options import directory_option
 )
 @click.option("--all", "is_all", is_flag=True, help="Every project that was ever opened.")
 @json_option
+@click.option(
+    "--host",
+    envvar="CULM_HOST",
+    metavar="URL",
+    help="The server to look at, as for `culm run`. None is started.",
+)
 @directory_option
 @data_dir_option
 def doctor(
     rebuilds: bool,  # noqa: FBT001 - click passes by name
     is_all: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
+    host: str | None,
     directory: Path,
     data_dir: Path | None,
 ) -> None:
-    """Say whether what culm keeps of a project is sound.
+    """Say whether culm can work here, and whether what it keeps of a project is sound.
 
-    It looks at the database, at what is derived in it, at mailboxes and at leftover worktrees, and
-    changes nothing. With --rebuild indices and derived columns are made anew from the rows that
-    count, and an agent that is its own ancestor works for nobody from then on; no server may have
-    the data directory open. The exit status is 1 if anything is wrong.
+    First comes the machine: versions, programs, directories, the disk, and the server if one runs.
+    Then the project's database, what is derived in it, mailboxes and leftover worktrees; where culm
+    was never used, that is said. Nothing is changed. With --rebuild indices and derived columns are
+    made anew from the rows that count, and an agent that is its own ancestor works for nobody from
+    then on; no server may have the data directory open. The exit status is 1 if anything is wrong.
 
     \b
     Example:
@@ -39,11 +47,14 @@ def doctor(
     """
     import os
 
-    from culm.cli.doctor import examine_all
-    from culm.cli.mail_place import all_projects, data_dir_of, get_project
+    from culm.cli.doctor import examine_all, find_projects, show
+    from culm.cli.doctor_machine import examine_machine
+    from culm.cli.mail_place import data_dir_of
+    from culm.client.launch import Wanted
+    from culm.settings import default_host
 
     root = data_dir_of(data_dir, os.environ)
-    projects = all_projects(root) if is_all else [get_project(directory, root)]
-    if not projects:
-        click.echo("culm has never been used here", err=True)
-    sys.exit(examine_all(projects, rebuilds=rebuilds, as_json=as_json))
+    server = Wanted(host or default_host(os.environ), data_dir)
+    projects, findings = find_projects(directory, root, is_all=is_all)
+    findings += examine_all(projects, rebuilds=rebuilds)
+    sys.exit(show([*examine_machine(server, root, os.environ), *findings], as_json=as_json))

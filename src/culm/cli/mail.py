@@ -6,16 +6,19 @@ Owns what a letter of a person or a program looks like. Waiting for an answer is
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import click
 import msgspec
 
-from culm.cli.lines import columns
-from culm.cli.mail_look import addresses_in, find_in, letters_in
+from culm.cli.call_lines import head_of
+from culm.cli.lines import age_text, table
+from culm.cli.mail_look import Lying, addresses_in, find_in, letters_in
 from culm.cli.mail_place import Project, check_recipient
 from culm.cli.mail_ring import ring
+from culm.cli.names import NEAREST_MAX, short_ids
+from culm.cli.streams import output_width
 from culm.client.launch import Wanted
 from culm.clock import LoopClock
 from culm.errors import InvalidRequest, NotFound
@@ -23,9 +26,13 @@ from culm.fleet.mailbox.base import check_address
 from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, Letter, Sender, body_of
 from culm.fleet.times import format_time
 from culm.ids import Ids
+from culm.store.base import Connection
 from culm.store.letters import find_letter, list_letters
-from culm.wire.agents import LETTERS_SHOWN, PERSON, LetterKind, LetterShown
+from culm.store.runs import find_run
+from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, PERSON, LetterKind, LetterShown
 from culm.wire.codec import printable
+
+LIST_HEAD = ("letter", "kind", "from", "to", "state", "age", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,8 @@ def text_given(words: Sequence[str]) -> str:
 
 
 def show_status(project: Project, letter_id: str, to: str, *, as_json: bool) -> None:
-    """What became of a letter; raises `NotFound`, `UnsafeAddress`."""
-    letter = _find(project, letter_id, to)
-    if letter is None:
-        raise NotFound(
-            printable(f"no letter of this project has the id {letter_id}"),
-            hint="`culm mail list` shows those there are",
-        )
+    """What became of a letter; raises `NotFound`, `InvalidRequest`, `UnsafeAddress`."""
+    letter = _find(project, letter_id, to) or _find_begun(project, letter_id, to)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(letter), indent=2))
     else:
@@ -110,27 +112,77 @@ def _find(project: Project, letter_id: str, to: str) -> LetterShown | None:
     return None
 
 
+def _find_begun(project: Project, beginning: str, to: str) -> LetterShown:
+    """The one of those that are listed whose id begins so."""
+    listed = [one.shown for one in _letters_of(project, "") if to in ("", one.shown.to)]
+    found = [one for one in listed if beginning and one.letter_id.startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        words = f"{len(found)} letters begin with {printable(beginning)}"
+        ids = ", ".join(one.letter_id for one in found[:NEAREST_MAX])
+        raise InvalidRequest(words, hint=printable(f"which one: {ids}"))
+    raise NotFound(
+        f"no letter of this project has the id {printable(beginning)}",
+        hint="`culm mail list` shows those there are",
+    )
+
+
 def show_letters(project: Project, agent: str, *, as_json: bool) -> None:
-    """The latest first: those the server has noted, and those that it has not seen yet."""
-    noted = project.read(list_letters(agent, LETTERS_SHOWN))
-    known = {letter.letter_id for letter in noted}
-    waiting = [
-        letter
-        for address in addresses_in(project.mailboxes)
-        for letter in letters_in(project.mailboxes, address)
-        if letter.letter_id not in known and agent in ("", letter.to, letter.from_)
-    ]
-    waiting.sort(key=lambda letter: letter.created_at, reverse=True)
-    letters = [*waiting, *noted][:LETTERS_SHOWN]
+    """The latest first, all or those of one agent; raises `NotFound`, `InvalidRequest`."""
+    if agent and agent != PERSON and not agent.startswith(OUTSIDE):  # Who has no mailbox here.
+        agent = check_recipient(project, agent)
+    letters = _letters_of(project, agent)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(letters), indent=2))
+        shown = [one.shown for one in letters]
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     elif letters:
-        head = ("letter", "state", "kind", "from", "to", "answer")
-        click.echo("\n".join(columns([head, *map(_row, letters)])))
+        now_s = LoopClock().now_s()
+        short = short_ids([one.shown.letter_id for one in letters])
+        who = short_ids([name for one in letters for name in (one.shown.from_, one.shown.to)])
+        rows = [_row(one, short, who, now_s) for one in letters]
+        click.echo("\n".join(table(LIST_HEAD, rows, output_width())))
     else:
         click.echo("there are no letters", err=True)
 
 
-def _row(letter: LetterShown) -> Sequence[str]:
-    answer = letter.answer_id or "-"
-    return letter.letter_id, letter.state, letter.kind, letter.from_, letter.to, answer
+def _letters_of(project: Project, agent: str) -> list[Lying]:
+    """Those the server has noted, and before them those that it has not seen yet."""
+    lying = [
+        one
+        for address in addresses_in(project.mailboxes)
+        for one in letters_in(project.mailboxes, address)
+    ]
+    texts = {one.shown.letter_id: one.text for one in lying}
+
+    def noted(connection: Connection) -> list[Lying]:
+        return [
+            Lying(letter, texts.get(letter.letter_id) or _text_read(connection, letter))
+            for letter in list_letters(agent, LETTERS_SHOWN)(connection)
+        ]
+
+    known = project.read(noted)
+    ids = {one.shown.letter_id for one in known}
+    new = [
+        one
+        for one in lying
+        if one.shown.letter_id not in ids and agent in ("", one.shown.to, one.shown.from_)
+    ]
+    new.sort(key=lambda one: one.shown.created_at, reverse=True)
+    return [*new, *known][:LETTERS_SHOWN]
+
+
+def _text_read(connection: Connection, letter: LetterShown) -> str:
+    """As the prompt of the run that brought it begins, without who wrote it."""
+    run = find_run(letter.run_id)(connection) if letter.run_id else None
+    return "" if run is None else run.prompt.partition("]")[2].strip()
+
+
+def _row(
+    one: Lying, short: Mapping[str, str], who: Mapping[str, str], now_s: float
+) -> Sequence[str]:
+    letter = one.shown
+    from_, to = (PERSON if name == PERSON else who[name] for name in (letter.from_, letter.to))
+    age = age_text(now_s - letter.created_at)
+    text = head_of(one.text) or "-"
+    return short[letter.letter_id], letter.kind, from_, to, letter.state, age, text

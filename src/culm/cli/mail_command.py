@@ -22,6 +22,8 @@ R = TypeVar("R")
 ASK_S = 600  # A turn with a few calls takes minutes.
 ASK_S_MAX = 86400  # Who waits for longer is gone: `culm doctor` takes its mailbox as left behind.
 
+_TO_HELP = "An agent or a session, by its id, the beginning of it or its title: `culm agents`."
+
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -66,14 +68,14 @@ def mail() -> None:
     \b
     Example:
       culm agents
-      culm mail send --to 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60 look at the last commit
-      culm mail ask --to 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60 what did you find?
+      culm mail send --to 68263f22 look at the last commit
+      culm mail ask --to 68263f22 what did you find?
     """
 
 
 @mail.command()
 @click.argument("words", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--to", required=True, metavar="ID", help="An agent or a session: `culm agents`.")
+@click.option("--to", required=True, metavar="NAME", help=_TO_HELP)
 @click.option(
     "--kind",
     type=click.Choice(["task", "handoff"]),
@@ -108,8 +110,8 @@ def send(
 
     \b
     Example:
-      culm mail send --to 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60 look at the last commit
-      git log -1 -p | culm mail send --to 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60 --kind handoff -
+      culm mail send --to 68263f22 look at the last commit
+      git log -1 -p | culm mail send --to 68263f22 --kind handoff -
     """
     from typing import cast
 
@@ -124,7 +126,7 @@ def send(
 
 @mail.command()
 @click.argument("words", nargs=-1, required=True, metavar="QUESTION...")
-@click.option("--to", required=True, metavar="ID", help="An agent or a session: `culm agents`.")
+@click.option("--to", required=True, metavar="NAME", help=_TO_HELP)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -160,7 +162,7 @@ def ask(
 
     \b
     Example:
-      culm mail ask --to 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60 which tests did you run?
+      culm mail ask --to 68263f22 which tests did you run?
     """
     need_output()
     from culm.cli.mail import Sending, text_given
@@ -183,14 +185,14 @@ def status(
     directory: Path,
     data_dir: Path | None,
 ) -> None:
-    """Say what became of a letter.
+    """Say what became of a letter; LETTER is its id, or the beginning of it.
 
     That is delivered (it lies in the mailbox), admitted (the agent has read it), answered by
     another letter, expired, or dead (nobody will read it).
 
     \b
     Example:
-      culm mail status 0d3a1c52-1b7e-4b7c-9d59-6f3f1c8c2a11
+      culm mail status 0d3a1c52
     """
     from culm.cli.mail import show_status
 
@@ -198,7 +200,7 @@ def status(
 
 
 @mail.command("list")
-@click.option("--agent", default="", metavar="ID", help="Only those from it and to it.")
+@click.option("--agent", default="", metavar="NAME", help="Only those from it and to it.")
 @json_option
 @_of_project
 def list_(
@@ -209,9 +211,11 @@ def list_(
 ) -> None:
     """List the letters of a project, the latest first.
 
+    Each with its id, who wrote it to whom, how far it is, its age, and how its text begins.
+
     \b
     Example:
-      culm mail list --agent 68263f22-9c1d-4d5e-8f0a-1b2c3d4e5f60
+      culm mail list --agent 68263f22
     """
     from culm.cli.mail import show_letters
 

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from culm.errors import AppError
 from culm.fleet.mailbox.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, read_letter
 from culm.fleet.mailbox.folders import Folders, Odd, Part, open_folders
-from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, BadLetter, Letter, shown_of
+from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, BadLetter, Letter, shown_of, text_of
 from culm.fleet.mailbox.order import parse_name
 from culm.fleet.names import is_safe_stem
 from culm.wire.agents import LetterShown
@@ -59,13 +60,20 @@ def look_into(mailboxes: Path, address: str) -> Box:
     return Box(address, waiting, counts[Part.DEAD], counts[Part.CORRUPT])
 
 
-def letters_in(mailboxes: Path, address: str) -> Iterator[LetterShown]:
+class Lying(NamedTuple):
+    """A letter that nobody has read yet, and what it says."""
+
+    shown: LetterShown
+    text: str
+
+
+def letters_in(mailboxes: Path, address: str) -> Iterator[Lying]:
     """Those that wait or are claimed, in their order; what cannot be read is left out."""
     with suppress(AppError, OSError), open_folders(mailboxes, address) as box:
         for part in _WAITING:
             for name in box.names(part):
                 if (letter := _find_letter(box, name, part)) is not None:
-                    yield shown_of(letter, address)
+                    yield Lying(shown_of(letter, address), text_of(letter))
 
 
 def find_in(mailboxes: Path, address: str, letter_id: str) -> LetterShown | None:

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from culm.cli.names import Named, find_named, nearest
 from culm.clock import LoopClock
 from culm.errors import DataUnusable, NotFound
 from culm.fleet.mailbox.base import check_address
 from culm.fleet.mailbox.maildir import MaildirPost
+from culm.fleet.names import is_safe_name
 from culm.settings import default_data_dir
-from culm.store.agents import find_agent
+from culm.store.agents import agents_below, find_agent
 from culm.store.base import Connection
 from culm.store.checkup import read_store
-from culm.store.sessions import find_session
+from culm.store.sessions import find_session, top_sessions
 from culm.wire.codec import printable
 from culm.workspace.roots import project_folder, read_workspaces
 
@@ -71,16 +73,6 @@ class NoProject(NotFound):
         )
 
 
-class NoRecipient(NotFound):
-    code = "recipient_not_found"
-
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"no agent and no session of this project has the id {address}",
-            hint="`culm agents` lists who can be written to",
-        )
-
-
 def data_dir_of(given: Path | None, env: Mapping[str, str]) -> Path:
     return (given or default_data_dir(env)).absolute()
 
@@ -102,15 +94,36 @@ def all_projects(data_dir: Path) -> list[Project]:
     return [project for project in known if project.is_there()]
 
 
-def check_recipient(project: Project, address: str) -> str:
-    """The address of its mailbox: an agent's own id. Raises `UnsafeAddress`, `NoRecipient`."""
-    check_address(address)
+def check_recipient(project: Project, name: str) -> str:
+    """The address of its mailbox: an agent's own id. Raises `UnsafeAddress`.
 
-    def find(connection: Connection) -> str | None:
-        if (stored := find_agent(address)(connection)) is not None:
-            return stored.agent.agent_id
-        return None if find_session(address)(connection) is None else address
+    It is named by its id, the beginning of it, its session or its title; raises `NotFound` or
+    `InvalidRequest` with the nearest.
+    """
 
-    if (found := project.read(find)) is None:
-        raise NoRecipient(address)
-    return found
+    def find(connection: Connection) -> str:
+        if is_safe_name(name):
+            if (stored := find_agent(name)(connection)) is not None:
+                return stored.agent.agent_id
+            if find_session(name)(connection) is not None:
+                return name
+        known = _recipients(connection)
+        try:
+            return find_named(known, name).id
+        except NotFound:
+            if not name or not nearest(known, name):
+                check_address(name)  # What is no name, either, is told what an id looks like.
+            raise
+
+    return project.read(find)
+
+
+def _recipients(connection: Connection) -> list[Named]:
+    """The latest first. An agent has a session of its own, which is not named beside it."""
+    agents = agents_below("")(connection)
+    theirs = {agent.session_id for agent in agents}
+    tops = [one for one in top_sessions(connection) if one.id not in theirs]
+    return [
+        *(Named("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
+        *(Named("session", session.id, session.title) for session in tops),
+    ]

@@ -10,7 +10,7 @@ import click
 from culm import __version__
 from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
-from culm.cli.asks_commands import answer, asks, ps, stop
+from culm.cli.asks_commands import answer, approve, asks, deny
 from culm.cli.attach_command import attach
 from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
@@ -24,6 +24,7 @@ from culm.cli.serve_command import serve
 from culm.cli.sessions_command import sessions
 from culm.cli.stats_command import stats
 from culm.cli.streams import CannotWrite, fill_streams, is_terminal, let_go
+from culm.cli.work_commands import ps, steer, stop
 from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
@@ -94,9 +95,9 @@ def culm(ctx: click.Context) -> None:
 
 
 for command in (
-    *(run, attach, asks, answer, ps, agents, stop, mail, serve, agent, worker),
-    *(models, config, trust, doctor),
-    *(sessions, stats, logs, completion),
+    *(run, attach, ps, steer, stop, asks, approve, deny, answer, sessions, stats, agents, mail),
+    *(serve, logs, agent, worker),
+    *(models, config, trust, doctor, completion),
 ):
     culm.add_command(command)
 
@@ -105,7 +106,7 @@ def main() -> None:
     """Run, and say what failed and what to do about it."""
     fill_streams()
     try:
-        sys.exit(culm.main(standalone_mode=False))
+        sys.exit(culm.main(prog_name="culm", standalone_mode=False))
     except AppError as exc:
         _say(exc.message, exc.hint)
         sys.exit(status_of(exc))

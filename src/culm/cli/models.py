@@ -11,9 +11,10 @@ import click
 import msgspec
 from msgspec import Struct
 
-from culm.cli.lines import columns
+from culm.cli.lines import columns, table
 from culm.cli.reading import Reading, found_origin, value_at
 from culm.cli.secrets import without_credentials
+from culm.cli.streams import output_width
 from culm.config import jsonc
 from culm.config.references import Unresolved
 from culm.config.schema import ProviderFile
@@ -205,11 +206,13 @@ def show_models(reading: Reading, provider_id: str, *, as_json: bool) -> None:
         return
     for notice in reading.notices:
         click.echo(f"note: {printable(notice)}", err=True)
-    lines = provider_lines(shown) if isinstance(shown, ProviderRow) else listing_lines(shown)
+    width = output_width()
+    is_one = isinstance(shown, ProviderRow)
+    lines = provider_lines(shown, width) if is_one else listing_lines(shown, width)
     click.echo("\n".join(lines))
 
 
-def listing_lines(listing: Listing) -> list[str]:
+def listing_lines(listing: Listing, width: int = 0) -> list[str]:
     roles = [
         (
             "  or" if role.fallback else role.role,
@@ -219,17 +222,18 @@ def listing_lines(listing: Listing) -> list[str]:
         for role in listing.roles
     ]
     providers = [(row.id, ", ".join(row.origins), _state(row)) for row in listing.providers]
-    lines = columns(roles) or ["No model can be used."]
-    lines += ["", "Providers, the most preferred first:", *columns(providers, "  ")]
+    lines = columns(roles, width=width) or ["No model can be used."]
+    lines += ["", "Providers, the most preferred first:", *columns(providers, "  ", width)]
     if not listing.discovery:
         lines += ["", f"{OFF} is set: neither keys in the environment nor local servers count."]
     elif listing.unset:
         lines += ["", "Also known; each needs its key in the environment:"]
-        lines += columns(listing.unset.items(), "  ")
+        lines += columns(listing.unset.items(), "  ", width)
     return lines
 
 
-def provider_lines(row: ProviderRow) -> list[str]:
+def provider_lines(row: ProviderRow, width: int = 0) -> list[str]:
+    # Why it cannot be used is read here in full, so this part may wrap.
     about = [
         ("provider", f"{row.id} ({row.name})"),
         ("type", row.type),
@@ -241,7 +245,7 @@ def provider_lines(row: ProviderRow) -> list[str]:
     if not row.models:
         return [*lines, "", "It lists no models; any name can be asked for."]
     head = ("model", "context", "USD per 1M in", "out", "abilities")
-    return [*lines, "", *columns([head, *(_model_cells(model) for model in row.models)])]
+    return [*lines, "", *table(head, map(_model_cells, row.models), width)]
 
 
 def _state(row: ProviderRow) -> str:

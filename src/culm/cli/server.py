@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from culm.cli.place import Where
 from culm.client.connect import no_server, open_connected
-from culm.client.http import Refused, open_client
+from culm.client.http import Client, Refused, open_client
 from culm.client.launch import find_token, is_answered
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed
@@ -34,14 +34,23 @@ def look(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -
 
     It is not joined, and no server is started: where there is none, nothing is going on.
     """
+
+    async def find(client: Client) -> T:
+        workspace = await client.find_workspace(where.directory)
+        return none if workspace is None else await do(workspace)
+
+    return look_around(where, find, none)
+
+
+def look_around(where: Where, do: Callable[[Client], Awaitable[T]], none: T) -> T:
+    """As `look`, at all that a server has; `none` if there is no server. Raises `AppError`."""
     if where.server.can_start and not is_answered(where.server.url):
         return none
 
     async def run() -> T:
         token = find_token(where.server, where.token_file, os.environ)
         async with open_client(where.server.url, token=token) as client:
-            workspace = await client.find_workspace(where.directory)
-            return none if workspace is None else await do(workspace)
+            return await do(client)
 
     return told_in_words(run(), where.server.url)
 

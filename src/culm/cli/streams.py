@@ -1,6 +1,7 @@
 """The standard streams: what is done when one is closed, or cannot be written."""
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from typing import IO, AnyStr
@@ -45,6 +46,13 @@ def need_output() -> None:
 def is_terminal() -> bool:
     """Whether a person can be asked here."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def output_width() -> int:
+    """How many columns the terminal has that stdout is; 0 if it is none, and nothing is cut."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return 0
+    return shutil.get_terminal_size().columns
 
 
 def write(stream: IO[AnyStr], data: AnyStr) -> None:

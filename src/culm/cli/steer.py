@@ -1,0 +1,82 @@
+"""`culm steer`: say something to what works, which it reads before its next step."""
+
+import shlex
+
+import click
+
+from culm.cli.mail import text_given
+from culm.cli.names import Named
+from culm.cli.place import Where
+from culm.cli.server import look
+from culm.cli.targets import BEGUN, Targets, all_targets
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import Failed, NotFound
+from culm.ids import SessionId
+from culm.wire.codec import printable
+from culm.wire.runs import Run
+
+
+class NobodyHears(Failed):
+    """Nothing works there, so nobody would read it."""
+
+    code = "nothing_runs"
+
+    def __init__(self, label: str, instead: str) -> None:
+        hint = f"{instead} TEXT gives it more to do"
+        super().__init__(printable(f"nothing is at work in {label}"), hint=printable(hint))
+
+
+def steer(where: Where, name: str, words: tuple[str, ...]) -> None:
+    """Say it, and who will read it; raises `NotFound`, `InvalidRequest`, `NobodyHears`."""
+    text = text_given(words or ("-",))
+
+    async def say(workspace: RemoteWorkspace) -> str:
+        targets = await all_targets(workspace)
+        return await _say(workspace, targets, targets.get(name), text)
+
+    reader = look(where, say, None)
+    if reader is None:
+        hint = "`culm run` begins something; `culm ps --all` shows what is going on elsewhere"
+        raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=hint)
+    click.echo(printable(f"{reader} reads it before its next step"), err=True)
+
+
+async def _say(workspace: RemoteWorkspace, targets: Targets, one: Named, text: str) -> str:
+    """Returns the label of who reads it."""
+    if one.kind == "run" and (agent_id := targets.runs[one.id].agent_id):
+        agent = targets.agents[agent_id]
+        if agent.run_id == one.id:
+            one = Named("agent", agent_id, agent.name)
+    label = targets.label(one)
+    if one.kind == "agent":
+        agent = targets.agents[one.id]
+        if agent.state == "ended":  # It would begin anew, and that is not what was asked for.
+            raise NobodyHears(label, f"culm mail send --to {targets.short[one.id]}")
+        await workspace.say_to_agent(one.id, text)
+        return label
+    session_id = targets.runs[one.id].session_id if one.kind == "run" else SessionId(one.id)
+    instead = f"culm run --session {shlex.quote(session_id)}"
+    reader = reader_of(targets, one, session_id)
+    if reader is None:
+        raise NobodyHears(label, instead)
+    try:
+        await workspace.steer(session_id, text)
+    except Refused as exc:
+        if exc.code == NobodyHears.code:  # It has ended meanwhile.
+            raise NobodyHears(label, instead) from exc
+        raise
+    return targets.label_of_run(reader)
+
+
+def reader_of(targets: Targets, one: Named, session_id: str) -> Run | None:
+    """The run that works in the session; raises `Failed` if it is not the one that was named."""
+    live = targets.live_runs(session_id)
+    reader = next((run for run in live if run.state in BEGUN), None)
+    if reader is None or one.kind != "run" or reader.id == one.id:
+        return reader
+    if targets.runs[one.id].state == "ended":
+        return None
+    words = f"{targets.label(one)} is {targets.runs[one.id].state}, and reads nothing yet"
+    hint = f"culm steer {targets.short[reader.id]} TEXT reaches what works in its session"
+    raise Failed(printable(words), hint=hint)

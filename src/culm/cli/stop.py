@@ -1,0 +1,148 @@
+"""`culm stop`: end what works, and say so only when it has ended.
+
+What is told of each thing is what became of it, as the server has settled it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import click
+
+from culm.cli.exits import EXIT_FAILED
+from culm.cli.names import Named
+from culm.cli.place import Where
+from culm.cli.server import look
+from culm.cli.targets import Targets, all_targets
+from culm.client.http import Refused
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import NotFound
+from culm.ids import SessionId
+from culm.wire.codec import printable
+from culm.wire.runs import Run, settled_by
+
+STOP_S = 15.0  # A server gives up on a run that does not stop within ten.
+LOOK_EVERY_S = 0.1
+
+Result = Literal["canceled", "finished_first", "not_stopped", "already_ended", "held", "refused"]
+
+_WORDS: dict[Result, str] = {
+    "canceled": "canceled",
+    "finished_first": "finished first",
+    "not_stopped": "did not stop",
+    "already_ended": "had ended",
+    "held": "is held, and does nothing; named itself it is dropped",
+    "refused": "cannot be stopped by itself",
+}
+
+
+class Fate(NamedTuple):
+    """What became of something that was to stop."""
+
+    label: str
+    result: Result
+    pids: Sequence[int] = ()  # Of processes that are left.
+    why: str = ""  # How it had ended, or what the server says.
+
+    def line(self) -> str:
+        left = ", ".join(map(str, self.pids))
+        more = f"; left: pid {left}" if left else f" ({self.why})" if self.why else ""
+        return printable(f"{self.label}: {_WORDS[self.result]}{more}")
+
+
+def stop_all(where: Where, names: Sequence[str]) -> int:
+    """Stop each, with all below it; returns the exit status.
+
+    Nothing is stopped if one of them is not found; raises `NotFound`, `InvalidRequest`.
+    """
+
+    async def stop(workspace: RemoteWorkspace) -> list[Fate]:
+        targets = await all_targets(workspace)
+        wanted = dict.fromkeys(targets.get(name) for name in names)
+        return [fate for one in wanted for fate in await _stop(workspace, targets, one)]
+
+    fates = look(where, stop, None)
+    if fates is None:
+        raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=_ELSEWHERE)
+    for fate in fates:
+        click.echo(fate.line(), err=True)
+    return EXIT_FAILED if any(fate.result in _FAILED for fate in fates) else 0
+
+
+_FAILED = ("not_stopped", "refused")
+_ELSEWHERE = "--dir names another directory; `culm ps --all` shows where something is going on"
+
+
+async def _stop(workspace: RemoteWorkspace, targets: Targets, one: Named) -> list[Fate]:
+    match one.kind:
+        case "run":
+            return [await _stop_run(workspace, targets, one)]
+        case "agent":
+            return [await _stop_agent(workspace, targets, one)]
+        case _:
+            return await _stop_session(workspace, targets, one)
+
+
+async def _stop_run(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:
+    try:
+        answer = await workspace.cancel_run(one.id)
+    except Refused as exc:  # It shares another's turn. What else was named is stopped all the same.
+        return Fate(targets.label(one), "refused", why=exc.message)
+    pids = await _pids_of(workspace, [one.id]) if answer.result == "not_stopped" else []
+    label = targets.label_of_run(answer.run)
+    ended_before = answer.result == "already_ended" and answer.run.outcome
+    return Fate(label, answer.result, pids, ended_before or "")
+
+
+async def _stop_agent(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:
+    """The answer comes when it and all below it have ended, or did not in time."""
+    label = targets.label(one)
+    before = targets.agents[one.id]
+    agent = await workspace.cancel_agent(one.id)
+    if agent.state != "ended":
+        below = [other.run_id for other in await workspace.agents(one.id)]
+        return Fate(label, "not_stopped", await _pids_of(workspace, [agent.run_id, *below]))
+    if before.state == "ended":
+        return Fate(label, "already_ended", why=agent.outcome or "")
+    return Fate(label, "canceled" if agent.outcome == "canceled" else "finished_first")
+
+
+async def _stop_session(workspace: RemoteWorkspace, targets: Targets, one: Named) -> list[Fate]:
+    """All that is live in it and below it now, each by itself; what is held stays so."""
+    live = targets.live_runs(one.id)
+    below: set[str] = {agent.run_id for agent in await workspace.agents(one.id)}
+    live += [run for run in targets.runs.values() if run.id in below and run.state != "ended"]
+    if not live:
+        return [Fate(targets.label(one), "already_ended")]
+    await workspace.cancel(SessionId(one.id))
+    open_ = [run.id for run in live if run.state != "held"]
+    ended = {run.id: run for run in await _ends_of(workspace, open_)}
+    fates: list[Fate] = []
+    for run in live:
+        label = targets.label_of_run(run)
+        if run.state == "held":
+            fates.append(Fate(label, "held"))
+        elif (end := ended.get(run.id)) is None:
+            fates.append(Fate(label, "not_stopped", await _pids_of(workspace, [run.id])))
+        else:
+            fates.append(Fate(label, settled_by(end.outcome or "canceled")))
+    return fates
+
+
+async def _ends_of(workspace: RemoteWorkspace, run_ids: Sequence[str]) -> list[Run]:
+    """Those that end within the time a stop may take."""
+    ended: dict[str, Run] = {}
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + STOP_S
+    while True:
+        for run_id in run_ids:
+            if run_id not in ended and (run := await workspace.run(run_id)).state == "ended":
+                ended[run_id] = run
+        if len(ended) == len(run_ids) or loop.time() > end_s:
+            return [*ended.values()]
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _pids_of(workspace: RemoteWorkspace, run_ids: Sequence[str]) -> list[int]:
+    found = [one for one in await workspace.processes() if one.run_id in run_ids]
+    return sorted({pid for one in found for pid in (one.pid, *one.pids)})

@@ -1,0 +1,95 @@
+"""What `culm stop` and `culm steer` are about: a run, a session or an agent, as people name it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from culm.cli.call_lines import head_of
+from culm.cli.names import Named, find_named, short_ids
+from culm.client.workspace import RemoteWorkspace
+from culm.errors import NotFound
+from culm.wire.agents import Agent
+from culm.wire.runs import Run
+
+BEGUN = ("active", "waiting")  # States of runs that hear what is said to them.
+
+
+class Targets(NamedTuple):
+    """All that can be named in a workspace, and how it stands."""
+
+    named: list[Named]
+    runs: Mapping[str, Run]  # By id; the latest first.
+    agents: Mapping[str, Agent]
+    short: Mapping[str, str]
+
+    def get(self, text: str) -> Named:
+        """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest.
+
+        What works is meant rather than what has ended, unless an id is given whole.
+        """
+        if any(one.id == text for one in self.named):
+            return find_named(self.named, text)
+        live = [one for one in self.named if self.is_live(one)]
+        if live:
+            try:
+                return find_named(live, text)
+            except NotFound:
+                pass  # Those that have ended may be near, too.
+        return find_named(self.named, text)
+
+    def is_live(self, one: Named) -> bool:
+        match one.kind:
+            case "run":
+                return self.runs[one.id].state != "ended"
+            case "agent":
+                return self.agents[one.id].state != "ended"
+            case _:
+                return bool(self.live_runs(one.id))
+
+    def live_runs(self, session_id: str) -> list[Run]:
+        """Of a session itself, in the order they were accepted."""
+        runs = [run for run in self.runs.values() if run.session_id == session_id]
+        return [run for run in reversed(runs) if run.state != "ended"]
+
+    def label(self, one: Named) -> str:
+        """What people recognise it by."""
+        if one.kind == "run":
+            return self.label_of_run(self.runs[one.id])
+        title = head_of(one.title)
+        return f"{one.kind} {self.short[one.id]}" + (f" ({title})" if title else "")
+
+    def label_of_run(self, run: Run) -> str:
+        """That of the agent whose run it is, if it is one's."""
+        agent = self.agents.get(run.agent_id)
+        if agent is not None:
+            return self.label(Named("agent", agent.agent_id, agent.name))
+        short = self.short.get(run.id, run.id)
+        return f"run {short}" + (f" ({head_of(run.prompt)})" if run.prompt else "")
+
+
+async def all_targets(workspace: RemoteWorkspace) -> Targets:
+    sessions, runs = await workspace.sessions(), await workspace.runs()
+    agents = await workspace.agents()
+    # The session and the runs of an agent have ids, but no titles: those are the agent's.
+    theirs: set[str] = {agent.session_id for agent in agents}
+    # A session is often called like its first prompt; the title then means all of it.
+    titles: dict[str, str] = {one.id: head_of(one.title).lower() for one in sessions}
+    like_session = {run.id for run in runs if _is_called(run, titles.get(run.session_id))}
+    named = [
+        *(
+            Named("run", run.id, "" if run.agent_id or run.id in like_session else run.prompt)
+            for run in runs
+        ),
+        *(Named("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
+        *(Named("session", one.id, "" if one.id in theirs else one.title) for one in sessions),
+    ]
+    distinct = {one.id: one for one in reversed(named)}  # A caller may give any id to a run.
+    return Targets(
+        [*reversed(distinct.values())],
+        {run.id: run for run in runs},
+        {agent.agent_id: agent for agent in agents},
+        short_ids(list(distinct)),
+    )
+
+
+def _is_called(run: Run, title: str | None) -> bool:
+    return head_of(run.prompt).lower() == title
