@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from culm.cli.commands import Commands
 from culm.cli.options import directory_option
 from culm.cli.streams import is_terminal, need_output
 
@@ -20,7 +21,7 @@ data_dir_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def agent() -> None:
     """Agents that serve by themselves: start one, list them, call one.
 

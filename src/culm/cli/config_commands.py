@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from culm.cli.commands import Commands
 from culm.cli.options import directory_option
 
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
@@ -86,7 +87,7 @@ def models(
     show_models(_read(directory, config_file, data_dir), provider, as_json=as_json)
 
 
-@click.group()
+@click.group(cls=Commands)
 def config() -> None:
     """Look at the files that configure culm.
 

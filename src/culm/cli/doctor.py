@@ -28,7 +28,7 @@ from culm.store.checkup import Examined, Repaired, examine, repair
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
 
-OnStep = Callable[[int], None]
+OnStep = Callable[[int], None]  # As of a progress bar: so many more are done.
 
 WORKTREES_MAX = 10_000  # Looked at: as many as a large tree of agents has.
 NAMED_MAX = 3  # Of what is wrong; the rest is counted.
@@ -43,16 +43,16 @@ def examine_all(
 ) -> list[Finding]:
     """Say how each project is. Raises `DataLocked`.
 
-    `on_step` is told after each how many were looked at, as large databases take a while.
+    `on_step` is told of each, and now and then with 0, as large databases take a while.
     """
     findings: list[Finding] = []
-    for number, project in enumerate(projects, 1):
+    for project in projects:
         if rebuilds:
             with locked(project.root):
-                findings += examine_project(project, rebuilds=True)
+                findings += examine_project(project, rebuilds=True, on_step=on_step)
         else:
-            findings += examine_project(project, rebuilds=False)
-        on_step(number)
+            findings += examine_project(project, rebuilds=False, on_step=on_step)
+        on_step(1)
     return findings
 
 
@@ -84,16 +84,22 @@ def find_projects(
     return [], [note("project", "culm has never been used here", "`culm run` begins")]
 
 
-def examine_project(project: Project, *, rebuilds: bool) -> list[Finding]:
+def examine_project(
+    project: Project, *, rebuilds: bool, on_step: OnStep = _nobody_watches
+) -> list[Finding]:
     """All that is to be said of one, whatever else is wrong with it."""
+
+    def at_work() -> None:
+        on_step(0)
+
     name = str(project.path)
     notes: dict[Part, str] = {}
     try:
-        found = examine(project.database)
+        found = examine(project.database, at_work)
         is_wrong = bool(found.problems or found.wrong or found.circular)
         if rebuilds and found.is_current and is_wrong:
-            notes["agents"] = _done(repair(project.database, int(LoopClock().now_s())))
-            found = examine(project.database)
+            notes["agents"] = _done(repair(project.database, int(LoopClock().now_s()), at_work))
+            found = examine(project.database, at_work)
     except AppError as exc:
         damaged = Finding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
         return [damaged, _mailboxes(name, project.mailboxes)]

@@ -50,11 +50,14 @@ def doctor(
     from culm.cli.doctor import examine_all, find_projects, show
     from culm.cli.doctor_machine import examine_machine
     from culm.cli.mail_place import data_dir_of
+    from culm.cli.progress import progress
     from culm.client.launch import Wanted
     from culm.settings import default_host
 
     root = data_dir_of(data_dir, os.environ)
     server = Wanted(host or default_host(os.environ), data_dir)
     projects, findings = find_projects(directory, root, is_all=is_all)
-    findings += examine_all(projects, rebuilds=rebuilds)
+    words = "rebuilding" if rebuilds else "checking"
+    with progress(words, len(projects)) as step:
+        findings += examine_all(projects, rebuilds=rebuilds, on_step=step)
     sys.exit(show([*examine_machine(server, root, os.environ), *findings], as_json=as_json))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from culm.cli.commands import Commands
 from culm.cli.options import directory_option
 from culm.cli.streams import need_output
 
@@ -59,7 +60,7 @@ def _server(host: str | None, data_dir: Path | None) -> "Wanted":
     return Wanted(host or default_host(os.environ), data_dir)
 
 
-@click.group()
+@click.group(cls=Commands)
 def mail() -> None:
     """Letters to the agents of a project, with or without a server.
 

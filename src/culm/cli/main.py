@@ -12,6 +12,7 @@ from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, approve, asks, deny
 from culm.cli.attach_command import attach
+from culm.cli.commands import Commands
 from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
@@ -29,27 +30,6 @@ from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
 HELP_OPTIONS = ["-h", "--help"]
-
-
-class Commands(click.Group):
-    """Commands that are offered when somebody mistypes one."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as exc:
-            raise CannotWrite(exc) from exc  # Else click ends us as if something had failed.
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None:
-            import difflib  # Not needed by whoever types well.
-
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 3, 0.5)
-            which = f"; did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"there is no command {args[0]!r}{which}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(

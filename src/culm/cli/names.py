@@ -63,17 +63,23 @@ def find_named(known: Sequence[Named], text: str) -> Named:
             words = f"{len(matches)} of them are called {printable(text)}"
             raise InvalidRequest(words, hint=hint)
     near = nearest(known, text)
-    hint = f"did you mean {_shown(near, known)}" if near else "`culm sessions` lists them"
+    hint = f"did you mean {_shown(near, known)}" if near else _list_hint(kinds)
     raise NotFound(f"no {kinds} is called {printable(text)}", hint=hint)
+
+
+def _list_hint(kinds: str) -> str:
+    return "`culm agents` lists them" if kinds == "agent" else "`culm sessions` lists them"
 
 
 def nearest(known: Sequence[Named], text: str) -> list[Named]:
     """Those that somebody may have meant who mistyped or half remembers."""
     wanted = text.lower()
+    if not wanted:
+        return []
 
     def likeness(one: Named) -> float:
         title = head_of(one.title).lower()
-        if wanted and wanted in title:
+        if wanted in title:
             return 1.0
         ids = difflib.SequenceMatcher(None, wanted, one.id[: len(wanted)].lower()).ratio()
         titles = difflib.SequenceMatcher(None, wanted, title[: len(wanted)]).ratio()

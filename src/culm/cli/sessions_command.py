@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from culm.cli.commands import Commands
 from culm.cli.completing import session_argument, sessions_argument
 from culm.cli.options import at_own_server, json_option
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 HELP_OPTIONS = ("-h", "--help")
 
 
-class ListByDefault(click.Group):
+class ListByDefault(Commands):
     """Without the name of a command it is `list`, with its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from culm.store.writer import connect
 T = TypeVar("T")
 
 BUSY_S = 5.0  # Whoever writes holds the file for one commit.
+STEPS = 1_000_000  # Of SQLite's, in some hundredths of a second.
 PROBLEMS_MAX = 5  # The first ones say what it is; a damaged file has thousands.
 _DERIVED = ("agents", "runs")  # The tables that `rebuild` works on.
 
@@ -86,9 +87,10 @@ class Examined:
         return self.schema == len(MIGRATIONS)
 
 
-def examine(path: Path) -> Examined:
-    """Read all of a file; raises `Unreadable`."""
+def examine(path: Path, at_work: Callable[[], None] | None = None) -> Examined:
+    """Read all of a file, and call `at_work` now and then meanwhile; raises `Unreadable`."""
     with open_reader(path) as connection:
+        _tell(connection, at_work)
         schema = schema_version(connection)
         rows = connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})").fetchall()
         problems = tuple(str(row[0]) for row in rows if row[0] != "ok")
@@ -138,14 +140,24 @@ class Repaired:
     cut: tuple[str, ...] = ()  # Agents that nobody is above any more.
 
 
-def repair(path: Path, now: int) -> Repaired:
+def _tell(connection: sqlite3.Connection, at_work: Callable[[], None] | None) -> None:
+    def told() -> int:
+        assert at_work is not None, "else it is not called"
+        at_work()
+        return 0  # Go on.
+
+    connection.set_progress_handler(told if at_work else None, STEPS)
+
+
+def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> Repaired:
     """Make indices and derived columns anew, and cut what leads back to itself.
 
-    Raises `Unreadable`, `AppError`. All of it happens, or nothing.
+    `at_work` is called now and then. Raises `Unreadable`, `AppError`. All of it happens, or nothing.
     """
     job = Job(_repair, settle=lambda _: None)
     try:
         with closing(connect(path)) as connection:
+            _tell(connection, at_work)
             run_group(connection, [job], now)
     except sqlite3.Error as exc:
         raise Unreadable(path, str(exc)) from exc
