@@ -152,7 +152,8 @@ def _tell(connection: sqlite3.Connection, at_work: Callable[[], None] | None) ->
 def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> Repaired:
     """Make indices and derived columns anew, and cut what leads back to itself.
 
-    `at_work` is called now and then. Raises `Unreadable`, `AppError`. All of it happens, or nothing.
+    All of it happens, or nothing; `at_work` is called now and then. Raises `Unreadable`,
+    `AppError`.
     """
     job = Job(_repair, settle=lambda _: None)
     try:
