@@ -284,7 +284,7 @@ def test_each_project_that_was_looked_at_is_counted(desk: Desk, folder: Path) ->
     done: list[int] = []
     project = Project(desk.project, desk.data_dir)
     examine_all([project, project], rebuilds=False, on_step=done.append)
-    assert done == [1, 2]
+    assert [n for n in done if n] == [1, 1]
 
 
 # --- the machine

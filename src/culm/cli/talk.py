@@ -25,7 +25,7 @@ from culm.cli.run import Asking, RunOptions
 from culm.cli.server import in_words
 from culm.cli.signals import cancelling
 from culm.cli.streams import CannotWrite, let_go
-from culm.cli.talk_lines import Said, Typing, files_in, parse_line
+from culm.cli.talk_lines import Said, Typing, parse_line, parse_prompt
 from culm.cli.watching import Screen
 from culm.client.asking import title_of
 from culm.client.blocking import Portal, open_portal
@@ -151,15 +151,15 @@ class Talk:
                 pass
 
     def _ask(self, text: str) -> None:
-        files, others = files_in(text, self.where.directory)
-        for name in others:
-            click.echo(f"(@{head_of(name)} is no file; sent as it is)", err=True)
+        prompt = parse_prompt(text, self.where.directory)
+        for name in prompt.others:
+            click.echo(f"({head_of(name)} is no file; sent as it is)", err=True)
         options = RunOptions(
-            prompt=text,
+            prompt=prompt.text,
             where=self.where,
             session=self.session_id or "",
             model=self.model,
-            attachments=read_attachments(files),
+            attachments=read_attachments(prompt.files),
             interactive=True,
         )
         plain = Plain(region=find_region(sys.stderr, os.environ))

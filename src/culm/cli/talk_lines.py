@@ -7,7 +7,7 @@ import readline
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 HISTORY_LINES = 1000
 MATCHES_MAX = 100
@@ -43,12 +43,28 @@ def parse_line(line: str) -> Said | None:
     return None
 
 
-def files_in(text: str, directory: Path) -> tuple[list[Path], list[str]]:
-    """The files that a prompt names with @, and the names that are none."""
-    names = [quoted or plain for quoted, plain in _FILE.findall(text)]
-    found = {name: directory / Path(name).expanduser() for name in dict.fromkeys(names)}
-    files = [file for file in found.values() if file.is_file()]
-    return files, [name for name, file in found.items() if not file.is_file()]
+class Prompt(NamedTuple):
+    """What the agent is asked, with the files that go with it."""
+
+    text: str
+    files: list[Path]
+    others: list[str]  # Names behind an @ that are no files.
+
+
+def parse_prompt(text: str, directory: Path) -> Prompt:
+    """Files that are named with an @ are attached, and their names stay."""
+    files: dict[Path, None] = {}
+    others: dict[str, None] = {}
+
+    def name(found: re.Match[str]) -> str:
+        file = directory / Path(found[1] or found[2]).expanduser()
+        if not file.is_file():
+            others[found[0]] = None
+            return found[0]
+        files[file] = None
+        return found[1] or found[2]
+
+    return Prompt(_FILE.sub(name, text), list(files), list(others))
 
 
 class Typing:

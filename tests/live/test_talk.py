@@ -1,0 +1,113 @@
+"""`culm` without a command: a person at a real terminal talks, answers, stops and leaves."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from examples.recording.screen import Screen
+from examples.recording.tape import Keys, Step, play
+
+from tests.support import contract
+
+COLUMNS, ROWS = 60, 40
+CULM = f"{sys.executable} -m culm"
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    project = folder / "project"
+    project.mkdir()
+    (project / "plums.txt").write_text("Plums are blue.\n")
+    settings = folder / "config" / "culm" / "culm.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"detach_grace_s": 0.2, "linger_s": 0}')
+    return project
+
+
+def environ_of(folder: Path) -> Mapping[str, str]:
+    own = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "STATE")}
+    host = {"CULM_HOST": f"unix://{folder}/s.sock", "CULM_NO_DISCOVERY": "1", "NO_COLOR": "1"}
+    return {**os.environ, **own, **host}
+
+
+def talk(folder: Path, project: Path, *keys: Keys, columns: int = COLUMNS) -> list[str]:
+    """Everything that was on the screen, when it is over; then how it ended, and the terminal."""
+    # The shell in between must not end by an interrupt that is for culm.
+    ends = f"trap : INT; {CULM}; echo ended $?; stty -a | grep -o -e '-*icanon' -e ' -*echo '"
+    screen = Screen(columns, ROWS)
+    for beat in play([Step(ends, keys, shown="culm")], project, environ_of(folder), columns, ROWS):
+        screen.feed(beat.data)
+    return [line.rstrip() for line in screen.all_lines()]
+
+
+def typed(after: str, text: str) -> Keys:
+    return Keys(after, text, pause_s=0.0)
+
+
+@contract("CLI-7")
+def test_a_person_talks_with_files_and_commands_answers_in_place_and_leaves(
+    folder: Path, project: Path
+) -> None:
+    lines = talk(
+        folder,
+        project,
+        typed("›", "read @plums.txt\r"),
+        typed("Plums are blue.\n```\n›", "!echo mine; exit 3\r"),
+        typed("mine\n(it ended with 3)\n›", "run `touch made`\r"),
+        typed("[n]o:", "y\r"),
+        typed("(no output)\n```\n›", "/sessions\r"),
+        typed("Read plums.txt\n›", "/nonsense\r"),
+        typed("there is no such command; /help says what there is\n›", "\x04"),
+    )
+    assert (project / "made").exists()
+    assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
+    history = folder / "state" / "culm" / "history"
+    assert "read @plums.txt" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+@contract("CLI-7")
+@pytest.mark.parametrize("key", ["\x1b", "\x03"])
+def test_escape_or_an_interrupt_stops_what_runs_and_the_next_prompt_is_there(
+    folder: Path, project: Path, key: str
+) -> None:
+    lines = talk(
+        folder,
+        project,
+        typed("›", "run `sleep 77`\r"),
+        typed("· bash sleep 77", key),
+        typed("goes on from here\n›", "\x03"),
+        typed("(Ctrl-D leaves)\n›", "/quit\r"),
+    )
+    assert "(cancelling; once more to leave at once)" in lines
+    assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
+
+
+def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:
+    lines = talk(
+        folder,
+        project,
+        typed("›", "list the files\r"),
+        typed("plums.txt\n```\n›", "/quit\r"),
+        columns=40,
+    )
+    assert "  plums.txt" in lines
+    assert lines[-4] == "ended 0"
+
+
+def test_without_a_terminal_it_says_how_it_is_used(folder: Path, project: Path) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "culm"],
+        cwd=project,
+        env=environ_of(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Example:" in done.stdout
