@@ -37,10 +37,7 @@ def places(folder: Path) -> list[str]:
 
 @asynccontextmanager
 async def open_culm(folder: Path, *args: str) -> AsyncGenerator[ProcessServer]:
-    command, *rest = args
-    async with open_process(
-        folder, "-m", "culm", command, *places(folder), *rest, env=ENV
-    ) as process:
+    async with open_process(folder, "-m", "culm", *args, *places(folder), env=ENV) as process:
         assert process.process.stdin is not None, "asked for a pipe"
         process.process.stdin.close()
         yield process
