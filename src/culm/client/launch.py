@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from culm import __version__
+from culm.client.transport import parse_address
 from culm.errors import InvalidRequest, NoServer
 from culm.settings import DETACHED, default_data_dir, default_host
 
@@ -47,9 +48,13 @@ class Wanted:
     config_file: Path | None = None
 
     def __post_init__(self) -> None:
-        if not _ADDRESS.fullmatch(self.url):
+        try:
+            if not _ADDRESS.fullmatch(self.url):
+                raise ValueError(self.url)
+            parse_address(self.url)
+        except ValueError:
             hint = "use unix:///absolute/path, tcp://host:port or https://host:port"
-            raise InvalidRequest(f"{self.url!r} is not an address", hint=hint)
+            raise InvalidRequest(f"{self.url!r} is not an address", hint=hint) from None
 
     @property
     def can_start(self) -> bool:
