@@ -129,6 +129,14 @@ class Launch:
 
     async def ready(self) -> None:
         """Wait until a server answers, this one or a faster one; raises `StartFailed`."""
+        try:
+            await self._listening()
+        finally:
+            # It outlives its client, as it should: Python warns of a child that is not waited for.
+            if self.process.poll() is None:
+                self.process.returncode = 0
+
+    async def _listening(self) -> None:
         said: deque[str] = deque(maxlen=TAIL_LINES)
         pipe = self.process.stdout
         assert pipe is not None, "asked for a pipe"
@@ -149,14 +157,13 @@ class Launch:
             raise StartFailed(self._url, reason, hint=hint)
 
     async def _has_rival(self) -> bool:
-        """Ours has ended; whether that was because another has the socket."""
+        """Ours has said its last word; whether that was because another has the socket."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + RIVAL_S
-        while not is_answered(self._url):
+        while not is_answered(self._url) or self.process.poll() is None:
             if loop.time() > end_s:
-                return False
+                return is_answered(self._url)
             await asyncio.sleep(RIVAL_AGAIN_S)
-            self.process.poll()  # Reaps it.
         return True
 
 
