@@ -32,6 +32,7 @@ bench: setup
 	@$(BIN)/python -m bench.fleet $(ARGS)
 	@$(BIN)/python -m bench.tree $(ARGS)
 	@$(BIN)/python -m bench.mirror $(ARGS)
+	@$(BIN)/python -m bench.cli $(ARGS)
 
 # More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
 soak: setup

@@ -51,7 +51,13 @@ def test_a_server_elsewhere_is_never_started() -> None:
     assert begin_start(Wanted("tcp://127.0.0.1:1"), {}) is None
 
 
-@pytest.mark.parametrize("url", ["nonsense", "unix://relative", "tcp://127.0.0.1", "ftp://x:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("nonsense", "unix://relative", "tcp://127.0.0.1", "ftp://x:1", "tcp://h:99999"),
+        *("tcp://[::1:80", "tcp://a..b:1", f"http://{'a' * 64}"),
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="is not an address"):
         Wanted(url)

@@ -4,7 +4,9 @@ What most programs need is named here; docs/client.md shows it. Each name is imp
 first used, as the commands start faster without those they do not need.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +62,17 @@ def __getattr__(name: str) -> object:
     for module, names in _WHERE.items():
         if name in names:
             found = getattr(import_module(f"culm.client.{module}"), name)
-            globals()[name] = found  # Also where a module of that name would stand otherwise.
+            globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Python notes each module it has imported in its package: `connect` stays the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in __all__:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

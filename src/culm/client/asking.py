@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from culm.client.beside import open_beside
 from culm.client.follower import Follower
 from culm.client.mirror import Mirror
 from culm.client.tree import open_tree
@@ -113,7 +114,7 @@ async def open_asked(
     """Ask, and listen while in the block; without a `session_id` it is a new session.
 
     Nobody is asked for permission here: `approve` says what is allowed (`"allow"`, `"deny"`, or
-    rules), and without it people at other clients may answer; else it is refused.
+    rules), and without it people at other clients may answer; else it is refused. Raises `Refused`.
     """
     if session_id is None:
         session_id = (await workspace.create_session(title_of(prompt))).id
@@ -130,12 +131,8 @@ async def open_asked(
             limits=limits,
             approve=approve,
         )
-        async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(asked.follow(follower), name=f"follow {run_id}")
-            try:
-                yield asked
-            finally:
-                following.cancel()
+        async with open_beside(asked.follow(follower), f"follow {run_id}"):
+            yield asked
 
 
 async def ask(
@@ -148,7 +145,7 @@ async def ask(
     limits: Limits | None = None,
     approve: Approve | None = None,
 ) -> Answer:
-    """As `open_asked`, for whoever wants only the end."""
+    """As `open_asked`, for whoever wants only the end; raises `RunLost`, `Refused`."""
     asking = open_asked(
         workspace,
         prompt,

@@ -73,8 +73,11 @@ def open_portal(opening: AbstractAsyncContextManager[T]) -> Generator[tuple[Port
                 opened.set_exception(exc)
 
     thread = threading.Thread(target=run, name="culm client", daemon=True)
-    thread.start()
-    portal, inside, stop = opened.result()
+    try:
+        thread.start()
+        portal, inside, stop = opened.result()
+    finally:
+        opened.cancel()  # Nobody waits any more, after a Ctrl-C: it leaves as soon as it is there.
     try:
         yield portal, inside
     finally:

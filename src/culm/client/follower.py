@@ -7,6 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from culm.client.beside import open_beside
 from culm.client.http import Refused
 from culm.client.mirror import Gap, Mirror
 from culm.client.stream import Backoff, Stream
@@ -91,7 +92,8 @@ async def open_mirror(
 ) -> AsyncGenerator[Follower]:
     """Follow a workspace while in the block: the sessions named, or all of them.
 
-    `interactive` says that a person is here who can be asked for permission.
+    `interactive` says that a person is here who can be asked for permission. Raises
+    `Refused` for what coming back cannot mend, as a wrong token.
     """
     mirror = Mirror()
     stream = Stream(workspace, sessions=frozenset(sessions), interactive=interactive)
@@ -107,12 +109,8 @@ async def open_mirror(
 @asynccontextmanager
 async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
     """Keep its mirror up to date while in the block."""
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(follower.run(), name="mirror")
-        try:
-            yield follower
-        finally:
-            task.cancel()
+    async with open_beside(follower.run(), "mirror"):
+        yield follower
 
 
 @asynccontextmanager
@@ -130,9 +128,5 @@ async def open_present(
             async for _ in events:
                 pass
 
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(stay(), name="present")
-        try:
-            yield
-        finally:
-            task.cancel()
+    async with open_beside(stay(), "present"):
+        yield

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from culm import __version__
+from culm.client.transport import parse_address
 from culm.errors import InvalidRequest, NoServer
 from culm.settings import DETACHED, default_data_dir, default_host
 
@@ -47,9 +48,13 @@ class Wanted:
     config_file: Path | None = None
 
     def __post_init__(self) -> None:
-        if not _ADDRESS.fullmatch(self.url):
+        try:
+            if not _ADDRESS.fullmatch(self.url):
+                raise ValueError(self.url)
+            parse_address(self.url)
+        except ValueError:
             hint = "use unix:///absolute/path, tcp://host:port or https://host:port"
-            raise InvalidRequest(f"{self.url!r} is not an address", hint=hint)
+            raise InvalidRequest(f"{self.url!r} is not an address", hint=hint) from None
 
     @property
     def can_start(self) -> bool:
@@ -124,6 +129,14 @@ class Launch:
 
     async def ready(self) -> None:
         """Wait until a server answers, this one or a faster one; raises `StartFailed`."""
+        try:
+            await self._listening()
+        finally:
+            # It outlives its client, as it should: Python warns of a child that is not waited for.
+            if self.process.poll() is None:
+                self.process.returncode = 0
+
+    async def _listening(self) -> None:
         said: deque[str] = deque(maxlen=TAIL_LINES)
         pipe = self.process.stdout
         assert pipe is not None, "asked for a pipe"
@@ -144,14 +157,13 @@ class Launch:
             raise StartFailed(self._url, reason, hint=hint)
 
     async def _has_rival(self) -> bool:
-        """Ours has ended; whether that was because another has the socket."""
+        """Ours has said its last word; whether that was because another has the socket."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + RIVAL_S
-        while not is_answered(self._url):
+        while not is_answered(self._url) or self.process.poll() is None:
             if loop.time() > end_s:
-                return False
+                return is_answered(self._url)
             await asyncio.sleep(RIVAL_AGAIN_S)
-            self.process.poll()  # Reaps it.
         return True
 
 

@@ -16,8 +16,7 @@ from culm.wire.events import CURSOR_HEADER, Envelope, Resync
 
 T = TypeVar("T")
 
-# Three heartbeats of the server: a connection that is silent for longer is dead.
-IDLE_TIMEOUT_S = 45.0
+IDLE_TIMEOUT_S = 45.0  # Three heartbeats of the server.
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 10.0
 REJOINED_S = 0.05  # It is there again; only a server that drops it at once makes this a loop.
@@ -102,6 +101,7 @@ class Stream:
         types: frozenset[str] = frozenset(),
         interactive: bool = False,
         on_connected: Callable[[], None] | None = None,
+        idle_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         self.cursor = cursor
         self.connections = 0  # How often it has been connected so far.
@@ -111,6 +111,7 @@ class Stream:
         self._sessions = sessions
         self._types = types
         self._interactive = interactive
+        self._idle_s = idle_s  # A connection that is silent for longer is dead.
 
     async def events(self) -> AsyncGenerator[Told]:
         """Yield events for ever; reconnect and rejoin as needed.
@@ -163,7 +164,7 @@ class Stream:
             if self.on_connected is not None:
                 self.on_connected()
             lines = Lines()
-            while data := await answer.piece(IDLE_TIMEOUT_S):
+            while data := await answer.piece(self._idle_s):
                 for told in lines.feed(data):
                     if told.cursor:
                         self.cursor = told.cursor
