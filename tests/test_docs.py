@@ -11,7 +11,7 @@ from tests.pages import PAGES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PROMISE = re.compile(r"^- \*\*((?:INV|EXC|FLEET|WIRE|MODEL|CFG)-\w+)\*\*", re.MULTILINE)
+PROMISE = re.compile(r"^- \*\*((?:INV|EXC|FLEET|WIRE|MODEL|CFG|CLIENT|CLI)-\w+)\*\*", re.MULTILINE)
 
 
 def promised() -> dict[str, str]:

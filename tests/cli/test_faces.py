@@ -15,6 +15,7 @@ from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, AskState
 from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
+from tests.support import contract
 
 ESCAPE = "\x1b]0;pwned\x07"
 SHOWN = r"\x1b]0;pwned\x07"
@@ -28,6 +29,7 @@ def test_a_notice_out_of_a_file_is_printed_and_not_obeyed(
     assert capsys.readouterr() == ("", f"crush.json:1: x{SHOWN}: unknown key\nhint: mend it\n")
 
 
+@contract("CLI-4")
 def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

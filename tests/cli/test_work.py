@@ -22,13 +22,14 @@ from tests.cli.conftest import Desk, Said
 from tests.cli.test_asks import say
 from tests.flow.agents_stage import AgentStage, held, open_agents, start, talk
 from tests.flow.written import open_written
-from tests.support import WAIT_S
+from tests.support import WAIT_S, contract
 
 
 def at(stage: AgentStage) -> tuple[str, ...]:
     return ("--host", stage.flow.url, "--dir", str(stage.flow.directory()))
 
 
+@contract("CLI-8")
 async def test_runs_are_shown_with_the_agents_below_them_and_stopped_with_their_session(
     tmp_path: Path, desk: Desk
 ) -> None:

@@ -17,7 +17,7 @@ from culm.testing.script import Reply, ScriptedCall
 from culm.wire.workspaces import CreateWorkspace
 from tests.flow.probes import script
 from tests.flow.runs import open_runs
-from tests.support import WAIT_S
+from tests.support import WAIT_S, contract
 
 LOOK = Reply(text="Let me look.", calls=[ScriptedCall(name="no_tool", input={})])
 HELD = Reply(deltas=["It ", "has ", "begun ", "and ", "ended."], hold_after=3)
@@ -50,6 +50,7 @@ async def test_pieces_that_are_read_late_are_all_there(tmp_path: Path) -> None:
         assert answer.text.endswith("tok199 ") or answer.text.endswith("tok199")
 
 
+@contract("CLIENT-4")
 async def test_who_leaves_the_block_stops_listening_and_not_the_run(tmp_path: Path) -> None:
     async with open_runs(tmp_path, play=script(HELD)) as stage, asyncio.timeout(WAIT_S):
         async with open_asked(stage.remote, "begin", session_id=stage.session_id) as asked:

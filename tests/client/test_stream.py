@@ -13,7 +13,7 @@ from culm.client.stream import Stream
 from culm.server.listen import Address
 from tests.flow.conftest import open_flow
 from tests.flow.drive import READ_BYTES, connect
-from tests.support import WAIT_S
+from tests.support import WAIT_S, contract
 
 IDLE_S = 0.3  # A heartbeat would come every 15 s, so in this time nothing does by itself.
 
@@ -58,6 +58,7 @@ async def open_relay(target: Address) -> AsyncGenerator[tuple[Relay, str]]:
             await asyncio.sleep(0.01)
 
 
+@contract("CLIENT-3")
 async def test_a_connection_that_falls_silent_is_given_up_and_nothing_is_missed(
     tmp_path: Path,
 ) -> None:

@@ -25,7 +25,7 @@ from tests.flow.mail_stage import OUTSIDE, post_of
 from tests.flow.probes import Probe, calling, script
 from tests.flow.relay import Asked, open_relay, routes_of
 from tests.flow.runs import open_runs
-from tests.support import WAIT_S
+from tests.support import WAIT_S, contract
 
 HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
@@ -329,6 +329,7 @@ DRIVES: dict[str, Callable[[Path], Awaitable[Asked]]] = {
 FOR_OTHERS = {"documents"}
 
 
+@contract("CLIENT-1")
 @pytest.mark.parametrize("noun", [noun for noun in BY_NOUN if noun not in FOR_OTHERS])
 async def test_every_route_of_a_noun_has_a_method_of_the_client(tmp_path: Path, noun: str) -> None:
     asked = routes_of(await DRIVES[noun](tmp_path), ROUTES)

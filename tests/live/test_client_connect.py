@@ -27,7 +27,7 @@ from tests.live.harness import (
     open_process_server,
 )
 from tests.live.test_run_command import starts
-from tests.support import WAIT_S
+from tests.support import WAIT_S, contract
 
 CLIENTS = 10
 
@@ -59,6 +59,7 @@ async def open_version(folder: Path, version: str) -> AsyncGenerator[ProcessServ
 # --- starting
 
 
+@contract("CLIENT-2")
 async def test_ten_clients_at_once_over_a_stale_socket_start_one_server(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(folder / "s"))
@@ -79,6 +80,7 @@ async def test_ten_clients_at_once_over_a_stale_socket_start_one_server(folder: 
 # --- another version
 
 
+@contract("CLIENT-2")
 async def test_an_older_server_that_hosts_nothing_is_replaced(folder: Path) -> None:
     async with open_version(folder, "0.0.1") as old, open_machine(folder):
         async with open_connected(folder) as client:
@@ -86,6 +88,7 @@ async def test_an_older_server_that_hosts_nothing_is_replaced(folder: Path) -> N
         assert (await old.wait()).status == 0
 
 
+@contract("CLIENT-2")
 async def test_an_older_server_that_hosts_something_is_used_as_it_is(folder: Path) -> None:
     async with open_version(folder, "0.0.1") as old, open_busy(old):
         async with open_connected(folder) as client:
@@ -165,6 +168,7 @@ async def test_what_answers_and_is_no_culm_is_told_as_such(folder: Path) -> None
 # --- coming back
 
 
+@contract("CLIENT-3", "CLIENT-5")
 async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))
@@ -185,6 +189,7 @@ async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder
         assert starts(folder) == 2
 
 
+@contract("CLIENT-5")
 async def test_a_server_that_was_told_to_leave_is_not_brought_back(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))

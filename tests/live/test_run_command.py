@@ -195,7 +195,7 @@ async def test_a_model_that_refuses_makes_it_fail_with_the_reason(folder: Path) 
         assert hint.startswith("hint: ")
 
 
-@contract("INV-42")
+@contract("CLI-3", "INV-42")
 async def test_ctrl_c_cancels_the_run_once_and_waits_for_its_end(folder: Path) -> None:
     async with (
         open_model_server(script(HELD)) as model,
@@ -247,7 +247,7 @@ print(running.wait())
 """
 
 
-@contract("INV-31")
+@contract("CLI-2", "INV-31")
 async def test_a_run_goes_on_when_nobody_reads_its_answer_any_more(folder: Path) -> None:
     async with (
         open_model_server(script(HELD)) as model,
@@ -288,6 +288,7 @@ async def test_a_server_that_is_killed_is_started_again_and_says_what_became_of_
     assert "culm: Interrupted" in ended.stderr
 
 
+@contract("CLI-10")
 async def test_a_server_that_is_gone_for_good_is_told_with_how_to_come_back(folder: Path) -> None:
     async with (
         open_model_server(script(HELD)) as model,
