@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 HISTORY_LINES = 1000
 MATCHES_MAX = 100
-_FILE = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
+# What ends a sentence ends a name.
+_FILE = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S*[^\s,.;:!?)]))')
 _NAMES = {"help", "new", "sessions", "session", "model", "quit"}
 
 Kind = Literal["nothing", "prompt", "shell", "help", "new", "sessions", "session", "model", "quit"]
