@@ -12,15 +12,23 @@ TITLE = "culm"
 COLUMNS, ROWS = 100, 26  # As wide as a page on a code forge shows without making it smaller.
 
 STEPS = (
-    Step("culm run 'What is in this directory?'", read_s=2.5),
     Step(
         "culm run 'Have one agent read README.md, "
         "and another replace `* 5` by `* 0.5` in garden.py and run `make test`'",
         keys=[
-            Keys(after="allow it?", text="s\n", pause_s=1.5),
-            Keys(after="allow it?", text="y\n", pause_s=1.5),
+            Keys(after="allow it?", text="s\n", pause_s=1.2),
+            Keys(after="allow it?", text="y\n", pause_s=1.2),
         ],
-        read_s=3.0,
+        read_s=2.5,
     ),
-    Step(f"culm agents | cut -c -{COLUMNS - 1}", read_s=3.0),
+    Step(
+        "culm",
+        keys=[
+            Keys(after="›", text="How many Python files are there?\n"),
+            Keys(after=".py`.\n›", text="!make test 2>&1 | tail -1\n"),
+            Keys(after="OK\n›", text="/quit\n"),
+        ],
+        read_s=0.5,
+    ),
+    Step("culm sessions && culm agents", read_s=3.0),
 )

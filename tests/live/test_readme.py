@@ -16,15 +16,13 @@ API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 ADDRESS = "127.0.0.1:7777"
 
 
-async def test_the_python_session_of_the_readme_shows_the_session_it_made(folder: Path) -> None:
+async def test_the_python_session_of_the_readme_asks_and_knows_the_session(folder: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert ADDRESS in program
-    host = ("--host", "tcp://127.0.0.1:0", "--no-auth")
-    async with open_process_server(folder, *host) as server:
-        address = server.urls[0].removeprefix("tcp://")
-        command = (sys.executable, "-c", program.replace(ADDRESS, address))
-        output = await printed_by(*command, cwd=folder, env=os.environ)
-        assert "title='from Python'" in output
+    async with open_process_server(folder) as server:
+        env = {**os.environ, "CULM_HOST": server.urls[0], "CULM_NO_DISCOVERY": "1"}
+        output = await printed_by(sys.executable, "-c", program, cwd=folder, env=env)
+        assert "entries in this directory" in output
+        assert output.splitlines()[-1].startswith("What is in this directory")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
