@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from culm import __version__
+from culm.client.asking import open_asked
 from culm.client.connect import connect
 from culm.client.follower import open_mirror
 from culm.client.http import Client, open_client
@@ -189,7 +190,26 @@ async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder
         assert starts(folder) == 2
 
 
+<<<<<<< HEAD
 @contract("CLIENT-5")
+=======
+async def test_who_asked_a_server_that_is_killed_hears_from_the_next_one_how_it_ended(
+    folder: Path,
+) -> None:
+    async with open_machine(folder), open_connected(folder) as client:
+        workspace = await client.open_workspace(make_directory(folder))
+        async with open_asked(workspace, "run `sleep 60`", approve="allow") as asked:
+            async with asyncio.timeout(WAIT_S):
+                while not await workspace.processes():
+                    await asyncio.sleep(0.02)
+            os.kill(server_pid(folder), signal.SIGKILL)
+            answer = await asked.answer()
+        assert (answer.is_complete, answer.run.outcome) == (False, "interrupted")
+        assert "offline model" in answer.text
+        assert starts(folder) == 2
+
+
+>>>>>>> 58e03686c67a27f00684824d86a9b985a9a1c328
 async def test_a_server_that_was_told_to_leave_is_not_brought_back(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))

@@ -64,7 +64,7 @@ async def test_the_examples_of_the_client_page_run_as_they_stand(folder: Path) -
         program = f"import os; os.chdir({str(project)!r})\n{NOTEBOOK}"
         argv = ("-W", "error", "-c", program, str(folder / "blocks.json"))
         async with open_process(folder, *argv, env=env) as notebook:
-            ended = await notebook.wait(RESUME_S)
+            ended = await notebook.wait(2 * RESUME_S)
     assert ended.status == 0, f"{ended.stdout}\n{ended.stderr}"
     said = [part.partition("\n")[2] for part in ended.stdout.split("--- ")[1:]]
     assert len(said) == len(blocks)
