@@ -190,9 +190,6 @@ async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder
         assert starts(folder) == 2
 
 
-<<<<<<< HEAD
-@contract("CLIENT-5")
-=======
 async def test_who_asked_a_server_that_is_killed_hears_from_the_next_one_how_it_ended(
     folder: Path,
 ) -> None:
@@ -209,7 +206,7 @@ async def test_who_asked_a_server_that_is_killed_hears_from_the_next_one_how_it_
         assert starts(folder) == 2
 
 
->>>>>>> 58e03686c67a27f00684824d86a9b985a9a1c328
+@contract("CLIENT-5")
 async def test_a_server_that_was_told_to_leave_is_not_brought_back(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))
