@@ -137,7 +137,7 @@ async def test_what_fails_beside_a_block_ends_it_and_the_block_has_the_first_wor
 
 
 @pytest.mark.parametrize(
-    "first", ["import culm.client.connect", "from culm import connect_blocking", "pass"]
+    "first", ["import culm.client.connecting", "from culm import connect_blocking", "pass"]
 )
 def test_connect_is_the_function_whatever_was_imported_before(first: str) -> None:
     program = (

@@ -14,7 +14,7 @@ from culm.cli.run_ends import status_of
 from culm.cli.server import in_words
 from culm.cli.signals import cancelling
 from culm.cli.watching import Left, Screen, SessionWatching, Watching, make_screen
-from culm.client.connect import open_connected
+from culm.client.connecting import open_connected
 from culm.client.follower import Follower
 from culm.client.http import Refused
 from culm.client.launch import Starter

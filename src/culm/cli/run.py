@@ -24,7 +24,7 @@ from culm.cli.streams import CannotWrite, let_go, write
 from culm.cli.transcript import markdown_of_run
 from culm.cli.watching import Output, Screen, Watching, make_screen
 from culm.client.asking import title_of
-from culm.client.connect import open_connected
+from culm.client.connecting import open_connected
 from culm.client.http import Refused
 from culm.client.launch import Starter
 from culm.client.tree import open_tree

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar, cast
 
 from culm.cli.place import Where
-from culm.client.connect import no_server, open_connected
+from culm.client.connecting import no_server, open_connected
 from culm.client.http import Client, Refused, open_client
 from culm.client.launch import find_token, is_answered
 from culm.client.workspace import RemoteWorkspace

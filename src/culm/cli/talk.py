@@ -29,7 +29,7 @@ from culm.cli.talk_lines import Said, Typing, parse_line, parse_prompt
 from culm.cli.watching import Screen
 from culm.client.asking import title_of
 from culm.client.blocking import Portal, open_portal
-from culm.client.connect import open_connected
+from culm.client.connecting import open_connected
 from culm.client.follower import open_present
 from culm.client.http import Refused
 from culm.client.launch import Starter

@@ -4,15 +4,13 @@ What most programs need is named here; docs/client.md shows it. Each name is imp
 first used, as the commands start faster without those they do not need.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from culm.client.asking import Answer, Asked, ask, open_asked
     from culm.client.blocking import Blocking, connect_blocking
-    from culm.client.connect import connect
+    from culm.client.connecting import connect
     from culm.client.follower import Follower, open_mirror, open_present
     from culm.client.http import Client, Refused, open_client
     from culm.client.mirror import Mirror
@@ -47,7 +45,7 @@ __all__ = [
 _WHERE = {
     "asking": ("Answer", "Asked", "ask", "open_asked"),
     "blocking": ("Blocking", "connect_blocking"),
-    "connect": ("connect",),
+    "connecting": ("connect",),
     "follower": ("Follower", "open_mirror", "open_present"),
     "http": ("Client", "Refused", "open_client"),
     "mirror": ("Mirror",),
@@ -65,14 +63,3 @@ def __getattr__(name: str) -> object:
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Package(ModuleType):
-    """Python notes each module it has imported in its package: `connect` stays the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in __all__:
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
