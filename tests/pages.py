@@ -47,18 +47,18 @@ def settings_page() -> str:
 def cli_page() -> str:
     pieces = ["# Command line", "", "Made from the commands themselves.", ""]
     root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
-    for context in _contexts(root):
+    for context in contexts(root):
         name, command = context.command_path, context.command
         pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(pieces)
 
 
-def _contexts(context: click.Context) -> Iterator[click.Context]:
+def contexts(context: click.Context) -> Iterator[click.Context]:
     """A command and all below it."""
     yield context
     if isinstance(context.command, click.Group):
         for name, command in context.command.commands.items():
-            yield from _contexts(click.Context(command, context, info_name=name))
+            yield from contexts(click.Context(command, context, info_name=name))
 
 
 def _describe(kind: Any) -> str:  # noqa: ANN401 - a type as msgspec hands it out

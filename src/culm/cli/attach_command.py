@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from culm.cli.completing import complete_session
 from culm.cli.options import at_own_server
 from culm.cli.streams import is_terminal, need_output
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("attach")
-@click.argument("name", metavar="RUN|SESSION|AGENT")
+@click.argument("name", metavar="RUN|SESSION|AGENT", shell_complete=complete_session)
 @click.option(
     "--cursor",
     default="",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from culm.cli.completing import complete_session
 from culm.cli.exits import EXIT_CANCELED
 from culm.cli.options import at_own_server
 from culm.cli.streams import is_terminal, need_output
@@ -39,7 +40,12 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
     "-c", "--continue", "latest", is_flag=True, help="Go on in the session that was used last."
 )
 @click.option(
-    "-s", "--session", default="", metavar="SESSION", help="Go on in this session: id or title."
+    "-s",
+    "--session",
+    default="",
+    metavar="SESSION",
+    shell_complete=complete_session,
+    help="Go on in this session: id or title.",
 )
 @click.option(
     "-a",
