@@ -46,19 +46,24 @@ def settings_page() -> str:
 
 def cli_page() -> str:
     pieces = ["# Command line", "", "Made from the commands themselves.", ""]
-    root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
-    for context in contexts(root):
+    for context in all_contexts():
         name, command = context.command_path, context.command
         pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(pieces)
 
 
-def contexts(context: click.Context) -> Iterator[click.Context]:
+def all_contexts() -> Iterator[click.Context]:
+    """Of every command, as a terminal of 80 columns has it."""
+    root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
+    return _contexts(root)
+
+
+def _contexts(context: click.Context) -> Iterator[click.Context]:
     """A command and all below it."""
     yield context
     if isinstance(context.command, click.Group):
         for name, command in context.command.commands.items():
-            yield from contexts(click.Context(command, context, info_name=name))
+            yield from _contexts(click.Context(command, context, info_name=name))
 
 
 def _describe(kind: Any) -> str:  # noqa: ANN401 - a type as msgspec hands it out

@@ -5,13 +5,10 @@ import re
 import click
 import pytest
 
-from culm.cli.main import culm
-from tests.pages import contexts
-
-CONTEXTS = list(contexts(click.Context(culm, info_name="culm", terminal_width=80)))
+from tests.pages import all_contexts
 
 
-@pytest.mark.parametrize("context", CONTEXTS, ids=lambda one: one.command_path)
+@pytest.mark.parametrize("context", list(all_contexts()), ids=lambda one: one.command_path)
 def test_the_help_of_a_command_has_an_example_that_names_it(context: click.Context) -> None:
     help_ = context.command.get_help(context)
     _, found, example = help_.partition("\n  Example:\n")
