@@ -45,7 +45,15 @@ def settings_page() -> str:
 
 
 def cli_page() -> str:
-    pieces = ["# Command line", "", "Made from the commands themselves.", ""]
+    pieces = [
+        "# Command line",
+        "",
+        "Made from the commands themselves. What people and scripts can rely on is in",
+        "[contract/cli.md](contract/cli.md), the lines of `--json` in",
+        "[run-lines.schema.json](run-lines.schema.json); programs in Python use the",
+        "[client](client.md).",
+        "",
+    ]
     for context in all_contexts():
         name, command = context.command_path, context.command
         pieces += [f"## `{name}`", "", "```text", command.get_help(context), "```", ""]
