@@ -132,6 +132,8 @@ class Talk:
                 say(f"hint: {told.hint}")
 
     def _do(self, said: Said) -> None:
+        if said.kind not in ("nothing", "help", "new"):
+            self.portal.wait(self._be_there())
         match said.kind:
             case "help":
                 click.echo(HELP, err=True)
@@ -149,6 +151,14 @@ class Talk:
                 self._ask(said.text)
             case _:
                 pass
+
+    async def _be_there(self) -> None:
+        """A server that has died or left since the last time is started again."""
+        try:
+            await self.workspace.refresh()
+        except (Refused, OSError):
+            opened = await self.workspace.client.open_workspace(self.where.directory)
+            self.workspace.info = opened.info
 
     def _ask(self, text: str) -> None:
         prompt = parse_prompt(text, self.where.directory)

@@ -1,9 +1,11 @@
 """What a person types at the prompt of `culm`: a line, edited, remembered and understood."""
 
 import contextlib
+import io
 import os
 import re
 import readline
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,7 @@ class Typing:
         self._directory = directory
         self._history = history
         self._matches: Sequence[str] = ()
+        self._signs = ("› ", "… ") if _knows("›…", sys.stdout.encoding) else ("> ", ". ")
 
     def __enter__(self) -> "Typing":
         with contextlib.suppress(OSError):  # Without history one can type as well.
@@ -84,6 +87,10 @@ class Typing:
         readline.set_history_length(HISTORY_LINES)
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(
+                errors="replace"
+            )  # A key of another keyboard is no reason to end.
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
         return self
@@ -95,15 +102,24 @@ class Typing:
 
     def read(self) -> str:
         """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`."""
-        lines = [input("› ")]
+        first, more = self._signs
+        lines = [input(first)]
         while lines[-1].endswith("\\"):
-            lines.append(input("… "))
+            lines.append(input(more))
         return "\n".join(line.removesuffix("\\") for line in lines)
 
     def _complete(self, text: str, state: int) -> str | None:
         if state == 0:
             self._matches = list(completions(text, self._directory))
         return self._matches[state] if state < len(self._matches) else None
+
+
+def _knows(signs: str, encoding: str) -> bool:
+    try:
+        signs.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def completions(text: str, directory: Path) -> Iterator[str]:
