@@ -1,7 +1,6 @@
 """What a person types at the prompt of `culm`: a line, edited, remembered and understood."""
 
 import contextlib
-import io
 import os
 import re
 import readline
@@ -9,7 +8,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 HISTORY_LINES = 1000
 MATCHES_MAX = 100
@@ -87,10 +89,8 @@ class Typing:
         readline.set_history_length(HISTORY_LINES)
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n")
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(
-                errors="replace"
-            )  # A key of another keyboard is no reason to end.
+        # What is no letter in this encoding is no reason to end. It is a terminal's own stream.
+        cast("TextIOWrapper", sys.stdin).reconfigure(errors="replace")
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
         return self
