@@ -2,14 +2,14 @@
 
 import pytest
 
-from culm.cli.asking import choose_model
+from culm.cli.asking import choose_model, limits_of
 from culm.cli.call_lines import head_of
 from culm.cli.run_ends import words_of
 from culm.client.asking import title_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId
 from culm.wire.config import Model, ProviderConfig, SelectedModel
-from culm.wire.runs import Run
+from culm.wire.runs import Limits, Run
 
 SESSION = SessionId("s")
 OURS = RunId("ours")
@@ -53,8 +53,26 @@ def test_a_model_that_is_not_there_or_not_clear_is_refused_with_those_that_are(
     assert refused.value.hint == hint
 
 
+def test_a_budget_is_what_it_says() -> None:
+    budgets = ["0.50", "1.5ktokens", "20steps"]
+    assert limits_of(budgets, "5m") == Limits(cost=0.5, tokens=1500, steps=20, wall_s=300)
+
+
+@pytest.mark.parametrize("text", ["0", "0.5tokens", "0steps", "9" * 400, f"{'9' * 400}steps"])
+def test_a_budget_that_would_be_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        limits_of([text], "")
+
+
+@pytest.mark.parametrize("text", ["0", "0ms", "9" * 400, "99999999999999d"])
+def test_a_time_that_would_be_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        limits_of([], text)
+
+
 def test_a_line_for_people_is_one_line_that_no_terminal_obeys() -> None:
     assert head_of("a\n\n  b\x1b[2Jc\x07") == "a b[2Jc"
+    assert head_of("a\u202eb\u2066c\ud800d") == "abcd"
     assert head_of("x" * 300) == "x" * 199 + "…"
     assert title_of("one\n two") == "one two"
     assert title_of("word " * 40) == ("word " * 10)[:49] + "…"

@@ -12,7 +12,7 @@ import pytest
 from culm.cli.agent_shown import JsonEvents
 from culm.cli.faces import Plain
 from culm.cli.json_lines import JsonLines
-from culm.cli.streams import CannotWrite, let_go, output_width
+from culm.cli.streams import CannotWrite, let_go, output_width, say
 from culm.fleet.executor import completed
 from culm.ids import MessageId
 from tests.cli.conftest import Desk, Said
@@ -55,6 +55,26 @@ def test_a_full_disk_is_told_with_what_becomes_of_the_run(
     assert capsys.readouterr() == ("", expected)
 
 
+@pytest.mark.parametrize("stderr", [FULL, "a pipe nobody reads"])
+def test_a_stderr_that_takes_nothing_costs_neither_the_answer_nor_the_status(
+    stderr: str, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    place = os.open(FULL, os.O_WRONLY) if stderr == FULL else os.dup(writing)
+    done = subprocess.run(
+        [sys.executable, "-m", "culm", "run", "--budget", "nonsense", "hello"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=place,
+        timeout=2 * WAIT_S,
+        check=False,
+    )
+    os.close(place)
+    os.close(writing)
+    assert done.returncode == 2
+
+
 def test_a_reader_who_has_left_is_told_by_the_status_of_a_closed_pipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -80,3 +100,8 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal, redirect_stdout(terminal):
         width = output_width()
     assert width == 57
+
+
+def test_what_is_said_of_a_failure_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("culm: a\x1b[2Jb\u202ec\nhint: d\re")
+    assert capsys.readouterr().err == "culm: a\\x1b[2Jb\\u202ec\nhint: d\\re\n"

@@ -25,7 +25,12 @@ from culm.client.transport import (
     Unreachable,
     parse_address,
 )
-from culm.wire.agent import Prompt
+from culm.client.workspace import RemoteWorkspace
+from culm.ids import WorkspaceId
+from culm.wire.agent import Attachment, Prompt
+from culm.wire.codec import decode
+from culm.wire.config import Config
+from culm.wire.workspaces import CreateWorkspace, Workspace
 from tests.support import WAIT_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -185,6 +190,7 @@ async def test_a_piece_is_there_before_the_line_that_ends_its_chunk() -> None:
         b"\x15\x03\x01\x00\x02\x02\x50\r\n\r\n",
         OK + b"Content-Length: -1\r\n\r\n",
         OK + b"Content-Length: 0x5\r\n\r\nhello",
+        OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nhello",
         OK + b"X: " + b"y" * HEAD_BYTES_MAX + b"\r\n\r\n",
         OK + b"X: " + b"y" * (2 * HEAD_BYTES_MAX),
         OK + b"Content-Length: 6\r\n\r\nhello",
@@ -261,6 +267,14 @@ async def test_the_bound_for_a_piece_is_for_all_that_it_waits_for(said: bytes) -
 
 
 # --- what is sent
+
+
+async def test_a_name_that_is_not_utf_8_is_the_name_of_nothing() -> None:
+    info = Workspace(WorkspaceId("w"), "/", Config())
+    async with open_client("unix:///nowhere/s") as client:
+        workspace = RemoteWorkspace(client, CreateWorkspace(), info)
+        with pytest.raises(Unreachable):  # It was asked for.
+            await workspace.run(os.fsdecode(b"\xff"))
 
 
 @BOTH
@@ -387,3 +401,23 @@ async def test_a_name_that_nobody_knows_is_told_as_such() -> None:
     with pytest.raises(Unreachable) as unreachable:
         await answered("tcp://nobody.invalid:1")
     assert "Unknown error" not in str(unreachable.value)
+
+
+# --- what is sent
+
+
+async def test_what_is_not_utf_8_is_sent_as_far_as_it_can_be() -> None:
+    bodies: list[bytes] = []
+
+    async def take(peer: Peer) -> None:
+        length = int(peer.asked.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
+        bodies.append(await peer.reader.readexactly(length))
+        await peer.say(OK + b"Content-Length: 0\r\n\r\n")
+
+    odd = os.fsdecode(b"a\xff")  # As an argument, or a variable of the environment, has it.
+    async with open_hostile(take) as url, open_client(url) as client:
+        file = Attachment(odd, odd, "text/plain", b"\xff")
+        await client.request("POST", "/", Prompt("s", odd, "", [file]))
+    assert decode(bodies[0], Prompt) == Prompt(
+        "s", "a\ufffd", "", [Attachment("a\ufffd", "a\ufffd", "text/plain", b"\xff")]
+    )

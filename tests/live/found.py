@@ -43,9 +43,13 @@ async def run_fresh(folder: Path, env: Mapping[str, str], *args: str) -> Ended:
 
 
 def server_pid(folder: Path) -> int:
-    """Who listens on the socket, as the system says."""
+    return pid_at(folder / "s")
+
+
+def pid_at(place: Path) -> int:
+    """Who listens on a socket, as the system says."""
     with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(str(folder / "s"))
+        visitor.connect(str(place))
         who = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, _, _ = struct.unpack("3i", who)
     return pid

@@ -1,14 +1,16 @@
 """`culm` without a command: a person at a real terminal talks, answers, stops and leaves."""
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from examples.recording.screen import Screen
 from examples.recording.tape import Keys, Step, play
 
+from tests.live.found import pid_at
 from tests.support import contract
 
 COLUMNS, ROWS = 60, 40
@@ -32,13 +34,22 @@ def environ_of(folder: Path) -> Mapping[str, str]:
     return {**os.environ, **own, **host}
 
 
-def talk(folder: Path, project: Path, *keys: Keys, columns: int = COLUMNS) -> list[str]:
+def talk(
+    folder: Path,
+    project: Path,
+    *keys: Keys,
+    columns: int = COLUMNS,
+    env: Mapping[str, str] | None = None,
+    on_seen: Callable[[str], None] = lambda seen: None,
+) -> list[str]:
     """Everything that was on the screen, when it is over; then how it ended, and the terminal."""
     # The shell in between must not end by an interrupt that is for culm.
     ends = f"trap : INT; {CULM}; echo ended $?; stty -a | grep -o -e '-*icanon' -e ' -*echo '"
     screen = Screen(columns, ROWS)
-    for beat in play([Step(ends, keys, shown="culm")], project, environ_of(folder), columns, ROWS):
+    around = {**environ_of(folder), **(env or {})}
+    for beat in play([Step(ends, keys, shown="culm")], project, around, columns, ROWS):
         screen.feed(beat.data)
+        on_seen("\n".join(screen.lines()))
     return [line.rstrip() for line in screen.all_lines()]
 
 
@@ -83,6 +94,40 @@ def test_escape_or_an_interrupt_stops_what_runs_and_the_next_prompt_is_there(
     )
     assert "(cancelling; once more to leave at once)" in lines
     assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_went_between_two_prompts_is_started_by_the_next(
+    folder: Path, project: Path, number: signal.Signals
+) -> None:
+    ended: list[int] = []
+
+    def end(seen: str) -> None:
+        if "Plums are blue." in seen and seen.endswith("›") and not ended:
+            ended.append(pid_at(folder / "s.sock"))
+            os.kill(ended[0], number)
+
+    lines = talk(
+        folder,
+        project,
+        typed("›", "read plums.txt\r"),
+        typed("```\n›", "list the files\r"),
+        typed("plums.txt\n```\n›", "/quit\r"),
+        on_seen=end,
+    )
+    assert ended
+    assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
+
+
+def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path) -> None:
+    lines = talk(
+        folder,
+        project,
+        typed("\n>", "caf\u00e9\r"),
+        typed("TODO\n>", "/quit\r"),
+        env={"PYTHONIOENCODING": "ascii"},
+    )
+    assert lines[-4] == "ended 0"
 
 
 def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:

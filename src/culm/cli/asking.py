@@ -7,6 +7,7 @@ import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from culm.errors import InvalidRequest
 from culm.wire.agent import Attachment
@@ -14,9 +15,13 @@ from culm.wire.codec import printable
 from culm.wire.config import ProviderConfig, SelectedModel
 from culm.wire.runs import Limits
 
+T = TypeVar("T", int, float)
+
 FILE_BYTES_MAX = 10 << 20  # As the server takes it; a test holds it to it ...
 FILES_BYTES_MAX = 44 << 20  # ... and all of them, in the text that they become on the wire.
 FILES_MAX = 100
+
+AMOUNT_MAX = 10**15  # More is a slip of the finger, and fits no wire.
 
 _MONEY = re.compile(r"\$?(\d+(?:\.\d+)?)\$?(?:usd)?", re.IGNORECASE)
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)\s*tok(?:ens?)?", re.IGNORECASE)
@@ -49,12 +54,12 @@ def limits_of(budgets: Sequence[str], timeout: str) -> Limits:
     for text in budgets:
         said = text.strip().replace(",", "")
         if (money := _MONEY.fullmatch(said)) is not None:
-            limits.cost = _positive(float(money[1]), text)
+            limits.cost = _positive(_counted(float(money[1]), text), text)
         elif (tokens := _TOKENS.fullmatch(said)) is not None:
             factor = _FACTORS[tokens[2].lower()]
-            limits.tokens = int(_positive(float(tokens[1]) * factor, text))
+            limits.tokens = _positive(int(_counted(float(tokens[1]) * factor, text)), text)
         elif (steps := _STEPS.fullmatch(said)) is not None:
-            limits.steps = int(_positive(float(steps[1]), text))
+            limits.steps = _positive(int(_counted(float(steps[1]), text)), text)
         else:
             hint = "say 0.50 (USD), 200ktokens or 20steps; it may be given for each"
             raise InvalidRequest(f"{printable(text)} is no budget", hint=hint)
@@ -65,10 +70,18 @@ def _seconds(text: str) -> float:
     found = _TIME.fullmatch(text.strip())
     if found is None:
         raise InvalidRequest(f"{printable(text)} is no time", hint="say 90, 90s, 5m or 1h")
-    return _positive(float(found[1]) * _SECONDS[(found[2] or "s").lower()], text)
+    value = float(found[1]) * _SECONDS[(found[2] or "s").lower()]
+    return _positive(_counted(value, text), text)
 
 
-def _positive(value: float, text: str) -> float:
+def _counted(value: float, text: str) -> float:
+    """A number of many digits may be infinite, which on the wire is no limit at all."""
+    if value > AMOUNT_MAX:
+        raise InvalidRequest(f"{printable(text)} is more than can be counted", hint="give less")
+    return value
+
+
+def _positive(value: T, text: str) -> T:
     """None of them may be nothing: on the wire that is no limit at all."""
     if value <= 0:
         raise InvalidRequest(f"{printable(text)} leaves nothing to do", hint="give more than 0")

@@ -22,6 +22,7 @@ from culm.client.tree import Tree, open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, RunNotFound
 from culm.ids import RunId, SessionId
+from culm.wire.runs import Run
 
 _CURSOR = re.compile(r"[0-9a-f]+\.\d+")
 
@@ -133,11 +134,8 @@ async def find_run_or_session(
     workspace: RemoteWorkspace, name: str
 ) -> tuple[SessionId, RunId | None]:
     """What is meant by a name: a run, or a session; an agent is what it does now."""
-    try:
-        found = await workspace.run(name)
-    except Refused as exc:
-        if exc.code != RunNotFound.code:
-            raise
+    found = await _find_run(workspace, name)
+    if found is None:
         named = find_named(await all_named(workspace, "session", "run", "agent"), name)
         if named.kind == "session":
             return SessionId(named.id), None
@@ -148,3 +146,12 @@ async def find_run_or_session(
         found = await workspace.run(run_id)
     # One that was folded into another is shown by that one.
     return found.session_id, RunId(found.host_run_id or found.id)
+
+
+async def _find_run(workspace: RemoteWorkspace, run_id: str) -> Run | None:
+    try:
+        return await workspace.run(run_id) if run_id else None
+    except Refused as exc:
+        if exc.code != RunNotFound.code:
+            raise
+    return None

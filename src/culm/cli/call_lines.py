@@ -22,7 +22,10 @@ DIFF_CHARS_MAX = 50_000  # Comparing more takes longer than a person looks at it
 ASSIGNMENTS_SHOWN_MAX = 10  # More are not read on one line.
 MARGIN = "  | "
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # All but tab and newline.
+# All but tab and newline; and what turns the direction of reading, or is half a character.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 # The arguments that say what a call is about.
 _TELLING: Mapping[str, tuple[str, ...]] = {
     "bash": ("command",),

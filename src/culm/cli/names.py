@@ -20,7 +20,8 @@ NEAREST_MAX = 5
 async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
     """By its id, also that of an agent's session, its beginning or its title."""
     try:
-        return (await workspace.session(SessionId(text))).id
+        if text:
+            return (await workspace.session(SessionId(text))).id
     except Refused as exc:
         if exc.code != SessionNotFound.code:
             raise

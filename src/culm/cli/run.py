@@ -28,8 +28,9 @@ from culm.client.connecting import open_connected
 from culm.client.http import Refused
 from culm.client.launch import Starter
 from culm.client.tree import open_tree
+from culm.client.watch import surely
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import NotFound
+from culm.errors import NoServer, NotFound
 from culm.ids import Ids, RunId, SessionId
 from culm.wire.agent import Attachment
 from culm.wire.agents import StartAgent
@@ -115,16 +116,26 @@ class Asking:
         run_id = Ids().run()
 
         async def give() -> None:
-            await workspace.prompt(
-                session_id,
-                options.prompt,
-                run_id=run_id,
-                attachments=options.attachments,
-                limits=options.limits,
-                model=model,
-                interactive=options.interactive,
-                approve=options.approve,
+            # The same run id is the same run, however often it is told.
+            giving = surely(
+                workspace,
+                lambda: workspace.prompt(
+                    session_id,
+                    options.prompt,
+                    run_id=run_id,
+                    attachments=options.attachments,
+                    limits=options.limits,
+                    model=model,
+                    interactive=options.interactive,
+                    approve=options.approve,
+                ),
             )
+            try:
+                await giving
+            except OSError as exc:
+                words = f"the server has gone, and has not said whether it was asked: {exc}"
+                hint = f"`culm attach {run_id}` shows what became of it, if it was"
+                raise NoServer(words, hint=hint) from exc
 
         if options.detach:
             self.is_asked = True

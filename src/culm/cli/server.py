@@ -5,12 +5,14 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar, cast
 
+from msgspec import MsgspecError
+
 from culm.cli.place import Where
 from culm.client.connecting import no_server, open_connected
 from culm.client.http import Client, Refused, open_client
 from culm.client.launch import find_token, is_answered
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import Failed
+from culm.errors import Failed, NoServer
 
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
     """Run to the end; what a server or a connection says against it becomes an `AppError`."""
     try:
         return asyncio.run(doing)
-    except (Refused, OSError, ExceptionGroup) as exc:
+    except (Refused, OSError, MsgspecError, ExceptionGroup) as exc:
         raise in_words(exc, url) from exc
 
 
@@ -75,4 +77,6 @@ def in_words(exc: Exception, url: str) -> Exception:
     exc = first_of(exc)
     if isinstance(exc, Refused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
+    if isinstance(exc, MsgspecError):
+        return NoServer(f"what answers at {url} does not speak as culm does: {exc}")
     return no_server(url, exc) if isinstance(exc, Refused | OSError) else exc

@@ -1,14 +1,18 @@
 """The standard streams: what is done when one is closed, or cannot be written."""
 
+import io
 import os
 import shutil
 import sys
 from contextlib import suppress
-from typing import IO, AnyStr
+from typing import IO, TYPE_CHECKING, AnyStr
 
 import click
 
 from culm.cli.exits import EXIT_CLOSED, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 
 class CannotWrite(Exception):
@@ -35,6 +39,23 @@ def fill_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    elif sys.stderr is sys.__stderr__ and not sys.stderr.isatty():
+        written = io.BufferedWriter(_Unheard(2, "w", closefd=False))
+        encoding, errors = sys.stderr.encoding, sys.stderr.errors
+        sys.stderr = io.TextIOWrapper(written, encoding, errors, line_buffering=True)
+
+
+class _Unheard(io.FileIO):
+    """A stderr that may be full, or whose reader has left.
+
+    What is noted there is lost then, and the answer is not; nor is the exit status.
+    """
+
+    def write(self, data: "Buffer", /) -> int:
+        with suppress(OSError):
+            if (count := super().write(data)) is not None:
+                return count
+        return len(memoryview(data))
 
 
 def need_output() -> None:
@@ -62,6 +83,13 @@ def write(stream: IO[AnyStr], data: AnyStr) -> None:
         stream.flush()
     except OSError as exc:
         raise CannotWrite(exc) from exc
+
+
+def say(words: str) -> None:
+    """Tell a person; a message may repeat what a file, a model or a server said."""
+    from culm.wire.codec import printable  # Not needed by whoever says nothing.
+
+    click.echo("\n".join(map(printable, words.split("\n"))), err=True)
 
 
 def let_go(exc: CannotWrite, fate: str = "") -> int:

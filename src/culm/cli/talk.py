@@ -24,7 +24,7 @@ from culm.cli.region import find_region
 from culm.cli.run import Asking, RunOptions
 from culm.cli.server import in_words
 from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go
+from culm.cli.streams import CannotWrite, let_go, say
 from culm.cli.talk_lines import Said, Typing, parse_line, parse_prompt
 from culm.cli.watching import Screen
 from culm.client.asking import title_of
@@ -98,9 +98,9 @@ class Talk:
     model: str = ""
 
     def run(self, typing: Typing) -> int:
-        click.echo(f"culm in {self.where.directory}; /help says what to type", err=True)
+        say(f"culm in {self.where.directory}; /help says what to type")
         for notice in self.workspace.info.notices:
-            click.echo(f"notice: {without_controls(notice)}", err=True)
+            say(f"notice: {notice}")
         while True:
             try:
                 said = parse_line(typing.read())
@@ -127,11 +127,13 @@ class Talk:
             told = in_words(exc, self.where.server.url)
             if not isinstance(told, AppError):
                 raise told from exc
-            click.echo(f"culm: {told.message}", err=True)
+            say(f"culm: {told.message}")
             if told.hint:
-                click.echo(f"hint: {told.hint}", err=True)
+                say(f"hint: {told.hint}")
 
     def _do(self, said: Said) -> None:
+        if said.kind not in ("nothing", "help", "new"):
+            self.portal.wait(self._be_there())
         match said.kind:
             case "help":
                 click.echo(HELP, err=True)
@@ -149,6 +151,14 @@ class Talk:
                 self._ask(said.text)
             case _:
                 pass
+
+    async def _be_there(self) -> None:
+        """A server that has died or left since the last time is started again."""
+        try:
+            await self.workspace.refresh()
+        except (Refused, OSError):
+            opened = await self.workspace.client.open_workspace(self.where.directory)
+            self.workspace.info = opened.info
 
     def _ask(self, text: str) -> None:
         prompt = parse_prompt(text, self.where.directory)
@@ -200,6 +210,6 @@ class Talk:
             self.model = f"{chosen.provider}/{chosen.model}"
         elif not self.model:
             chosen = self.portal.wait(self.workspace.agent_info()).model_cfg
-            click.echo(f"{chosen.provider}/{chosen.model}", err=True)
+            say(f"{chosen.provider}/{chosen.model}")
             return
-        click.echo(self.model, err=True)
+        say(self.model)

@@ -4,10 +4,14 @@ import contextlib
 import os
 import re
 import readline
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 HISTORY_LINES = 1000
 MATCHES_MAX = 100
@@ -75,6 +79,7 @@ class Typing:
         self._directory = directory
         self._history = history
         self._matches: Sequence[str] = ()
+        self._signs = ("› ", "… ") if _knows("›…", sys.stdout.encoding) else ("> ", ". ")
 
     def __enter__(self) -> "Typing":
         with contextlib.suppress(OSError):  # Without history one can type as well.
@@ -85,6 +90,8 @@ class Typing:
         readline.set_history_length(HISTORY_LINES)
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n")
+        # What is no letter in this encoding is no reason to end. It is a terminal's own stream.
+        cast("TextIOWrapper", sys.stdin).reconfigure(errors="replace")
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
         return self
@@ -96,15 +103,24 @@ class Typing:
 
     def read(self) -> str:
         """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`."""
-        lines = [input("› ")]
+        first, more = self._signs
+        lines = [input(first)]
         while lines[-1].endswith("\\"):
-            lines.append(input("… "))
+            lines.append(input(more))
         return "\n".join(line.removesuffix("\\") for line in lines)
 
     def _complete(self, text: str, state: int) -> str | None:
         if state == 0:
             self._matches = list(completions(text, self._directory))
         return self._matches[state] if state < len(self._matches) else None
+
+
+def _knows(signs: str, encoding: str) -> bool:
+    try:
+        signs.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def completions(text: str, directory: Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ from culm.client.follower import Follower
 from culm.client.http import Refused
 from culm.client.mirror import Mirror
 from culm.client.tree import Tree
-from culm.client.watch import catch_up, follow_run
+from culm.client.watch import catch_up, follow_run, surely
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId
 from culm.wire.messages import Message, full_text
@@ -169,7 +169,7 @@ class Watching:
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         self._screen.face.note("(cancelling; once more to leave at once)")
         with suppress(Refused, OSError):  # What came of it is told by the run itself.
-            await self._workspace.cancel_run(self._run_id)
+            await surely(self._workspace, lambda: self._workspace.cancel_run(self._run_id))
 
 
 class SessionWatching:

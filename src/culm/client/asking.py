@@ -12,7 +12,7 @@ from culm.client.beside import open_beside
 from culm.client.follower import Follower
 from culm.client.mirror import Mirror
 from culm.client.tree import open_tree
-from culm.client.watch import catch_up, follow_run
+from culm.client.watch import catch_up, follow_run, surely
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, MessageId, RunId, SessionId
 from culm.wire.agent import Attachment
@@ -122,14 +122,18 @@ async def open_asked(
     async with open_tree(workspace, session_id, run_id) as (follower, _):
         await follower.connected()
         asked = Asked(workspace, session_id, run_id)
-        await workspace.prompt(
-            session_id,
-            prompt,
-            run_id=run_id,
-            model=model,
-            attachments=attachments,
-            limits=limits,
-            approve=approve,
+        # The same run id is the same run, however often it is told.
+        await surely(
+            workspace,
+            lambda: workspace.prompt(
+                session_id,
+                prompt,
+                run_id=run_id,
+                model=model,
+                attachments=attachments,
+                limits=limits,
+                approve=approve,
+            ),
         )
         async with open_beside(asked.follow(follower), f"follow {run_id}"):
             yield asked

@@ -16,7 +16,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
 from culm.wire.agents import RingProject
-from culm.wire.codec import clean, decode, encode
+from culm.wire.codec import clean, decode, encodable, encode
 from culm.wire.state import Problem
 from culm.wire.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 
@@ -179,7 +179,7 @@ class Client:
         timeout_s: float | None = REQUEST_TIMEOUT_S,
     ) -> tuple[Mapping[str, str], bytes]:
         """As `request`, with the answer's headers, whose names are in small letters."""
-        data = b"" if body is None else encode(body)
+        data = b"" if body is None else _encoded(body)
         async with asyncio.timeout(timeout_s), self._transport.open(method, path, data) as answer:
             await _check(answer)
             return answer.headers, await answer.read()
@@ -192,6 +192,14 @@ class Client:
                 answer = await stack.enter_async_context(self._transport.open("GET", path))
                 await _check(answer)
             yield answer
+
+
+def _encoded(body: msgspec.Struct) -> bytes:
+    """What an environment, a file's name or an argument may have that is not UTF-8 is replaced."""
+    try:
+        return encode(body)
+    except UnicodeEncodeError:
+        return encode(encodable(body))
 
 
 async def _check(answer: Answer) -> None:

@@ -21,6 +21,7 @@ PIECE_BYTES = 64 << 10  # Of what is sent or read at once.
 NO_HTTP = "what answers does not speak HTTP"
 BROKE_OFF = "the answer broke off"
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
+_LENGTH = re.compile(r"[0-9]{1,15}")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -120,7 +121,7 @@ class Answer:
         length = self.headers.get("content-length")
         if length is None:
             return None
-        if not length.isdecimal():
+        if not _LENGTH.fullmatch(length):
             raise Unreachable(NO_HTTP)
         return int(length)
 

@@ -5,17 +5,20 @@ nobody.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from culm.client.follower import Follower
 from culm.client.http import Refused
 from culm.client.mirror import Mirror
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import Failed, RunNotFound
+from culm.errors import Failed, RunNotFound, WorkspaceNotFound
 from culm.ids import MessageId, RunId
 from culm.wire.messages import Message, is_finished
 from culm.wire.runs import Run
+
+T = TypeVar("T")
 
 AGAIN_S = 0.05
 LOOK_S = 2.0  # A server that died says nothing, so it is asked as often as this.
@@ -27,6 +30,28 @@ class RunLost(Failed):
     """Nobody says any more how a run stands. It was not cancelled."""
 
     code = "run_lost"
+
+
+async def surely(workspace: RemoteWorkspace, do: Callable[[], Awaitable[T]]) -> T:
+    """Do what may be told twice, in spite of a server that dies of it or just now restarts.
+
+    Raises as `do` does, `OSError` only if the server stays away.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + GONE_S
+    while True:
+        try:
+            return await do()
+        except OSError:
+            if loop.time() > end_s:
+                raise
+            await workspace.client.revive()
+        except Refused as exc:
+            if exc.code != WorkspaceNotFound.code or loop.time() > end_s:
+                raise
+            with suppress(Refused, OSError):
+                await workspace.rejoin()
+        await asyncio.sleep(AGAIN_S)
 
 
 async def follow_run(

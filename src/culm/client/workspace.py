@@ -182,7 +182,7 @@ class RemoteWorkspace:
 
     async def default_small_model(self, provider_id: str) -> SelectedModel:
         """The small model of a provider that a person may be proposed."""
-        path = self.path(f"/agent/default-small-model?provider_id={quote(provider_id, safe='')}")
+        path = self.path(f"/agent/default-small-model?provider_id={_quoted(provider_id)}")
         return await self.client.ask("GET", path, SelectedModel)
 
     async def agent_session(self, session_id: SessionId) -> Session:
@@ -308,7 +308,7 @@ class RemoteWorkspace:
 
     async def agents(self, below: str = "") -> list[Agent]:
         """All agents, or those below one, in the order they were started."""
-        path = self.path(f"/agents?below={quote(below, safe='')}")
+        path = self.path(f"/agents?below={_quoted(below)}")
         return await self.client.ask("GET", path, list[Agent])
 
     async def agent(self, agent_id: str) -> AgentDetails:
@@ -344,7 +344,7 @@ class RemoteWorkspace:
         return await self.client.ask("GET", self._letter_path(letter_id), LetterShown)
 
     async def letters(self, agent_id: str = "") -> list[LetterShown]:
-        path = self.path(f"/mail?agent={quote(agent_id, safe='')}")
+        path = self.path(f"/mail?agent={_quoted(agent_id)}")
         return await self.client.ask("GET", path, list[LetterShown])
 
     async def ring(self, agent_id: str = "") -> None:
@@ -375,12 +375,12 @@ class RemoteWorkspace:
 
     async def remove_grant(self, grant_id: str) -> None:
         """Take a grant back: nothing more is let through by it."""
-        path = self.path(f"/permissions/grants/{quote(grant_id, safe='')}")
+        path = self.path(f"/permissions/grants/{_quoted(grant_id)}")
         await self.client.request("DELETE", path)
 
     async def is_skipped(self, session_id: str = "") -> bool:
         """Whether calls go ahead without being asked for, in a session or in all."""
-        path = self.path(f"/permissions/skip?session_id={quote(session_id, safe='')}")
+        path = self.path(f"/permissions/skip?session_id={_quoted(session_id)}")
         return (await self.client.ask("GET", path, Skip)).skip
 
     async def set_skip(self, *, on: bool, session_id: str = "") -> None:
@@ -408,17 +408,22 @@ class RemoteWorkspace:
         return (await self.client.ask("POST", path, Resolved, body)).resolved
 
     def _agent_path(self, agent_id: str) -> str:
-        return self.path(f"/agents/{quote(agent_id, safe='')}")
+        return self.path(f"/agents/{_quoted(agent_id)}")
 
     def _letter_path(self, letter_id: str) -> str:
-        return self.path(f"/mail/letters/{quote(letter_id, safe='')}")
+        return self.path(f"/mail/letters/{_quoted(letter_id)}")
 
     def _run_path(self, run_id: str) -> str:
-        return self.path(f"/runs/{quote(run_id, safe='')}")
+        return self.path(f"/runs/{_quoted(run_id)}")
 
     def _talk_path(self, session_id: SessionId, rest: str = "") -> str:
         """What is said in a session to the agent, and waits to be."""
-        return self.path(f"/agent/sessions/{quote(session_id, safe='')}{rest}")
+        return self.path(f"/agent/sessions/{_quoted(session_id)}{rest}")
 
     def _session_path(self, session_id: SessionId) -> str:
-        return self.path(f"/sessions/{quote(session_id, safe='')}")
+        return self.path(f"/sessions/{_quoted(session_id)}")
+
+
+def _quoted(name: str) -> str:
+    """As a part of an address; what is not UTF-8 names nothing there is."""
+    return quote(name, safe="", errors="replace")
