@@ -223,7 +223,9 @@ class Asking:
         if options.session:
             return await find_session(workspace, options.session)
         if not options.latest:
-            return (await workspace.create_session(title_of(options.prompt))).id
+            title = title_of(options.prompt)
+            # One that is begun and not used harms nobody.
+            return (await surely(workspace, lambda: workspace.create_session(title))).id
         sessions = await workspace.sessions()
         if not sessions:
             raise NotFound("there is no session to continue", hint="leave out --continue")
