@@ -105,3 +105,17 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_said_of_a_failure_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("culm: a\x1b[2Jb\u202ec\nhint: d\re")
     assert capsys.readouterr().err == "culm: a\\x1b[2Jb\\u202ec\nhint: d\\re\n"
+
+
+def test_a_stdin_that_cannot_be_read_is_wrong_usage(tmp_path: Path) -> None:
+    with (tmp_path / "written").open("w") as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "culm", "run", "hello"],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=2 * WAIT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "culm: cannot read stdin: Bad file descriptor\n"

@@ -135,3 +135,17 @@ def test_in_a_directory_that_is_not_there_nothing_is_started_or_made(tmp_path: P
     with pytest.raises(NoServer, match=f"there is no directory {tmp_path}/nowhere"):
         begin_start(Wanted(url), {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"a\nX: y", b"\xff", "\u2026".encode(), b"a b"])
+def test_what_cannot_be_sent_as_a_token_is_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequest, match="is no token"):
+        find_token(Wanted("tcp://there:1"), file, {})
+
+
+def test_a_token_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert find_token(Wanted("tcp://there:1"), file, {}) == "secret"

@@ -141,6 +141,7 @@ async def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
         ([], "there is no prompt"),
         (["--session", "s", "--continue", "go"], "exclude each other"),
         (["--model", "nobody/nothing", "go"], "no provider has a model nobody/nothing"),
+        (["--role", "nobody", "go"], "there is no role 'nobody'"),
         (["--deny", "fetch:a.b", "go"], "fetch has no command and no path to match"),
     ],
 )

@@ -24,7 +24,7 @@ from culm.errors import InvalidRequest, RunNotFound
 from culm.ids import RunId, SessionId
 from culm.wire.runs import Run
 
-_CURSOR = re.compile(r"[0-9a-f]+\.\d+")
+_CURSOR = re.compile(r"[0-9a-f]{1,64}\.[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)

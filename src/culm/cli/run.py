@@ -30,7 +30,7 @@ from culm.client.launch import Starter
 from culm.client.tree import open_tree
 from culm.client.watch import surely
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import NoServer, NotFound
+from culm.errors import InvalidRequest, NoServer, NotFound
 from culm.ids import Ids, RunId, SessionId
 from culm.wire.agent import Attachment
 from culm.wire.agents import StartAgent
@@ -136,6 +136,8 @@ class Asking:
                 words = f"the server has gone, and has not said whether it was asked: {exc}"
                 hint = f"`culm attach {run_id}` shows what became of it, if it was"
                 raise NoServer(words, hint=hint) from exc
+            except Refused as exc:
+                raise _nothing_started(exc) from exc
 
         if options.detach:
             self.is_asked = True
@@ -173,7 +175,10 @@ class Asking:
             approve=None if options.approve is None else msgspec.to_builtins(options.approve),
         )
         self.is_asked = True
-        agent = await workspace.start_agent(wish)
+        try:
+            agent = await workspace.start_agent(wish)
+        except Refused as exc:
+            raise _nothing_started(exc) from exc
         if options.detach:
             return self._detached(agent.run_id, agent.session_id), True
         following = open_tree(
@@ -218,8 +223,17 @@ class Asking:
         if options.session:
             return await find_session(workspace, options.session)
         if not options.latest:
-            return (await workspace.create_session(title_of(options.prompt))).id
+            title = title_of(options.prompt)
+            # One that is begun and not used harms nobody.
+            return (await surely(workspace, lambda: workspace.create_session(title))).id
         sessions = await workspace.sessions()
         if not sessions:
             raise NotFound("there is no session to continue", hint="leave out --continue")
         return sessions[0].id
+
+
+def _nothing_started(exc: Refused) -> Exception:
+    """A prompt that is refused: if that is for what was asked, it is wrong usage."""
+    if exc.status in (400, 404, 413):
+        return InvalidRequest(exc.message, hint=exc.hint)
+    return exc

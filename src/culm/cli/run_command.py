@@ -218,7 +218,10 @@ def _read_prompt(words: tuple[str, ...], *, needs_one: bool) -> str:
     pieces = [" ".join(words).strip()]
     if sys.stdin is not None and not sys.stdin.isatty():
         _tell_if_silent(sys.stdin.fileno())
-        piped = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
+        try:
+            piped = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
+        except OSError as exc:
+            raise InvalidRequest(f"cannot read stdin: {exc.strerror}") from exc
         if len(piped) > STDIN_BYTES_MAX:
             raise click.UsageError(f"stdin may have at most {STDIN_BYTES_MAX >> 20} MiB")
         pieces.append(piped.decode(errors="replace").strip())

@@ -117,7 +117,9 @@ async def open_asked(
     rules), and without it people at other clients may answer; else it is refused. Raises `Refused`.
     """
     if session_id is None:
-        session_id = (await workspace.create_session(title_of(prompt))).id
+        # One that is begun and not used harms nobody.
+        title = title_of(prompt)
+        session_id = (await surely(workspace, lambda: workspace.create_session(title))).id
     run_id = Ids().run()
     async with open_tree(workspace, session_id, run_id) as (follower, _):
         await follower.connected()

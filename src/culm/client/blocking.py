@@ -6,8 +6,16 @@ Owns a thread with an event loop, in which the client lives for as long as the b
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -32,26 +40,55 @@ T = TypeVar("T")
 CLOSE_S = 10.0  # To let go of a server takes a moment; nobody waits longer for one that hangs.
 
 
+class Ended(Failed):
+    code = "connection_ended"
+
+    def __init__(self) -> None:
+        super().__init__("the connection to the server has ended", hint="connect again")
+
+
 class Portal:
     """An event loop in another thread. Made by `open_portal`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self._is_over = False
+        self._cancels: set[Callable[[], bool]] = set()  # Of what was started and is not done.
 
     def start(self, doing: Coroutine[None, None, T]) -> Future[T]:
         """Do it there; raises `Failed` if that has come to its end."""
         if self.loop.is_closed():
             doing.close()
-            raise Failed("the connection to the server has ended", hint="connect again")
-        return asyncio.run_coroutine_threadsafe(doing, self.loop)
+            raise Ended
+        future = asyncio.run_coroutine_threadsafe(doing, self.loop)
+        self._cancels.add(future.cancel)
+        future.add_done_callback(lambda done: self._cancels.discard(done.cancel))
+        if self._is_over:  # Meanwhile: a loop that has stopped begins nothing.
+            future.cancel()
+        return future
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for what was started; raises `Failed` if its loop ends before."""
+        try:
+            return future.result()
+        except CancelledError:
+            if self._is_over:
+                raise Ended from None
+            raise
 
     def wait(self, doing: Coroutine[None, None, T]) -> T:
         """Do it there, and wait for it here. Ctrl-C cancels it."""
         future = self.start(doing)
         try:
-            return future.result()
+            return self.result(future)
         finally:
             future.cancel()
+
+    def end(self) -> None:
+        """Nothing is done there any more; whoever still waits is told."""
+        self._is_over = True
+        for cancel in list(self._cancels):
+            cancel()
 
 
 @contextmanager
@@ -60,10 +97,14 @@ def open_portal(opening: AbstractAsyncContextManager[T]) -> Generator[tuple[Port
     opened: Future[tuple[Portal, T, asyncio.Event]] = Future()
 
     async def live() -> None:
-        async with opening as inside:
-            stop = asyncio.Event()
-            opened.set_result((Portal(asyncio.get_running_loop()), inside, stop))
-            await stop.wait()
+        portal = Portal(asyncio.get_running_loop())
+        try:
+            async with opening as inside:
+                stop = asyncio.Event()
+                opened.set_result((portal, inside, stop))
+                await stop.wait()
+        finally:
+            portal.end()
 
     def run() -> None:
         try:
@@ -129,20 +170,18 @@ class Blocking:
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         async def pump() -> None:
-            try:
-                opening = open_asked(self.workspace, prompt, session_id=session_id, approve=approve)
-                async with opening as asked:
-                    async for piece in asked.pieces():
-                        pieces.put(piece)
-                    await asked.answer()  # Raises what went wrong.
-            finally:
-                pieces.put(None)
+            opening = open_asked(self.workspace, prompt, session_id=session_id, approve=approve)
+            async with opening as asked:
+                async for piece in asked.pieces():
+                    pieces.put(piece)
+                await asked.answer()  # Raises what went wrong.
 
         pumping = self._portal.start(pump())
+        pumping.add_done_callback(lambda _: pieces.put(None))
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            pumping.result()
+            self._portal.result(pumping)
         finally:
             pumping.cancel()
 

@@ -29,6 +29,7 @@ RIVAL_AGAIN_S = 0.02
 TAIL_LINES = 12  # What a failed start says last; the reason is among it.
 LINE_BYTES_MAX = 1 << 20
 
+_TOKEN = re.compile(rb"[!-~]*")  # As a header has it; an empty one is none.
 _ADDRESS = re.compile(r"unix:///.+|tcp://\S+:\d+|https?://\S+")
 
 
@@ -198,7 +199,7 @@ class Starter:
 
 
 def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str | None:
-    """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable.
+    """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable, or none.
 
     Without a `file` it is in the data directory, unless the server asks for none.
     """
@@ -206,11 +207,14 @@ def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str
         return None
     place = file or (wanted.data_dir or default_data_dir(env)) / "token"
     try:
-        return place.read_text().strip()
+        token = place.read_bytes().strip()
     except OSError as exc:
         if file is None:
             return None
         raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
+    if not _TOKEN.fullmatch(token):  # It becomes a line of every request.
+        raise InvalidRequest(f"what is in {place} is no token", hint="give another --token-file")
+    return token.decode()
 
 
 Age = Literal["ours", "older", "newer"]
