@@ -130,6 +130,18 @@ def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path
     assert lines[-4] == "ended 0"
 
 
+def test_lines_that_are_pasted_are_one_prompt(folder: Path, project: Path) -> None:
+    keys = (
+        typed("›", "\x1b[200~list\nthe files\n!touch made\x1b[201~"),
+        typed("!touch made", "\r"),
+        typed("plums.txt\n```\n›", "/quit\r"),
+    )
+    beats = list(play([Step(CULM, keys)], project, environ_of(folder), COLUMNS, ROWS))
+    # A terminal brackets what is pasted only if it is told to.
+    assert b"\x1b[?2004h" in b"".join(beat.data for beat in beats)
+    assert not (project / "made").exists()
+
+
 def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:
     lines = talk(
         folder,

@@ -93,6 +93,9 @@ class Typing:
         cast("TextIOWrapper", sys.stdin).reconfigure(errors="replace")
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+        if not is_libedit:
+            # Else each line that is pasted would be a prompt, or a command; Python has it off.
+            readline.parse_and_bind("set enable-bracketed-paste on")
         return self
 
     def __exit__(self, *_: object) -> None:
