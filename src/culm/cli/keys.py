@@ -61,7 +61,7 @@ class Keys:
             keys = os.read(self._descriptor, KEYS_BYTES_MAX)
         except OSError:
             keys = b""
-        if keys == ESCAPE:
-            self._on_escape()
-        elif not keys:  # Nobody sits there any more.
+        if not keys:  # Nobody sits there any more.
             asyncio.get_running_loop().remove_reader(self._descriptor)
+        elif not keys.strip(ESCAPE):  # Once, or more than once by who is in a hurry.
+            self._on_escape()

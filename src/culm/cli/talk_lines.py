@@ -61,12 +61,14 @@ def parse_prompt(text: str, directory: Path) -> Prompt:
     others: dict[str, None] = {}
 
     def name(found: re.Match[str]) -> str:
-        file = directory / Path(found[1] or found[2]).expanduser()
-        if not file.is_file():
-            others[found[0]] = None
-            return found[0]
-        files[file] = None
-        return found[1] or found[2]
+        # A home nobody has, a name too long for a file: whatever it is, it is none.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            file = directory / Path(found[1] or found[2]).expanduser()
+            if file.is_file():
+                files[file] = None
+                return found[1] or found[2]
+        others[found[0]] = None
+        return found[0]
 
     return Prompt(_FILE.sub(name, text), list(files), list(others))
 
@@ -131,7 +133,7 @@ def completions(text: str, directory: Path) -> Iterator[str]:
         yield from sorted(f"/{name} " for name in _NAMES if name.startswith(text[1:]))
     elif text.startswith("@"):
         folder, slash, start = text[1:].rpartition("/")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             place = directory / Path(folder + slash).expanduser()
             names = sorted(entry.name for entry in os.scandir(place))
             found = [n for n in names if n.startswith(start) and (start or not n.startswith("."))]
