@@ -46,3 +46,9 @@ def test_a_word_becomes_a_command_or_a_path(tmp_path: Path) -> None:
     assert list(completions("@docs/c", tmp_path)) == ["@docs/cli.md "]
     assert list(completions("@nowhere/", tmp_path)) == []
     assert list(completions("plain", tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["@~nobody-has-this-name/x", f"@{'x' * 300}", "@a\0b", "@none"])
+def test_what_can_be_no_file_is_sent_as_it_is(tmp_path: Path, name: str) -> None:
+    assert parse_prompt(f"{name} hi", tmp_path) == Prompt(f"{name} hi", [], [name])
+    assert list(completions(f"{name}/", tmp_path)) == []

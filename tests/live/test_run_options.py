@@ -135,7 +135,7 @@ async def test_an_agent_of_a_role_does_it_in_a_session_of_its_own(folder: Path) 
         assert ended.status == 0, ended.stderr
         assert last_of(ended.stdout)["outcome"] == "end_turn"
         unknown = await run(folder, "--role", "poet", "rhyme")
-        assert (unknown.status, unknown.stdout) == (1, "")
+        assert (unknown.status, unknown.stdout) == (2, "")
         assert "poet" in unknown.stderr
 
 

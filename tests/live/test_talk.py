@@ -89,7 +89,7 @@ def test_escape_or_an_interrupt_stops_what_runs_and_the_next_prompt_is_there(
         project,
         typed("›", "run `sleep 77`\r"),
         typed("· bash sleep 77", key),
-        typed("goes on from here\n›", "\x03"),
+        typed("culm: cancelled\n›", "\x03"),
         typed("(Ctrl-D leaves)\n›", "/quit\r"),
     )
     assert "(cancelling; once more to leave at once)" in lines
@@ -128,6 +128,18 @@ def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path
         env={"PYTHONIOENCODING": "ascii"},
     )
     assert lines[-4] == "ended 0"
+
+
+def test_lines_that_are_pasted_are_one_prompt(folder: Path, project: Path) -> None:
+    keys = (
+        typed("›", "\x1b[200~list\nthe files\n!touch made\x1b[201~"),
+        typed("!touch made", "\r"),
+        typed("plums.txt\n```\n›", "/quit\r"),
+    )
+    beats = list(play([Step(CULM, keys)], project, environ_of(folder), COLUMNS, ROWS))
+    # A terminal brackets what is pasted only if it is told to.
+    assert b"\x1b[?2004h" in b"".join(beat.data for beat in beats)
+    assert not (project / "made").exists()
 
 
 def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:

@@ -256,8 +256,8 @@ def call(
     \b
     Exit status:
       0        it is done
-      1        it is not, or nobody could be called; stderr says why
-      2        wrong usage
+      1        it is not; stderr says why
+      2        wrong usage, or nobody has that id or role
       4        cancelled
       128 + n  ended at once by a second signal n; 141: nobody reads stdout
 

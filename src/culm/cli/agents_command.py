@@ -29,6 +29,8 @@ def agents(
 ) -> None:
     """List the agents of a project as a tree, those of the latest sessions first.
 
+    Of sessions without agents there are the latest 20; `culm sessions` has all.
+
     A session that people began has an agent of its own, with the session's id; its state is that of
     the run at work there, or of the latest one, and "-" if there was none. The cost
     is that of an agent and all below it.

@@ -109,7 +109,8 @@ def _attachment(file: Path) -> Attachment:
         with file.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
     except OSError as exc:
-        raise InvalidRequest(f"cannot attach {name}: {exc.strerror}") from exc
+        hint = "a path is from the directory you are in"
+        raise InvalidRequest(f"cannot attach {name}: {exc.strerror}", hint=hint) from exc
     if len(content) > FILE_BYTES_MAX:
         hint = "let the agent read a part of it: it can"
         message = f"cannot attach {name}: it has more than {FILE_BYTES_MAX >> 20} MiB"

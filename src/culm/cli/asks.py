@@ -111,7 +111,7 @@ def settle(where: Where, ask_ids: Sequence[str], action: Action) -> int:
     none: tuple[list[Given], Names] | None = None if ask_ids else ([], {})
     given, names = _found(where, look(where, give, none))
     if not given:
-        click.echo("nothing is to be allowed here", err=True)
+        click.echo("nothing is asked here", err=True)
     late = too_late(given, action)
     for ask, _ in given:
         state = "denied" if action == "deny" else "allowed"

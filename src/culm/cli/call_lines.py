@@ -76,7 +76,8 @@ def call_line(call: ToolCall) -> str:
     else:
         values = [given.get(name) for name in _TELLING.get(call.name, ())]
         told = [value for value in values if isinstance(value, str) and value]
-    return f"→ {head_of(call.name)} {head_of(' '.join(told) or call.input)}"
+    said = " ".join(told) or ("" if call.input == "{}" else call.input)
+    return f"→ {head_of(call.name)} {head_of(said)}".rstrip()
 
 
 def _task_of(assignment: Json) -> str:

@@ -16,7 +16,7 @@ class Commands(click.Group):
         if self.get_command(ctx, args[0]) is None:
             import difflib  # Not needed by whoever types well.
 
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), NEAREST_MAX, 0.5)
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), NEAREST_MAX, 0.6)
             which = f"; did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"there is no command {args[0]!r}{which}")
         return super().resolve_command(ctx, args)

@@ -84,9 +84,15 @@ class Plain(CallNotes):
     """
 
     def __init__(
-        self, *, has_rules: bool = False, region: Region | None = None, has_answer: bool = True
+        self,
+        *,
+        has_rules: bool = False,
+        region: Region | None = None,
+        has_answer: bool = True,
+        has_prompt: bool = False,
     ) -> None:
         super().__init__(has_rules=has_rules)
+        self._has_prompt = has_prompt
         self._region = region
         self._has_answer = has_answer
         self._asking = False  # A person may be typing, whatever was noted since.
@@ -163,7 +169,9 @@ class Plain(CallNotes):
         if run.outcome != "end_turn":
             words, hint = words_of(run)
             self.note(f"culm: {words}")
-            self.note(f"hint: {hint}")
+            # At a prompt one goes on by typing.
+            if not (self._has_prompt and run.outcome in ("canceled", "denied")):
+                self.note(f"hint: {hint}")
 
     def draw(self, doing: Doing) -> None:
         """Show what goes on, where there is room: not in a begun line, nor where a person types."""

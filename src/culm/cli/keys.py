@@ -1,15 +1,17 @@
-"""Keys that a person types while a run goes on. They are not shown, and only Escape says anything.
+"""Keys that a person types while a run goes on: Escape stops it, the rest is for the next prompt.
 
 Owns the mode of the terminal: as it was is how it is left, whatever happens in between.
 """
 
 import asyncio
 import os
+import re
 import termios
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 KEYS_BYTES_MAX = 1024
+_TAKEN_BACK = re.compile("[^\x7f\b]?[\x7f\b]")
 ESCAPE = b"\x1b"  # Alone: more behind it is an arrow, or something pasted.
 
 
@@ -19,6 +21,7 @@ class Keys:
     def __init__(self, descriptor: int, on_escape: Callable[[], None]) -> None:
         self._descriptor = descriptor
         self._on_escape = on_escape
+        self._typed = b""  # What may be meant for the next prompt.
         self._typing = termios.tcgetattr(descriptor)  # As it is for whoever types lines.
         self._listening = termios.tcgetattr(descriptor)
         # Ctrl-C and Ctrl-Z are signals still.
@@ -42,6 +45,13 @@ class Keys:
         finally:
             self._listen()
 
+    def typed(self) -> str:
+        """What was typed meanwhile, as one line."""
+        text = self._typed.decode(errors="replace")
+        while "\x7f" in text or "\b" in text:  # What was taken back.
+            text = _TAKEN_BACK.sub("", text, count=1)
+        return " ".join("".join(one for one in text if one.isprintable() or one.isspace()).split())
+
     def restore(self) -> None:
         """Leave the terminal as it was; from any thread."""
         with suppress(termios.error):  # The terminal is gone.
@@ -61,7 +71,9 @@ class Keys:
             keys = os.read(self._descriptor, KEYS_BYTES_MAX)
         except OSError:
             keys = b""
-        if keys == ESCAPE:
-            self._on_escape()
-        elif not keys:  # Nobody sits there any more.
+        if not keys:  # Nobody sits there any more.
             asyncio.get_running_loop().remove_reader(self._descriptor)
+        elif not keys.strip(ESCAPE):  # Once, or more than once by who is in a hurry.
+            self._on_escape()
+        elif ESCAPE not in keys:  # An arrow has nothing to move in.
+            self._typed = (self._typed + keys)[:KEYS_BYTES_MAX]

@@ -42,7 +42,10 @@ HELP_OPTIONS = ["-h", "--help"]
 def culm(ctx: click.Context) -> None:
     """One long-lived agent server that many clients share.
 
-    Without a command, on a terminal: a prompt to talk with the agent of this directory.
+    Without a command, on a terminal: a prompt to talk with the agent of this directory. There
+    @path in a prompt attaches a file (Tab completes it), !command runs a command of your own,
+    Escape stops what runs, what is asked is answered in place, and /help says the rest. The arrows
+    bring back what was typed before, also the last time.
 
     \b
     Example:
@@ -92,7 +95,9 @@ def main() -> None:
         sys.exit(status_of(exc))
     except click.UsageError as exc:
         about = exc.ctx.command_path if exc.ctx is not None else "culm"
-        _say(exc.format_message(), f"`{about} --help` explains it, with an example")
+        _say(
+            " ".join(exc.format_message().split()), f"`{about} --help` explains it, with an example"
+        )
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
         _say(exc.format_message())

@@ -69,7 +69,9 @@ def find_named(known: Sequence[Named], text: str) -> Named:
 
 
 def _list_hint(kinds: str) -> str:
-    return "`culm agents` lists them" if kinds == "agent" else "`culm sessions` lists them"
+    if "run" in kinds:
+        return "`culm ps` and `culm sessions` list them"
+    return "`culm agents` lists them" if "agent" in kinds else "`culm sessions` lists them"
 
 
 def nearest(known: Sequence[Named], text: str) -> list[Named]:
@@ -87,7 +89,7 @@ def nearest(known: Sequence[Named], text: str) -> list[Named]:
         return max(ids, titles)
 
     ranked = sorted(known, key=likeness, reverse=True)
-    return [one for one in ranked if likeness(one) >= 0.5][:NEAREST_MAX]
+    return [one for one in ranked if likeness(one) >= 0.6][:NEAREST_MAX]
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:

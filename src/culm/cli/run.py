@@ -204,7 +204,9 @@ class Asking:
             put_line(Detached(run_id, session_id))
         else:
             write(sys.stdout, f"{run_id}\n")
-            self._screen.face.note(f"hint: `culm attach {run_id}` shows it, `culm stop` stops it")
+            self._screen.face.note(
+                f"hint: `culm attach {run_id}` shows it, `culm stop {run_id[:8]}` ends it"
+            )
         return 0
 
     def _end(self, run: Run, text: str, watching: Watching) -> None:

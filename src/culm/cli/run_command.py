@@ -63,7 +63,9 @@ STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
     help="What happens to a call that needs permission: ask a person, which is the default; allow "
     "it; deny it. Or allow such calls: edit, 'edit:src/**', 'bash:make test'. May be repeated.",
 )
-@click.option("--deny", multiple=True, metavar="RULE", help="Deny such calls; outweighs --approve.")
+@click.option(
+    "--deny", multiple=True, metavar="RULE", help="Deny such calls, whatever else allows them."
+)
 @click.option(
     "--budget",
     multiple=True,

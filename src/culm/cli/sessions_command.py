@@ -26,7 +26,7 @@ class ListByDefault(Commands):
 
 @click.group(cls=ListByDefault)
 def sessions() -> None:
-    """List, show, rename, remove and export the sessions of this directory.
+    """List, show, rename, delete and export the sessions of this directory.
 
     SESSION is an id, its beginning, or a title. Without a command they are listed.
 

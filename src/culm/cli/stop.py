@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 import click
 
+from culm.cli.call_lines import head_of
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.names import Named
+from culm.cli.names import SHORT_CHARS, Named
 from culm.cli.place import Where
 from culm.cli.server import look
 from culm.cli.targets import Targets, all_targets
@@ -56,16 +57,18 @@ def stop_all(where: Where, names: Sequence[str]) -> int:
     Nothing is stopped if one of them is not found; raises `NotFound`, `InvalidRequest`.
     """
 
-    async def stop(workspace: RemoteWorkspace) -> list[Fate]:
+    async def stop(workspace: RemoteWorkspace) -> tuple[list[Fate], list[str]]:
         targets = await all_targets(workspace)
         wanted = dict.fromkeys(targets.get(name) for name in names)
-        return [fate for one in wanted for fate in await _stop(workspace, targets, one)]
+        fates = [fate for one in wanted for fate in await _stop(workspace, targets, one)]
+        return fates, await _behind(workspace, [one.id for one in wanted if one.kind == "run"])
 
-    fates = look(where, stop, None)
-    if fates is None:
+    found = look(where, stop, None)
+    if found is None:
         raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=_ELSEWHERE)
-    for fate in fates:
-        click.echo(fate.line(), err=True)
+    fates, notes = found
+    for line in (*(fate.line() for fate in fates), *notes):
+        click.echo(line, err=True)
     return EXIT_FAILED if any(fate.result in _FAILED for fate in fates) else 0
 
 
@@ -81,6 +84,18 @@ async def _stop(workspace: RemoteWorkspace, targets: Targets, one: Named) -> lis
             return [await _stop_agent(workspace, targets, one)]
         case _:
             return await _stop_session(workspace, targets, one)
+
+
+async def _behind(workspace: RemoteWorkspace, run_ids: Sequence[str]) -> list[str]:
+    """What goes on in the sessions of runs that were stopped: it was not meant."""
+    sessions = {run.session_id for run in [await workspace.run(run_id) for run_id in run_ids]}
+    runs = [run for session in sorted(sessions) for run in await workspace.runs(session)]
+    return [
+        f"(run {run.id[:SHORT_CHARS]} of the same session goes on: {head_of(run.prompt)}; "
+        f"`culm stop {run.session_id[:SHORT_CHARS]}` stops all)"
+        for run in runs
+        if run.state not in ("ended", "held") and not run.agent_id
+    ]
 
 
 async def _stop_run(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:

@@ -41,7 +41,8 @@ from culm.settings import default_state_dir
 SESSIONS_SHOWN = 10
 
 HELP = """\
-Type what the agent shall do. Escape or Ctrl-C stops it; what it asks is answered here.
+Type what the agent shall do. Escape or Ctrl-C stops it; what it asks is answered here, with Enter,
+and Ctrl-C instead of an answer stops it, too. What you type while it works is there afterwards.
   @path         in a prompt attaches that file; Tab completes it
   !command      runs a command of your own, which the agent gets to see
   /new          begins another session
@@ -58,7 +59,8 @@ def talk(where: Where, starter: Starter) -> int:
     async def opening() -> AsyncGenerator[RemoteWorkspace]:
         async with open_connected(starter, where.token_file) as client:
             workspace = await client.open_workspace(where.directory)
-            async with open_present(workspace, interactive=True):
+            # Nobody can be asked here about the runs of others: they are not shown.
+            async with open_present(workspace):
                 yield workspace
             await client.leave()
 
@@ -96,6 +98,7 @@ class Talk:
     workspace: RemoteWorkspace
     session_id: SessionId | None = None  # None before the first prompt of a session.
     model: str = ""
+    typed: str = ""  # While the last run went on.
 
     def run(self, typing: Typing) -> int:
         say(f"culm in {self.where.directory}; /help says what to type")
@@ -103,7 +106,7 @@ class Talk:
             say(f"notice: {notice}")
         while True:
             try:
-                said = parse_line(typing.read())
+                said = parse_line(typing.read(self._take_typed()))
             except KeyboardInterrupt:
                 click.echo("(Ctrl-D leaves)", err=True)
                 continue
@@ -116,6 +119,10 @@ class Talk:
                 return 0
             else:
                 self._try(said)
+
+    def _take_typed(self) -> str:
+        typed, self.typed = self.typed, ""
+        return typed
 
     def _try(self, said: Said) -> None:
         """Do what was said; what goes wrong is told, and the conversation goes on."""
@@ -172,7 +179,7 @@ class Talk:
             attachments=read_attachments(prompt.files),
             interactive=True,
         )
-        plain = Plain(region=find_region(sys.stderr, os.environ))
+        plain = Plain(region=find_region(sys.stderr, os.environ), has_prompt=True)
         keys = Keys(sys.stdin.fileno(), lambda: asking.interrupted.set())
         asking = Asking(options, Screen(plain, plain, TypedAt(plain, keys)))
 
@@ -184,6 +191,7 @@ class Talk:
             try:
                 self.portal.wait(ask())
             finally:
+                self.typed = keys.typed()
                 self.session_id = asking.session_id or self.session_id
 
     def _shell(self, command: str) -> None:

@@ -62,12 +62,14 @@ def parse_prompt(text: str, directory: Path) -> Prompt:
     others: dict[str, None] = {}
 
     def name(found: re.Match[str]) -> str:
-        file = directory / Path(found[1] or found[2]).expanduser()
-        if not file.is_file():
-            others[found[0]] = None
-            return found[0]
-        files[file] = None
-        return found[1] or found[2]
+        # A home nobody has, a name too long for a file: whatever it is, it is none.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            file = directory / Path(found[1] or found[2]).expanduser()
+            if file.is_file():
+                files[file] = None
+                return found[1] or found[2]
+        others[found[0]] = None
+        return found[0]
 
     return Prompt(_FILE.sub(name, text), list(files), list(others))
 
@@ -94,6 +96,9 @@ class Typing:
         cast("TextIOWrapper", sys.stdin).reconfigure(errors="replace")
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+        if not is_libedit:
+            # Else each line that is pasted would be a prompt, or a command; Python has it off.
+            readline.parse_and_bind("set enable-bracketed-paste on")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,10 +106,17 @@ class Typing:
         with contextlib.suppress(OSError):
             readline.write_history_file(self._history)
 
-    def read(self) -> str:
-        """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`."""
+    def read(self, begun: str = "") -> str:
+        """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`.
+
+        `begun` stands there already, and can be changed.
+        """
         first, more = self._signs
-        lines = [input(first)]
+        readline.set_startup_hook(lambda: readline.insert_text(begun))
+        try:
+            lines = [input(first)]
+        finally:
+            readline.set_startup_hook(None)
         while lines[-1].endswith("\\"):
             lines.append(input(more))
         return "\n".join(line.removesuffix("\\") for line in lines)
@@ -129,7 +141,7 @@ def completions(text: str, directory: Path) -> Iterator[str]:
         yield from sorted(f"/{name} " for name in _NAMES if name.startswith(text[1:]))
     elif text.startswith("@"):
         folder, slash, start = text[1:].rpartition("/")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             place = directory / Path(folder + slash).expanduser()
             names = sorted(entry.name for entry in os.scandir(place))
             found = [n for n in names if n.startswith(start) and (start or not n.startswith("."))]

@@ -71,9 +71,18 @@ class Beside:
         self._screen = screen
         self._meter = meter
         self._interrupted = interrupted
+        self._shown = asyncio.Event()
         self._desk = None
         if screen.lines is not None:
             self._desk = Desk(workspace, follower, tree, screen.face, screen.lines)
+
+    def has_shown(self) -> None:
+        """What there was is on the screen: from here on a person can be asked."""
+        self._shown.set()
+
+    async def _serve(self, desk: Desk) -> None:
+        await self._shown.wait()
+        await desk.serve()
 
     def start(
         self, tasks: asyncio.TaskGroup, on_interrupt: Callable[[], Awaitable[None]]
@@ -86,7 +95,7 @@ class Beside:
 
         beside = [tasks.create_task(wait(), name="interrupt")]
         if self._desk is not None:
-            beside.append(tasks.create_task(self._desk.serve(), name="desk"))
+            beside.append(tasks.create_task(self._serve(self._desk), name="desk"))
         plain, meter = self._screen.plain, self._meter
         if plain is not None and meter is not None:
             drawing = keep_drawing(plain, lambda: meter.doing(loop.time()), self._interrupted)
@@ -161,7 +170,10 @@ class Watching:
 
     def _show(self, mirror: Mirror) -> bool:
         self._meter.count()  # Before: whoever is shown to the end is dropped.
-        return self._shown.show(mirror)
+        is_over = self._shown.show(mirror)
+        if mirror.cursor:
+            self._beside.has_shown()
+        return is_over
 
     async def _interrupt(self, bound: asyncio.Timeout) -> None:
         if self._on_interrupt == "leave":
@@ -216,6 +228,7 @@ class SessionWatching:
         if not self._tree.cursor:
             return False  # It is not known yet.
         self._shown.show_all()
+        self._beside.has_shown()
         going = self._going()
         ended = self._live - going
         self._live |= going

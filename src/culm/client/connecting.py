@@ -98,7 +98,9 @@ async def _until_gone(url: str) -> None:
 def no_server(url: str, exc: Refused | OSError) -> AppError:
     """What to say when there is no server to talk to."""
     if isinstance(exc, Refused):
-        hint = "give the server's token file as --token-file" if exc.status == 401 else exc.hint
+        needs_token = exc.status == 401
+        hint = "--token-file must name the token file of that server" if needs_token else exc.hint
         return NoServer(f"the server at {url} refuses: {exc.message}", hint=hint)
     reason = str(exc) or type(exc).__name__
-    return NoServer(f"cannot reach the server at {url}: {reason}", hint="`culm serve` starts one")
+    serve = "culm serve" if url.startswith("unix://") else f"culm serve --host {url}"
+    return NoServer(f"cannot reach the server at {url}: {reason}", hint=f"`{serve}` starts one")

@@ -67,6 +67,10 @@ def decide(action: Action, terms: Terms) -> Verdict:
     deny = _first("deny", terms.rules, action, terms)
     if deny is not None:
         return Refused("rule", f"a rule denies it: {words_of(deny)}")
+    if terms.approve is not None and not isinstance(terms.approve, str):
+        deny = _first("deny", terms.approve, action, terms)
+        if deny is not None:
+            return Refused("approve", f"whoever started this run denies it: {words_of(deny)}")
     if terms.skip:
         return Allowed("skip")
     ask = _first("ask", terms.rules, action, terms)
@@ -95,9 +99,6 @@ def _approved(action: Action, terms: Terms, why: str) -> Verdict:
         case "deny":
             return Refused("approve", "whoever started this run denies what would be asked")
         case rules:
-            deny = _first("deny", rules, action, terms)
-            if deny is not None:
-                return Refused("approve", f"whoever started this run denies it: {words_of(deny)}")
             if _first("ask", rules, action, terms) is None and _covered(rules, action, terms):
                 return Allowed("approve")
             return Asked(why)
