@@ -76,7 +76,7 @@ def call_line(call: ToolCall) -> str:
     else:
         values = [given.get(name) for name in _TELLING.get(call.name, ())]
         told = [value for value in values if isinstance(value, str) and value]
-    return f"→ {head_of(call.name)} {head_of(' '.join(told) or call.input)}"
+    return f"→ {printable(call.name)} {head_of(' '.join(told) or call.input)}"
 
 
 def _task_of(assignment: Json) -> str:
