@@ -12,9 +12,13 @@ from culm.wire.messages import ToolCall, ToolResult
         ("bash", '{"command":"make\\ntest","description":"x"}', "→ bash make test"),
         ("grep", '{"pattern":"a b","include":"*.py","path":"src"}', "→ grep a b src *.py"),
         ("edit", '{"file_path":"a.py","old_string":"x"}', "→ edit a.py"),
-        ("ls", "{}", "→ ls {}"),
+        ("ls", "{}", "→ ls"),
         ("view", '{"file_path":7}', '→ view {"file_path":7}'),
-        ("no\x1b[2J\u202etool", "{}", "→ no[2Jtool {}"),  # As a model that was misled calls it.
+        (
+            "no\x1b[2J\u202etool",
+            "{}",
+            r"→ no\x1b[2J\u202etool",
+        ),  # As a model that was misled calls it.
         ("theirs", '{"a":1}', '→ theirs {"a":1}'),
         ("agent", '{"prompt":"read a","name":"reader"}', "→ agent read a"),
         (

@@ -52,7 +52,7 @@ def test_nothing_is_near_to_nothing_and_strange_names_are_printed_harmlessly() -
     with pytest.raises(NotFound) as refused:
         find_named(KNOWN, "\x1b[2Jzzzzzzzzzzzzzz")
     assert "\x1b" not in refused.value.message
-    assert refused.value.hint == "`culm sessions` lists them"
+    assert refused.value.hint == "`culm ps` and `culm sessions` list them"
 
 
 def test_shown_ids_are_as_short_as_tells_them_apart() -> None:

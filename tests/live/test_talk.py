@@ -130,6 +130,22 @@ def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path
     assert lines[-4] == "ended 0"
 
 
+def test_who_stops_it_and_goes_on_is_heard_again(folder: Path, project: Path) -> None:
+    keys = (
+        typed("sh>", f"{CULM}; echo ended $?\r"),
+        typed("›", "run `sleep 77`\r"),
+        typed("· bash sleep 77", "\x1a"),
+        typed("Stopped", "stty -a | grep -o -e '-*icanon'; fg\r"),
+        typed("· bash sleep 77", "\x1b"),
+        typed("goes on from here\n›", "/quit\r"),
+        typed("sh>", "exit\r"),
+    )
+    around = {**environ_of(folder), "PS1": "sh>"}
+    shell = Step("bash --norc --noprofile -i", keys)
+    beats = list(play([shell], project, around, COLUMNS, ROWS))
+    assert b"(cancelling; once more to leave at once)" in b"".join(beat.data for beat in beats)
+
+
 def test_lines_that_are_pasted_are_one_prompt(folder: Path, project: Path) -> None:
     keys = (
         typed("›", "\x1b[200~list\nthe files\n!touch made\x1b[201~"),

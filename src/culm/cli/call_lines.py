@@ -77,7 +77,7 @@ def call_line(call: ToolCall) -> str:
         values = [given.get(name) for name in _TELLING.get(call.name, ())]
         told = [value for value in values if isinstance(value, str) and value]
     said = " ".join(told) or ("" if call.input == "{}" else call.input)
-    return f"→ {head_of(call.name)} {head_of(said)}".rstrip()
+    return f"→ {printable(call.name)} {head_of(said)}".rstrip()
 
 
 def _task_of(assignment: Json) -> str:

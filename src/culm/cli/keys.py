@@ -6,6 +6,7 @@ Owns the mode of the terminal: as it was is how it is left, whatever happens in 
 import asyncio
 import os
 import re
+import signal
 import termios
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ class Keys:
         self._descriptor = descriptor
         self._on_escape = on_escape
         self._typed = b""  # What may be meant for the next prompt.
+        self._is_listening = False
         self._typing = termios.tcgetattr(descriptor)  # As it is for whoever types lines.
         self._listening = termios.tcgetattr(descriptor)
         # Ctrl-C and Ctrl-Z are signals still.
@@ -52,17 +54,42 @@ class Keys:
             text = _TAKEN_BACK.sub("", text, count=1)
         return " ".join("".join(one for one in text if one.isprintable() or one.isspace()).split())
 
+    @contextmanager
+    def stopping(self) -> Generator[None]:
+        """Within the block, of the main thread, Ctrl-Z stops us with the terminal as it was.
+
+        Whoever goes on is listened to again: shells do not bring the mode back.
+        """
+
+        def stop(*_: object) -> None:
+            self.restore()
+            os.kill(os.getpid(), signal.SIGSTOP)  # Until somebody wants us to go on.
+            with suppress(OSError):
+                # In the background the terminal is another's.
+                if self._is_listening and os.tcgetpgrp(self._descriptor) == os.getpgrp():
+                    self._set(self._listening)
+
+        before = signal.signal(signal.SIGTSTP, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, before)
+
     def restore(self) -> None:
         """Leave the terminal as it was; from any thread."""
+        self._set(self._typing)
+
+    def _set(self, mode: list[int | list[bytes | int]]) -> None:
         with suppress(termios.error):  # The terminal is gone.
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._typing)
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, mode)
 
     def _listen(self) -> None:
-        with suppress(termios.error):
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._listening)
+        self._is_listening = True
+        self._set(self._listening)
         asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
     def _stop(self) -> None:
+        self._is_listening = False
         asyncio.get_running_loop().remove_reader(self._descriptor)
         self.restore()
 

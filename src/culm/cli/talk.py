@@ -187,7 +187,8 @@ class Talk:
             with keys.listening():
                 await asking.ask(self.workspace)
 
-        with cancelling(self.portal.loop, asking.interrupted.set, keys.restore):
+        interrupts = cancelling(self.portal.loop, asking.interrupted.set, keys.restore)
+        with interrupts, keys.stopping():
             try:
                 self.portal.wait(ask())
             finally:
