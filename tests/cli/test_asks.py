@@ -58,7 +58,7 @@ async def test_a_permission_is_not_answered_in_words_and_all_are_settled_at_once
     async with open_asking(tmp_path, script(calling("look")), tool) as stage:
         where = ("--host", stage.flow.url)
         none = await say(desk, "approve", "--all", *where)
-        assert none == Said(0, "", "nothing is to be allowed here\n")
+        assert none == Said(0, "", "nothing is asked here\n")
         run_id = await stage.prompt("Hi.")
         short = (await request_in(stage.heard)).id[:8]
         wrong = await say(desk, "answer", *where, short, "allow")

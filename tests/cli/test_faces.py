@@ -41,7 +41,7 @@ def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[:3]) == (
         "",
-        [rf"→ ev{SHOWN}il {{}}", rf"✗ ev{SHOWN}il: no", rf"culm: No: bad {SHOWN}"],
+        [rf"→ ev{SHOWN}il", rf"✗ ev{SHOWN}il: no", rf"culm: No: bad {SHOWN}"],
     )
 
 

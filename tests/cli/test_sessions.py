@@ -45,7 +45,7 @@ async def test_a_session_is_listed_shown_renamed_exported_and_removed(
         assert shown[0] == "The plums"
         assert shown[2:] == [
             *("", "you:", "What is here?"),
-            *("", "demo/demo-1:", "Let me [2Jlook.", "→ look {}", "← look: look 1"),
+            *("", "demo/demo-1:", "Let me [2Jlook.", "→ look", "← look: look 1"),
             *("", "demo/demo-1:", "Seen."),
         ]
         as_json = (await say(desk, "sessions", "show", *where, short, "--json")).out

@@ -165,5 +165,5 @@ async def test_where_no_server_is_and_none_can_be_that_is_said(folder: Path) -> 
     assert (ended.status, ended.stdout) == (6, "")
     assert ended.stderr.splitlines() == [
         "culm: cannot reach the server at tcp://127.0.0.1:1: Connection refused",
-        "hint: `culm serve` starts one",
+        "hint: `culm serve --host tcp://127.0.0.1:1` starts one",
     ]

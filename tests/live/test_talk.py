@@ -137,7 +137,7 @@ def test_who_stops_it_and_goes_on_is_heard_again(folder: Path, project: Path) ->
         typed("· bash sleep 77", "\x1a"),
         typed("Stopped", "stty -a | grep -o -e '-*icanon'; fg\r"),
         typed("· bash sleep 77", "\x1b"),
-        typed("goes on from here\n›", "/quit\r"),
+        typed("culm: cancelled\n›", "/quit\r"),
         typed("sh>", "exit\r"),
     )
     around = {**environ_of(folder), "PS1": "sh>"}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # How many worlds of a kind a test tries; `make soak` goes on from there.
-SEEDS_MAX = int(os.environ.get("CULM_SIM_SEEDS", "120"))
+SEEDS_MAX = int(os.environ.get("CULM_SIM_SEEDS", "90"))
 
 
 class Deadlock(Exception):
