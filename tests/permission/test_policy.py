@@ -110,6 +110,13 @@ def test_what_is_harmless_is_asked_about_only_if_a_rule_wants_that() -> None:
     assert decide(LOOK, by(Rule("deny", path="src/**"))) == denied("path src/**")
 
 
+def test_what_the_caller_of_a_run_denies_is_refused_whatever_else_allows_it() -> None:
+    deny = Rule("deny", path="src/**")
+    refused = Refused("approve", "whoever started this run denies it: deny path src/**")
+    assert decide(LOOK, replace(TERMS, approve=(deny,))) == refused
+    assert decide(LOOK, replace(TERMS, approve=(deny,), skip=True, hook="allow")) == refused
+
+
 @pytest.mark.parametrize("path", ["/project/src/a.py", "/other/src/a.py", "/copy/src/a.py"])
 def test_a_rule_that_denies_or_asks_is_about_every_place_and_one_that_allows_about_the_first(
     path: str,
