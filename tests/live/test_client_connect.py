@@ -140,13 +140,13 @@ async def test_a_server_over_tcp_is_neither_started_nor_used_with_another_token(
 ) -> None:
     with pytest.raises(NoServer, match="Connection refused") as nobody:
         await enter_and_leave(folder, "tcp://127.0.0.1:1")
-    assert nobody.value.hint == "`culm serve` starts one"
+    assert nobody.value.hint == "`culm serve --host tcp://127.0.0.1:1` starts one"
     wrong = folder / "wrong"
     wrong.write_text("wrong\n")
     async with open_process_server(folder, "--host", "tcp://127.0.0.1:0") as server:
         with pytest.raises(NoServer, match="refuses") as refused:
             await enter_and_leave(folder, server.url, wrong)
-        assert refused.value.hint == "give the server's token file as --token-file"
+        assert refused.value.hint == "--token-file must name the token file of that server"
         with pytest.raises(InvalidRequest, match="cannot read"):
             await enter_and_leave(folder, server.url, folder / "nowhere")
         await enter_and_leave(folder, server.url, folder / "data" / "token")
