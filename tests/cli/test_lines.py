@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.cli.lines import age_text, clipped, columns, cut, size_text, table, width_of
+from culm.cli.cells import cells_of, fit
+from culm.cli.lines import age_text, columns, cut, size_text, table
 from culm.wire.codec import printable
 
 
@@ -90,12 +91,12 @@ def test_no_line_of_a_table_is_wider_than_its_terminal(
 ) -> None:
     # An id may take any room; these are short enough, however they are escaped.
     short = [(printable(id_)[:30], *rest) for id_, *rest in rows]
-    assert all(width_of(line) <= width for line in table(HEAD, short, width))
+    assert all(cells_of(line) <= width for line in table(HEAD, short, width))
 
 
 def test_what_is_cut_ends_with_an_ellipsis_and_leaves_no_half_of_a_sign() -> None:
-    assert [clipped("a猫b", width) for width in (4, 3, 2, 1)] == ["a猫b", "a…", "a…", "…"]
-    assert width_of("e\u0301") == 1
+    assert [fit("a猫b", width) for width in (4, 3, 2, 1)] == ["a猫b", "a…", "a…", "…"]
+    assert cells_of("e\u0301") == 1
 
 
 def test_ages_and_sizes_are_short() -> None:

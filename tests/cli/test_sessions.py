@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from culm.cli.ages import ago_text
+from culm.cli.cells import cells_of, fit
 from culm.cli.export import check_target, write_whole
 from culm.cli.session_state import get_state
 from culm.cli.sessions import lines_of, rows_of
-from culm.cli.tables import cells_of, cut_to, table
+from culm.cli.tables import table
 from culm.errors import InvalidRequest
 from culm.ids import SessionId
 from culm.testing.script import Reply
@@ -198,7 +199,7 @@ def test_what_is_piped_is_never_cut() -> None:
 
 
 def test_a_text_is_cut_to_columns_and_not_to_characters() -> None:
-    assert [cut_to("猫猫a", width) for width in (5, 4, 3, 2, 1, 0)] == [
+    assert [fit("猫猫a", width) for width in (5, 4, 3, 2, 1, 0)] == [
         *("猫猫a", "猫…", "猫…", "…", "…", ""),
     ]
 

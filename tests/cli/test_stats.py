@@ -1,8 +1,8 @@
 """`culm stats`: lines that line up, and what is estimated is marked."""
 
+from culm.cli.cells import cells_of
 from culm.cli.stats import stats_lines
 from culm.cli.stats_command import DAYS_MAX
-from culm.cli.tables import cells_of
 from culm.wire import queries
 from culm.wire.stats import DayUsage, ModelUsage, SessionUsage, Stats, Usage
 from tests.cli.conftest import Desk

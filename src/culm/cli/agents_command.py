@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.mail_command import data_dir_option, json_option
-from culm.cli.options import directory_option
+from culm.cli.mail_command import data_dir_option
+from culm.cli.options import directory_option, json_option
 
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
     from culm.store.base import Connection

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from culm.cli.mail_command import data_dir_option, json_option
-from culm.cli.options import directory_option
+from culm.cli.mail_command import data_dir_option
+from culm.cli.options import directory_option, json_option
 
 
 @click.command()

@@ -3,9 +3,9 @@
 Pure: how wide a terminal is, whoever prints knows (`streams.output_width`).
 """
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
+from culm.cli.cells import cells_of, fit
 from culm.wire.codec import printable
 
 GAP = "  "
@@ -39,30 +39,6 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 
-def width_of(text: str) -> int:
-    """How many columns a terminal needs for a text that is `printable`."""
-    return len(text) if text.isascii() else sum(map(_width, text))
-
-
-def _width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0  # It stands on the one before it.
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def clipped(text: str, width: int) -> str:
-    """The text, or as much of its beginning as has room before an ellipsis."""
-    if width_of(text) <= width:
-        return text
-    kept, used = "", 1
-    for character in text:
-        used += _width(character)
-        if used > width:
-            break
-        kept += character
-    return f"{kept.rstrip()}…"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
     """As `columns`, below their names."""
     return columns([head, *rows], width=width)
@@ -76,12 +52,12 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "", width: int = 0) -> 
     row takes several lines, the further ones indented.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(cells_of, column)) for column in zip(*cells, strict=True)]
     if not widths or not width:
         return [_line(row, widths, indent) for row in cells]
     before = len(indent) + sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
     if before + min(widths[-1], LAST_WIDTH_MIN) <= width:
-        fitting = [[*row[:-1], clipped(row[-1], width - before)] for row in cells]
+        fitting = [[*row[:-1], fit(row[-1], width - before)] for row in cells]
         return [_line(row, widths, indent) for row in fitting]
     return [line for row in cells for line in _lines(row, widths, indent, width)]
 
@@ -106,13 +82,13 @@ def _lines(row: Sequence[str], widths: Sequence[int], indent: str, width: int) -
     line = ""
     for cell in filter(None, (*left, *row[1:][-1:])):
         more = f"{line}{GAP}{cell}" if line else cell
-        if line and width_of(more) > room:
+        if line and cells_of(more) > room:
             yield deeper + line
             more = cell
-        line = clipped(more, room)
+        line = fit(more, room)
     if line:
         yield deeper + line
 
 
 def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - width_of(cell))
+    return cell + " " * (width - cells_of(cell))

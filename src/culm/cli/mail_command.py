@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 from culm.cli.commands import Commands
-from culm.cli.options import directory_option
+from culm.cli.options import directory_option, json_option
 from culm.cli.streams import need_output
 
 EXPIRES_S_MAX = 366 * 86_400.0  # As on the wire, which help does without; a test holds it to it.
@@ -36,7 +36,6 @@ host_option = click.option(
     metavar="URL",
     help="The server to tell of it, as for `culm run`. None is started.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 def _of_project(command: Callable[P, R]) -> Callable[P, R]:

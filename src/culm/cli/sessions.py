@@ -14,8 +14,8 @@ from culm.cli.place import Where
 from culm.cli.printed import put, put_json
 from culm.cli.server import visit
 from culm.cli.session_state import SessionState, find_session, get_state, known_sessions
-from culm.cli.streams import is_terminal, need_output
-from culm.cli.tables import screen_width, table
+from culm.cli.streams import is_terminal, need_output, output_width
+from culm.cli.tables import table
 from culm.cli.transcript import GOOD_ENDS
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
@@ -49,7 +49,7 @@ def list_sessions(where: Where, *, as_json: bool) -> None:
     elif found:
         rows = rows_of(found, LoopClock().now_s())
         # Of what does not fit, the cost is missed least.
-        lines = table(rows, screen_width(), right=(3, 4), spare=(4, 3))
+        lines = table(rows, output_width() or None, right=(3, 4), spare=(4, 3))
         put("\n".join(lines) + "\n")
     else:
         click.echo("there is no session here; `culm run` begins one", err=True)

@@ -9,8 +9,8 @@ from culm.cli.names import short_ids
 from culm.cli.place import Where
 from culm.cli.printed import put, put_json
 from culm.cli.server import visit
-from culm.cli.streams import need_output
-from culm.cli.tables import screen_width, table
+from culm.cli.streams import need_output, output_width
+from culm.cli.tables import table
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.wire.stats import Stats, Usage
@@ -29,7 +29,7 @@ def show_stats(where: Where, days: int, *, as_json: bool) -> None:
     if as_json:
         put_json(found)
     elif found.total.runs:
-        put("\n".join(stats_lines(found, days, screen_width())) + "\n")
+        put("\n".join(stats_lines(found, days, output_width() or None)) + "\n")
     else:
         click.echo(f"nothing was used here{_in_days(days)}", err=True)
 
