@@ -1,29 +1,38 @@
 # Two commands matter: `make run` shows culm at work, `make test` runs every check that CI runs.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup run test bench soak clean
+.PHONY: setup dev run test bench soak clean
 
 setup: .venv/.ready
+
+# The development tools too; `make run` does without them.
+dev: .venv/.ready-dev
 
 # Repeats only when what it installs has changed.
 .venv/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "culm needs Python 3.11 or later; hint: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@echo "installing culm and its development tools into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@echo "installing culm into .venv"
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.ready-dev: .venv/.ready
+	@echo "installing the development tools into .venv"
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --group dev
 	@touch $@
 
 run: setup
 	@$(BIN)/python examples/first_run.py
 
-test: setup
+test: dev
 	@./check
 
 # Minutes, not seconds: `make bench ARGS=--quick` for a first look.
-bench: setup
+bench: dev
 	@$(BIN)/python -m bench.fanout $(ARGS)
 	@$(BIN)/python -m bench.http $(ARGS)
 	@$(BIN)/python -m bench.runs $(ARGS)
@@ -34,9 +43,10 @@ bench: setup
 	@$(BIN)/python -m bench.mirror $(ARGS)
 	@$(BIN)/python -m bench.cli $(ARGS)
 
-# More seeds of the simulation than the suite has: `make soak ARGS='--minutes 60'`.
-soak: setup
+# More of everything that chance chooses, then seeds of the simulation: `make soak ARGS='--minutes 60'`.
+soak: dev
+	@./check --broad
 	@$(BIN)/python -m tests.sim.soak $(ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out hunt

@@ -9,7 +9,9 @@ import uvloop
 from hypothesis import settings
 
 from tests.debugging import keep_notes_short
+from tests.support import BREADTH
 
+pytest_plugins = ["tests.suite.reporting"]
 keep_notes_short()
 
 # No test finds a key, a model server or the configuration of whoever runs it.
@@ -17,7 +19,7 @@ os.environ["CULM_NO_DISCOVERY"] = "1"
 os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
 # A busy machine is no failure: what takes too long is bounded by pytest's own time-out.
-settings.register_profile("culm", deadline=None)
+settings.register_profile("culm", deadline=None, max_examples=max(10, int(50 * BREADTH)))
 settings.load_profile("culm")
 
 

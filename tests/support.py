@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ from culm.tools.base import Call, Inquiry, Result, Tool
 from culm.tools.work import WALL_S, FileWork
 from culm.workspace.configuration import Origins
 from culm.workspace.workshop import Equipment
+
+# How much is tried of what chance chooses: seeds, examples, kinds of sockets. `./check --broad`
+# sets more, `./check --fast` less.
+BREADTH = float(os.environ.get("CULM_BREADTH", "1"))
 
 WAIT_S = 5.0  # Every wait in a test is bounded by this; nothing here should take a tenth of it.
 

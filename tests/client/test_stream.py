@@ -12,7 +12,7 @@ from culm.client.mirror import Mirror
 from culm.client.stream import Stream
 from culm.server.listen import Address
 from tests.flow.conftest import open_flow
-from tests.flow.drive import READ_BYTES, connect
+from tests.flow.drive import READ_BYTES, connect, until
 from tests.support import WAIT_S, contract
 
 IDLE_S = 0.3  # A heartbeat would come every 15 s, so in this time nothing does by itself.
@@ -23,6 +23,7 @@ class Relay:
 
     def __init__(self, target: Address) -> None:
         self.is_silent = False
+        self.lost = b""  # Everything that was not passed on.
         self._target = target
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -36,7 +37,9 @@ class Relay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(READ_BYTES):
-                if not self.is_silent:
+                if self.is_silent:
+                    self.lost += data
+                else:
                     writer.write(data)
         writer.close()
 
@@ -80,6 +83,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_nothing_is_missed(
             # What happens meanwhile is told to nobody: the connection stands, and is dead.
             direct = await (await flow.client()).open_workspace(flow.directory())
             session = await direct.create_session("unheard")
+            await until(lambda: session.id.encode() in relay.lost)
             relay.is_silent = False  # For new connections; the old one has lost its events.
             await follower.until(lambda mirror: session.id in mirror.sessions)
             assert stream.connections > 1

@@ -9,6 +9,7 @@ import pytest
 from tests.crush_client.servers import open_flow
 from tests.flow.conftest import FlowServer
 from tests.flow.conftest import kind as kind
+from tests.flow.conftest import pytest_generate_tests as pytest_generate_tests
 from tests.support import NO_MODEL
 
 

@@ -24,6 +24,8 @@ from tests.flow.drive import until
 from tests.live.harness import RESUME_S, START_S, make_directory
 from tests.support import WAIT_S
 
+pytestmark = pytest.mark.sockets
+
 DETACH_GRACE_S = 10
 
 

@@ -26,6 +26,8 @@ from tests.flow.conftest import FlowServer
 from tests.live.harness import START_S, make_directory
 from tests.support import WAIT_S
 
+pytestmark = pytest.mark.sockets
+
 REUSED = ["shutdown_if_idle 409", "reuse", "ready"]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import zlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from culm.tools.base import Tool
 from culm.workspace.workspace import Workspace
-from tests.support import WAIT_S, FakeClock, serve_options
+from tests.support import BREADTH, WAIT_S, FakeClock, serve_options
+
+KINDS = ("unix", "tcp")
 
 
 class FlowServer:
@@ -88,10 +91,23 @@ async def open_flow(
                     await flow.aclose()
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """Every flow holds over both kinds of socket."""
+    """A kind of socket: both in turn where sockets matter, else one that the test's name picks.
+
+    Every flow holds over both; `./check --broad` tries that.
+    """
     return str(request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = metafunc.definition.iter_markers("parametrize")
+    is_given = any("kind" in mark.args[0] for mark in marks)
+    if "kind" in metafunc.fixturenames and not is_given:
+        name = metafunc.function.__name__.encode()
+        one = KINDS[zlib.crc32(name) % len(KINDS)]
+        is_both = BREADTH > 1 or metafunc.definition.get_closest_marker("sockets") is not None
+        metafunc.parametrize("kind", KINDS if is_both else [one], indirect=True)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import msgspec
+import pytest
 from msgspec import inspect
 
 from culm.client.workspace import RemoteWorkspace
@@ -18,6 +19,8 @@ from culm.server.routes import ROUTES
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, Answer, connect, request_bytes, send
 from tests.support import WAIT_S, contract
+
+pytestmark = pytest.mark.sockets
 
 Json = Any  # As on the wire.
 DECODE = "failed to decode request"

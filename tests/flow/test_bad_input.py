@@ -21,6 +21,8 @@ from tests.flow.test_bad_bodies import Line, message, open_line, opened
 from tests.flow.test_resume import read_on, three_sessions, titles
 from tests.support import WAIT_S, contract
 
+pytestmark = pytest.mark.sockets
+
 HEALTH = "/v1/health"
 
 

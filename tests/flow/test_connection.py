@@ -11,6 +11,8 @@ from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import connect, open_events, request_bytes, send, until
 from tests.support import WAIT_S
 
+pytestmark = pytest.mark.sockets
+
 FIELDS = b"".join(b"X-%d: %b\r\n" % (n, b"x" * 30_000) for n in range(4))
 
 

@@ -13,6 +13,8 @@ from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import connect, request_bytes
 from tests.support import WAIT_S
 
+pytestmark = pytest.mark.sockets
+
 
 def here(flow: FlowServer) -> Address:
     return flow.server.addresses[0]

@@ -20,6 +20,8 @@ from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, Answer, closed, send
 from tests.support import NO_MODEL, contract
 
+pytestmark = pytest.mark.sockets
+
 W = f"/v1/workspaces/{UNKNOWN}"
 
 

@@ -18,6 +18,8 @@ from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import Answer, send
 from tests.support import FakeClock, contract, serve_options
 
+pytestmark = pytest.mark.sockets
+
 # Everything but the two that a monitor may ask for is behind the gate; so are those.
 GUARDED = ["/v1/health", "/v1/version", "/v1/workspaces", "/v1/nothing", "/"]
 

@@ -2,10 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from culm.client.follower import open_mirror
 from culm.wire.messages import Finish, Text, TextPart
 from tests.flow.conftest import FlowServer
 from tests.support import WAIT_S, contract
+
+pytestmark = pytest.mark.sockets
 
 
 @contract("INV-2")

@@ -26,6 +26,8 @@ from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, RawStream, connect, open_events, request_bytes, send
 from tests.support import NO_MODEL, WAIT_S, contract, model_config
 
+pytestmark = pytest.mark.sockets
+
 IDLE_S = 90.0  # How long a Crush client keeps a connection that it may send a POST on.
 PARTS: list[m.Part] = [
     m.TextPart(m.Text("hi")),

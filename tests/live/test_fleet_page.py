@@ -20,7 +20,7 @@ DOCUMENTS = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 
 
 def env_of(folder: Path) -> dict[str, str]:
-    return {**os.environ, "XDG_DATA_HOME": str(folder)}
+    return {**os.environ, "XDG_DATA_HOME": str(folder), "TMPDIR": str(folder)}
 
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)

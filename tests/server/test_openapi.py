@@ -34,11 +34,13 @@ from culm.testing.script import Reply, Rule, Script
 from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
 from tests.fleet.parents import open_stage
-from tests.support import WAIT_S, FakeClock, model_config, serve_options
+from tests.support import BREADTH, WAIT_S, FakeClock, model_config, serve_options
 
 FOR_EVER = "Take all the time there is."
 SCRIPT = Script(rules=[Rule(FOR_EVER, Reply(hold_after=0))], otherwise=Reply(text="Done."))
-EXAMPLES_MAX = 15  # For each operation, of what fits its schema and again of what does not.
+EXAMPLES_MAX = max(
+    1, int(5 * BREADTH)
+)  # For each operation, of what fits its schema and again of what does not.
 _W = "/v1/workspaces/{workspace_id}"
 STREAM = f"GET {_W}/events"
 NOT_BUILT = {
@@ -400,7 +402,7 @@ def test_a_stream_begins_or_is_refused_as_documented(
 ) -> None:
     seen: set[int] = set()
 
-    @bounded
+    @settings(bounded, max_examples=15)  # Enough to see each answer.
     @given(OPERATIONS[STREAM].as_strategy(generation_mode=mode), st.booleans())
     def call(case: Drawn, real: bool) -> None:  # noqa: FBT001 - drawn by position
         tame(STREAM, case, running, real=real)

@@ -1,16 +1,17 @@
 """A world that repeats itself: one seed decides the order of everything, and time is virtual."""
 
 import asyncio
-import os
 import random
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tests.support import BREADTH
+
 T = TypeVar("T")
 
 # How many worlds of a kind a test tries; `make soak` goes on from there.
-SEEDS_MAX = int(os.environ.get("CULM_SIM_SEEDS", "90"))
+SEEDS_MAX = max(1, int(60 * BREADTH))
 
 
 class Deadlock(Exception):

@@ -1,7 +1,8 @@
 """More seeds than a test has time for: runs, asks, fleets and trees, as long as one wishes.
 
 `python -m tests.sim.soak [--seeds N] [--from K] [--minutes M] [--jobs J]` tells how far it is, each
-seed that fails, and how to repeat it. The exit status is 1 if one did.
+seed that fails, and how to repeat it. The exit status is 1 if one did. From seed 0 on, it begins
+with every fault at every commit, of which the suite has a part.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from itertools import count, islice
 from culm.clock import LoopClock
 from tests.sim.loop import simulate
 from tests.sim.test_asks import one_world as world_of_asks
+from tests.sim.test_crashes import ENUMERATED, name_of, survives
 from tests.sim.test_fleet import one_world as world_of_fleets
 from tests.sim.test_fleet import strange_world
 from tests.sim.test_runs import one_world as world_of_runs
@@ -57,6 +59,8 @@ def soak(first: int, seeds: int | None, minutes: float | None, jobs: int) -> int
     done, failed = 0, list[int]()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         running: set[Future[Tried]] = set()
+        if first == 0:
+            running |= {pool.submit(run_enumerated, n) for n in range(len(ENUMERATED))}
         while True:
             while len(running) <= jobs and clock.now_s() < ends_s:
                 if not (batch := list(islice(numbers, BATCH))):
@@ -87,6 +91,17 @@ def run_batch(seeds: list[int]) -> Tried:
             except Exception:  # boundary: one world's end is not the soak's
                 bad.append((seed, traceback.format_exc()))
     return len(seeds) * len(WORLDS), bad
+
+
+def run_enumerated(number: int) -> Tried:
+    """One script with every fault at every commit; a failure has the number -1."""
+    logging.disable(logging.CRITICAL)
+    script, faults = ENUMERATED[number]
+    try:
+        survives(script, faults)
+    except Exception:  # boundary: one world's end is not the soak's
+        return 1, [(-1, f"{name_of(script)}, {name_of(faults)}: {traceback.format_exc()}")]
+    return 1, []
 
 
 def say(text: str) -> None:

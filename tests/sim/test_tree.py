@@ -19,8 +19,8 @@ from tests.sim.tree_server import TreeServer
 from tests.sim.tree_world import TreeWorld
 from tests.support import contract
 
-TREES = max(1, SEEDS_MAX // 3)  # They are large.
-BATCH = 10
+TREES = max(1, SEEDS_MAX // 4)  # They are large.
+BATCH = 5
 CLIENTS = 3
 OPERATIONS = 10  # Of each.
 SESSIONS = 2
@@ -133,8 +133,7 @@ def test_a_tree_of_agents_is_truthful_paid_for_and_empty_after_a_cancel(first: i
 @NO_WARNING
 def test_a_seed_repeats_itself_to_the_last_frame() -> None:
     try:
-        for seed in range(3):
-            worlds = [simulate(seed, one_world) for _ in range(2)]
-            assert worlds[0].trace == worlds[1].trace, f"seed {seed}"
+        worlds = [simulate(0, one_world) for _ in range(2)]
+        assert worlds[0].trace == worlds[1].trace
     finally:
         gc.collect()
