@@ -1,0 +1,66 @@
+"""The installed `culm` command, run inside this process.
+
+It is found by the name of the console script, so that no module of the product is named here.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+COLUMNS = 80
+
+
+class Ended(NamedTuple):
+    """A command that is over."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_culm(args: Sequence[str], env: Mapping[str, str] | None = None, cwd: str = "") -> Ended:
+    """Run `culm ARGS` with an empty stdin on a terminal of 80 columns."""
+    (script,) = entry_points(group="console_scripts", name="culm")
+    main = script.load()
+    out, err = io.StringIO(), io.StringIO()
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        stdin = stack.enter_context(Path(os.devnull).open())
+        patch.setattr(sys, "stdin", stdin)
+        patch.setattr(sys, "argv", ["culm", *args])
+        patch.chdir(cwd or Path.cwd())
+        for name, value in {"COLUMNS": str(COLUMNS), **(env or {})}.items():
+            patch.setenv(name, value)
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+def subcommands(help_text: str) -> list[str]:
+    """The names in the `Commands:` section of a help text."""
+    _, found, section = help_text.partition("\nCommands:\n")
+    lines = section.splitlines() if found else []
+    return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].strip()]
+
+
+def all_help() -> str:
+    """The help of `culm` and of everything below it, as one text."""
+    pieces: list[str] = []
+    left: list[tuple[str, ...]] = [()]
+    while left:
+        words = left.pop(0)
+        ended = run_culm([*words, "--help"])
+        assert (ended.status, ended.stderr) == (0, ""), ended
+        pieces.append(f"=== {' '.join(('culm', *words))} --help\n\n{ended.stdout}")
+        left = [*((*words, name) for name in subcommands(ended.stdout)), *left]
+    return "\n".join(pieces)
