@@ -5,6 +5,7 @@ It is found by the name of the console script, so that no module of the product 
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
@@ -25,12 +26,39 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run_culm(args: Sequence[str], env: Mapping[str, str] | None = None, cwd: str = "") -> Ended:
-    """Run `culm ARGS` with an empty stdin on a terminal of 80 columns."""
+class Heard(io.StringIO):
+    """An output stream that acts as soon as `word` is written to it."""
+
+    def __init__(self, word: str = "", number: int = 0) -> None:
+        super().__init__()
+        self._word = word
+        self._number = number
+
+    def write(self, text: str, /) -> int:
+        written = super().write(text)
+        if self._word and self._word in self.getvalue():
+            self._word = ""
+            signal.raise_signal(self._number)
+        return written
+
+
+def run_culm(
+    args: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    cwd: str = "",
+    *,
+    interrupt_at: str = "",
+) -> Ended:
+    """Run `culm ARGS` with an empty stdin on a terminal of 80 columns.
+
+    It is interrupted, as by Ctrl-C, when it writes `interrupt_at`.
+    """
     (script,) = entry_points(group="console_scripts", name="culm")
     main = script.load()
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (Heard(interrupt_at, signal.SIGINT) for _ in range(2))
     with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):  # A command sets them for its process.
+            stack.callback(signal.signal, number, signal.getsignal(number))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         stdin = stack.enter_context(Path(os.devnull).open())
         patch.setattr(sys, "stdin", stdin)
