@@ -13,6 +13,7 @@ import uvloop
 
 from tests.frozen import facts
 from tests.frozen.data import recorder
+from tests.frozen.schemas import databases
 from tests.frozen.wire import record as wire
 
 
@@ -21,10 +22,20 @@ async def record_data() -> None:
         await recorder.record(Path(folder).resolve())
 
 
+async def record_schemas() -> None:
+    with tempfile.TemporaryDirectory(prefix="culm-") as folder:
+        await databases.record(Path(folder).resolve())
+
+
 def main() -> None:
     os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: keys of this machine do not count.
     os.environ["XDG_CONFIG_HOME"] = "/nowhere"
-    known = {**dict.fromkeys(facts.FACTS), "wire": wire.main, "data": record_data}
+    known = {
+        **dict.fromkeys(facts.FACTS),
+        "wire": wire.main,
+        "data": record_data,
+        "schemas": record_schemas,
+    }
     names = sys.argv[1:]
     if not names or set(names) - set(known):
         sys.exit(f"usage: python -m tests.frozen.record {{{' | '.join(known)}}} …")

@@ -1,5 +1,6 @@
 """All that a server tells about a workspace, read by its public routes."""
 
+import asyncio
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,9 +9,11 @@ from tests.flow.conftest import FlowServer
 from tests.flow.drive import open_events, send
 from tests.frozen.data.tree import ROOT, WORKSPACE
 from tests.frozen.storage import Json, parse_json
+from tests.support import WAIT_S
 
 CLIENT = "7a1d8f3c-0000-4000-8000-000000000001"
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_ON_THE_WAY = ("accepted", "queued", "active", "ending")
 _OF_WORKSPACE = (
     "sessions",
     "runs",
@@ -48,6 +51,7 @@ class Reader:
         opened = await send(self._flow, "POST", "/v1/workspaces", body)
         assert opened.status == 200, opened
         self.workspace_id = str(parse_json(opened.body)["id"])
+        await self._until_at_rest()
         found: dict[str, Json] = {}
         for path in _OF_WORKSPACE:
             found[path] = await self._get(path)
@@ -70,6 +74,17 @@ class Reader:
             counts = Counter(event.type for event in stream.events() if event.cursor)
         return dict(sorted(counts.items()))
 
+    async def _until_at_rest(self) -> None:
+        """Wait until every run that goes on waits for a person again, as all recorded ones do."""
+        async with asyncio.timeout(WAIT_S):
+            while any(_field(run, "state") in _ON_THE_WAY for run in await self._rows("runs")):
+                await asyncio.sleep(0.001)
+
+    async def _rows(self, path: str) -> list[Json]:
+        rows = await self._get(path)
+        assert isinstance(rows, list)
+        return rows
+
     async def _get(self, path: str) -> Json:
         target = f"/v1/workspaces/{self.workspace_id}/{path}"
         answer = await send(self._flow, "GET", target)
@@ -84,7 +99,12 @@ class Reader:
         return self._new.setdefault(found[0], f"<new {len(self._new) + 1}>")
 
 
+def _field(row: Json, key: str) -> Json:
+    assert isinstance(row, dict)
+    return row[key]
+
+
 def _ids(rows: Json, key: str) -> dict[str, None]:
     """In their order, which is that of the answer."""
     assert isinstance(rows, list)
-    return {str(row[key]): None for row in rows if isinstance(row, dict)}
+    return {str(_field(row, key)): None for row in rows}

@@ -37,11 +37,10 @@ def workspace_id(path: Path) -> str:
     return str(uuid.UUID(bytes=digest[:16], version=5))
 
 
-def dump_database(database: Path) -> str:
-    """The database as SQL, which says its schema's version, too."""
-    with closing(sqlite3.connect(database)) as connection:
-        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        return "\n".join([*connection.iterdump(), f"PRAGMA user_version = {version};", ""])
+def dump(connection: sqlite3.Connection) -> str:
+    """A database as SQL, which says its schema's version, too."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return "\n".join([*connection.iterdump(), f"PRAGMA user_version = {version};", ""])
 
 
 def load_database(sql: str, database: Path) -> None:
@@ -67,7 +66,9 @@ def write_tree(folder: Path, image: Path, model_url: str, target: Path) -> None:
         if _LEFT_OUT.search(name):
             continue
         if path.suffix == ".db":
-            text, name = dump_database(path), name.removesuffix(".db") + ".sql"
+            name = name.removesuffix(".db") + ".sql"
+            with closing(sqlite3.connect(path)) as connection:
+                text = dump(connection)
         else:
             text = path.read_text()
         for place, word in places.items():
