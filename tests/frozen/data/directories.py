@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.flow.conftest import FlowServer, open_flow
 from tests.frozen.data.reading import Reader
-from tests.frozen.data.tree import lay_out
+from tests.frozen.data.tree import lay_out, sessions_in
 from tests.frozen.storage import Json, parse_json
 from tests.support import FakeClock
 
@@ -40,7 +40,8 @@ def known_text(version: str) -> str:
 
 async def read_recorded(version: str, folder: Path, at_s: float) -> dict[str, Json]:
     async with open_recorded(folder, at_s) as flow:
-        return await Reader(flow, known_text(version)).read_all(folder / "project")
+        known = known_text(version)
+        return await Reader(flow, known).read_all(folder / "project", sessions_in(known))
 
 
 async def count_recorded(version: str, folder: Path, at_s: float) -> dict[str, Json]:

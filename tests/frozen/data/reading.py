@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.flow.conftest import FlowServer
@@ -45,7 +46,7 @@ class Reader:
         self._new: dict[str, str] = {}  # Ids that were made since, numbered as they appear.
         self.workspace_id = ""
 
-    async def read_all(self, project: Path) -> dict[str, Json]:
+    async def read_all(self, project: Path, sessions: Sequence[str]) -> dict[str, Json]:
         """The answer of every route that shows what is stored, by its path."""
         body = f'{{"path": "{project}", "client_id": "{CLIENT}"}}'.encode()
         opened = await send(self._flow, "POST", "/v1/workspaces", body)
@@ -55,7 +56,6 @@ class Reader:
         found: dict[str, Json] = {}
         for path in _OF_WORKSPACE:
             found[path] = await self._get(path)
-        sessions = _ids(found["sessions"], "id") | _ids(found["agents"], "session_id")
         for session in sessions:
             for path in _OF_SESSION:
                 target = path.format(id=session)

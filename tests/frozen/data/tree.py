@@ -102,3 +102,10 @@ def lay_out(source: Path, folder: Path, at_s: float) -> None:
     for path in (folder / "data").rglob("*"):
         if path.is_dir():
             path.chmod(0o700)
+
+
+def sessions_in(sql: str) -> list[str]:
+    """The ids of all sessions in a stored database, those of agents too."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(sql)
+        return [str(row[0]) for row in connection.execute("SELECT id FROM sessions ORDER BY no")]

@@ -9,6 +9,8 @@ CREATE TABLE chunks (
 ) WITHOUT ROWID;
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,4,'text',' text');
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,9,'text',' grows');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',0,4,'reasoning','king');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',1,6,'input','and":"ls"}');
 CREATE TABLE events (
   seq        INTEGER PRIMARY KEY,
   type       TEXT    NOT NULL,
@@ -38,6 +40,7 @@ INSERT INTO "messages" VALUES(4294967297,'20000000-0000-4000-8000-000000000001',
 INSERT INTO "messages" VALUES(4294967298,'20000000-0000-4000-8000-000000000002','assistant','[null,{"type":"finish","data":{"reason":"end_turn","time":1790000004}}]',1,'demo-1','demo',0,1,0,1790000004,1790000004);
 INSERT INTO "messages" VALUES(4294967299,'20000000-0000-4000-8000-000000000003','assistant','[{"type":"text","data":{"text":"A summary."}},{"type":"finish","data":{"reason":"end_turn","time":1790000005}}]',0,'demo-1','demo',1,1,0,1790000005,1790000005);
 INSERT INTO "messages" VALUES(4294967300,'20000000-0000-4000-8000-000000000004','assistant','[{"type":"text","data":{"text":"Open"}}]',0,'demo-1','demo',0,0,1,1790000006,1790000006);
+INSERT INTO "messages" VALUES(12884901889,'20000000-0000-4000-8000-00000000000a','assistant','[{"type":"reasoning","data":{"thinking":"Thin","signature":"","started_at":1790000007,"finished_at":0}},{"type":"tool_call","data":{"id":"call_9","name":"bash","input":"{\"comm","finished":false}}]',0,'demo-1','demo',0,0,1,1790000007,1790000007);
 CREATE TABLE meta (
   key   TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -68,7 +71,7 @@ CREATE TABLE sessions (
 );
 INSERT INTO "sessions" VALUES(1,'10000000-0000-4000-8000-000000000001','','First',4,900,12,'20000000-0000-4000-8000-000000000003',0.25,'[{"content":"Look","status":"completed","active_form":""}]',5,1790000000,1790000009);
 INSERT INTO "sessions" VALUES(2,'10000000-0000-4000-8000-000000000002','','Second “Ä” 🙂',0,0,0,'',0.0,'[]',1,1790000001,1790000001);
-INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',0,0,0,'',0.0,'[]',1,1790000002,1790000002);
+INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',1,0,0,'',0.0,'[]',2,1790000002,1790000002);
 CREATE INDEX sessions_by_parent ON sessions (parent_id, updated_at);
 CREATE INDEX messages_open ON messages (is_open) WHERE is_open = 1;
 CREATE INDEX messages_of_users ON messages (created_at) WHERE role = 'user';

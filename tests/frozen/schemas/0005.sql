@@ -40,6 +40,7 @@ CREATE TABLE cancelled_runs (
   settled   TEXT, pids TEXT NOT NULL DEFAULT '[]',               -- canceled, finished_first or not_stopped
   PRIMARY KEY (cancel_id, run_id)
 ) WITHOUT ROWID;
+INSERT INTO "cancelled_runs" VALUES('50000000-0000-4000-8000-000000000001','40000000-0000-4000-8000-000000000001','finished_first','[]');
 INSERT INTO "cancelled_runs" VALUES('50000000-0000-4000-8000-000000000001','40000000-0000-4000-8000-000000000003','not_stopped','[4711]');
 CREATE TABLE cancels (
   id         TEXT    PRIMARY KEY,
@@ -58,6 +59,8 @@ CREATE TABLE chunks (
 ) WITHOUT ROWID;
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,4,'text',' text');
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,9,'text',' grows');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',0,4,'reasoning','king');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',1,6,'input','and":"ls"}');
 CREATE TABLE events (
   seq        INTEGER PRIMARY KEY,
   type       TEXT    NOT NULL,
@@ -115,6 +118,7 @@ INSERT INTO "messages" VALUES(4294967299,'20000000-0000-4000-8000-000000000003',
 INSERT INTO "messages" VALUES(4294967300,'20000000-0000-4000-8000-000000000004','assistant','[{"type":"text","data":{"text":"Open"}}]',0,'demo-1','demo',0,0,1,1790000006,1790000006);
 INSERT INTO "messages" VALUES(8589934593,'20000000-0000-4000-8000-000000000005','user','[{"type":"text","data":{"text":"Was cut off."}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000020,1790000020);
 INSERT INTO "messages" VALUES(8589934594,'20000000-0000-4000-8000-000000000006','assistant','[{"type":"tool_call","data":{"id":"call_1","name":"bash","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_2","name":"write","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_3","name":"agent","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_4","name":"view","input":"{}","finished":true}}]',0,'demo-1','demo',0,0,1,1790000020,1790000020);
+INSERT INTO "messages" VALUES(12884901889,'20000000-0000-4000-8000-00000000000a','assistant','[{"type":"reasoning","data":{"thinking":"Thin","signature":"","started_at":1790000007,"finished_at":0}},{"type":"tool_call","data":{"id":"call_9","name":"bash","input":"{\"comm","finished":false}}]',0,'demo-1','demo',0,0,1,1790000007,1790000007);
 INSERT INTO "messages" VALUES(17179869185,'20000000-0000-4000-8000-000000000007','user','[{"type":"text","data":{"text":"Ask me."}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000030,1790000030);
 INSERT INTO "messages" VALUES(17179869186,'20000000-0000-4000-8000-000000000008','assistant','[{"type":"tool_call","data":{"id":"call_5","name":"question","input":"{\"questions\":[{\"type\":\"yes_no\",\"question\":\"Go on?\",\"description\":\"Or not.\"}]}","finished":true}}]',0,'offline','offline',0,0,1,1790000030,1790000030);
 CREATE TABLE meta (
@@ -180,6 +184,7 @@ INSERT INTO "runs" VALUES(4,'40000000-0000-4000-8000-000000000004','10000000-000
 INSERT INTO "runs" VALUES(5,'40000000-0000-4000-8000-000000000005','10000000-0000-4000-8000-000000000002','prompt','queued',2,1,'d5','Waits behind it.','{}','demo','demo-1',NULL,'','','','',0,0,0,0.0,0,1790000021,0,0,0,'null');
 INSERT INTO "runs" VALUES(6,'40000000-0000-4000-8000-000000000006','10000000-0000-4000-8000-000000000002','prompt','held',3,1,'d6','Rests.','{}','demo','demo-1',NULL,'the run before it was interrupted','','','',0,0,0,0.0,0,1790000022,0,0,0,'null');
 INSERT INTO "runs" VALUES(7,'40000000-0000-4000-8000-000000000007','10000000-0000-4000-8000-000000000004','prompt','active',1,0,'d7','Ask me.','{}','offline','offline',NULL,'','','','',0,0,0,0.0,0,1790000030,1790000030,0,0,'"ask"');
+INSERT INTO "runs" VALUES(10,'40000000-0000-4000-8000-00000000000a','10000000-0000-4000-8000-000000000002','prompt','folded',1,0,'d10','Joined it.','{}','demo','demo-1',NULL,'','','40000000-0000-4000-8000-000000000004','',0,0,0,0.0,0,1790000020,1790000021,0,0,'null');
 CREATE TABLE sessions (
   no                 INTEGER PRIMARY KEY,
   id                 TEXT    NOT NULL UNIQUE,
@@ -197,7 +202,7 @@ CREATE TABLE sessions (
 );
 INSERT INTO "sessions" VALUES(1,'10000000-0000-4000-8000-000000000001','','First',4,900,12,'20000000-0000-4000-8000-000000000003',0.25,'[{"content":"Look","status":"completed","active_form":""}]',5,1790000000,1790000009);
 INSERT INTO "sessions" VALUES(2,'10000000-0000-4000-8000-000000000002','','Second “Ä” 🙂',2,0,0,'',0.0,'[]',3,1790000001,1790000001);
-INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',0,0,0,'',0.0,'[]',1,1790000002,1790000002);
+INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',1,0,0,'',0.0,'[]',2,1790000002,1790000002);
 INSERT INTO "sessions" VALUES(4,'10000000-0000-4000-8000-000000000004','','Waiting',2,0,0,'',0.0,'[]',3,1790000030,1790000030);
 CREATE INDEX sessions_by_parent ON sessions (parent_id, updated_at);
 CREATE INDEX messages_open ON messages (is_open) WHERE is_open = 1;
@@ -217,6 +222,6 @@ CREATE INDEX asks_open ON asks (run_id) WHERE state = 'open';
 CREATE INDEX asks_of_session ON asks (session_id, no);
 CREATE INDEX asks_of_message ON asks (message_id);
 DELETE FROM "sqlite_sequence";
-INSERT INTO "sqlite_sequence" VALUES('runs',7);
+INSERT INTO "sqlite_sequence" VALUES('runs',10);
 COMMIT;
 PRAGMA user_version = 5;

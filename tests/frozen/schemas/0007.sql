@@ -46,8 +46,9 @@ CREATE TABLE agents (
     'created_at', created_at, 'started_at', started_at, 'ended_at', ended_at
   )) STORED
 );
-INSERT INTO "agents" VALUES(1,'80000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000005','10000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000001','Lead','worker','demo','demo-1','{"prompt":"Lead it."}','{"steps":9}',0,0,'','','ended','completed','','40000000-0000-4000-8000-000000000008',1790000040,1790000043,'',0,1790000040,1,'["10000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000001"]',1,0.5,150);
-INSERT INTO "agents" VALUES(2,'80000000-0000-4000-8000-000000000002','10000000-0000-4000-8000-000000000006','80000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000005','Leaf','explorer','demo','demo-1','{"prompt":"Count."}','{}',1,1,'','','running',NULL,'','40000000-0000-4000-8000-000000000009',1790000041,0,'',0,1790000041,2,'["10000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000002"]',0,0.25,50);
+INSERT INTO "agents" VALUES(1,'80000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000005','10000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000001','Lead','worker','demo','demo-1','{"prompt":"Lead it."}','{"steps":9}',0,0,'','','ended','completed','','40000000-0000-4000-8000-000000000008',1790000040,1790000043,'',0,1790000040,1,'["10000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000001"]',2,0.5,150);
+INSERT INTO "agents" VALUES(2,'80000000-0000-4000-8000-000000000002','10000000-0000-4000-8000-000000000006','80000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000005','Leaf','explorer','demo','demo-1','{"prompt":"Count."}','{}',1,1,'','','running',NULL,'','40000000-0000-4000-8000-000000000009',1790000041,0,'ask',4712,1790000041,2,'["10000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000002"]',0,0.25,50);
+INSERT INTO "agents" VALUES(3,'80000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000007','80000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000005','Later','worker','demo','demo-1','{"prompt":"Wait."}','{}',0,0,'','','pending',NULL,'','40000000-0000-4000-8000-00000000000b',0,0,'slot',0,1790000042,2,'["10000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000001","80000000-0000-4000-8000-000000000003"]',0,0.0,0);
 CREATE TABLE asks (
   no         INTEGER PRIMARY KEY,
   id         TEXT    NOT NULL UNIQUE,
@@ -89,6 +90,7 @@ CREATE TABLE cancelled_runs (
   settled   TEXT, pids TEXT NOT NULL DEFAULT '[]',               -- canceled, finished_first or not_stopped
   PRIMARY KEY (cancel_id, run_id)
 ) WITHOUT ROWID;
+INSERT INTO "cancelled_runs" VALUES('50000000-0000-4000-8000-000000000001','40000000-0000-4000-8000-000000000001','finished_first','[]');
 INSERT INTO "cancelled_runs" VALUES('50000000-0000-4000-8000-000000000001','40000000-0000-4000-8000-000000000003','not_stopped','[4711]');
 CREATE TABLE cancels (
   id         TEXT    PRIMARY KEY,
@@ -107,6 +109,8 @@ CREATE TABLE chunks (
 ) WITHOUT ROWID;
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,4,'text',' text');
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,9,'text',' grows');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',0,4,'reasoning','king');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',1,6,'input','and":"ls"}');
 CREATE TABLE events (
   seq        INTEGER PRIMARY KEY,
   type       TEXT    NOT NULL,
@@ -182,6 +186,7 @@ INSERT INTO "messages" VALUES(4294967300,'20000000-0000-4000-8000-000000000004',
 INSERT INTO "messages" VALUES(4294967301,'20000000-0000-4000-8000-000000000009','user','[{"type":"text","data":{"text":"Of a run."}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000050,1790000050,'40000000-0000-4000-8000-000000000003');
 INSERT INTO "messages" VALUES(8589934593,'20000000-0000-4000-8000-000000000005','user','[{"type":"text","data":{"text":"Was cut off."}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000020,1790000020,'');
 INSERT INTO "messages" VALUES(8589934594,'20000000-0000-4000-8000-000000000006','assistant','[{"type":"tool_call","data":{"id":"call_1","name":"bash","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_2","name":"write","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_3","name":"agent","input":"{}","finished":true}},{"type":"tool_call","data":{"id":"call_4","name":"view","input":"{}","finished":true}}]',0,'demo-1','demo',0,0,1,1790000020,1790000020,'');
+INSERT INTO "messages" VALUES(12884901889,'20000000-0000-4000-8000-00000000000a','assistant','[{"type":"reasoning","data":{"thinking":"Thin","signature":"","started_at":1790000007,"finished_at":0}},{"type":"tool_call","data":{"id":"call_9","name":"bash","input":"{\"comm","finished":false}}]',0,'demo-1','demo',0,0,1,1790000007,1790000007,'');
 INSERT INTO "messages" VALUES(17179869185,'20000000-0000-4000-8000-000000000007','user','[{"type":"text","data":{"text":"Ask me."}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000030,1790000030,'');
 INSERT INTO "messages" VALUES(17179869186,'20000000-0000-4000-8000-000000000008','assistant','[{"type":"tool_call","data":{"id":"call_5","name":"question","input":"{\"questions\":[{\"type\":\"yes_no\",\"question\":\"Go on?\",\"description\":\"Or not.\"}]}","finished":true}}]',0,'offline','offline',0,0,1,1790000030,1790000030,'');
 CREATE TABLE meta (
@@ -213,6 +218,7 @@ CREATE TABLE run_bodies (
 );
 INSERT INTO "run_bodies" VALUES('40000000-0000-4000-8000-000000000005','Waits behind it.','[]');
 INSERT INTO "run_bodies" VALUES('40000000-0000-4000-8000-000000000006','Rests.','[{"file_path":"shot.png","file_name":"shot.png","mime_type":"image/png","content":"iVBORw0KGgo="}]');
+INSERT INTO "run_bodies" VALUES('40000000-0000-4000-8000-00000000000b','Wait.','[]');
 CREATE TABLE runs (
   seq               INTEGER PRIMARY KEY AUTOINCREMENT,  -- in which order they were accepted
   id                TEXT    NOT NULL UNIQUE,
@@ -249,6 +255,8 @@ INSERT INTO "runs" VALUES(6,'40000000-0000-4000-8000-000000000006','10000000-000
 INSERT INTO "runs" VALUES(7,'40000000-0000-4000-8000-000000000007','10000000-0000-4000-8000-000000000004','prompt','active',1,0,'d7','Ask me.','{}','offline','offline',NULL,'','','','',0,0,0,0.0,0,1790000030,1790000030,0,0,'"ask"','','',0,0,0,0.0);
 INSERT INTO "runs" VALUES(8,'40000000-0000-4000-8000-000000000008','10000000-0000-4000-8000-000000000005','prompt','ended',1,0,'d8','Lead it.','{"steps":9}','demo','demo-1','end_turn','','','','',1,90,10,0.25,0,1790000040,1790000040,1790000043,0,'null','80000000-0000-4000-8000-000000000001','40000000-0000-4000-8000-000000000001',0,2,150,0.5);
 INSERT INTO "runs" VALUES(9,'40000000-0000-4000-8000-000000000009','10000000-0000-4000-8000-000000000006','prompt','active',1,0,'d9','Count.','{}','demo','demo-1',NULL,'','','','',1,40,10,0.25,0,1790000041,1790000041,0,0,'null','80000000-0000-4000-8000-000000000002','40000000-0000-4000-8000-000000000008',1,1,50,0.25);
+INSERT INTO "runs" VALUES(10,'40000000-0000-4000-8000-00000000000a','10000000-0000-4000-8000-000000000002','prompt','folded',1,0,'d10','Joined it.','{}','demo','demo-1',NULL,'','','40000000-0000-4000-8000-000000000004','',0,0,0,0.0,0,1790000020,1790000021,0,0,'null','','',0,0,0,0.0);
+INSERT INTO "runs" VALUES(11,'40000000-0000-4000-8000-00000000000b','10000000-0000-4000-8000-000000000007','prompt','accepted',1,0,'d11','Wait.','{}','demo','demo-1',NULL,'','','','',0,0,0,0.0,0,1790000042,0,0,0,'null','80000000-0000-4000-8000-000000000003','40000000-0000-4000-8000-000000000008',0,0,0,0.0);
 CREATE TABLE sessions (
   no                 INTEGER PRIMARY KEY,
   id                 TEXT    NOT NULL UNIQUE,
@@ -266,10 +274,11 @@ CREATE TABLE sessions (
 );
 INSERT INTO "sessions" VALUES(1,'10000000-0000-4000-8000-000000000001','','First',5,900,12,'20000000-0000-4000-8000-000000000003',0.25,'[{"content":"Look","status":"completed","active_form":""}]',6,1790000000,1790000009);
 INSERT INTO "sessions" VALUES(2,'10000000-0000-4000-8000-000000000002','','Second “Ä” 🙂',2,0,0,'',0.0,'[]',3,1790000001,1790000001);
-INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',0,0,0,'',0.0,'[]',1,1790000002,1790000002);
+INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',1,0,0,'',0.0,'[]',2,1790000002,1790000002);
 INSERT INTO "sessions" VALUES(4,'10000000-0000-4000-8000-000000000004','','Waiting',2,0,0,'',0.0,'[]',3,1790000030,1790000030);
 INSERT INTO "sessions" VALUES(5,'10000000-0000-4000-8000-000000000005','10000000-0000-4000-8000-000000000001','Lead',0,0,0,'',0.5,'[]',1,1790000040,1790000040);
 INSERT INTO "sessions" VALUES(6,'10000000-0000-4000-8000-000000000006','10000000-0000-4000-8000-000000000005','Leaf',0,0,0,'',0.25,'[]',1,1790000041,1790000041);
+INSERT INTO "sessions" VALUES(7,'10000000-0000-4000-8000-000000000007','10000000-0000-4000-8000-000000000005','Later',0,0,0,'',0.0,'[]',1,1790000042,1790000042);
 CREATE INDEX sessions_by_parent ON sessions (parent_id, updated_at);
 CREATE INDEX messages_open ON messages (is_open) WHERE is_open = 1;
 CREATE INDEX messages_of_users ON messages (created_at) WHERE role = 'user';
@@ -296,6 +305,6 @@ SELECT m.id, m.role, s.id AS session_id, m.parts, m.model, m.provider, m.created
        m.is_summary, m.rev, m.run_id, m.large, m.is_open, m.place
 FROM messages m JOIN sessions s ON s.no = m.place >> 32;
 DELETE FROM "sqlite_sequence";
-INSERT INTO "sqlite_sequence" VALUES('runs',9);
+INSERT INTO "sqlite_sequence" VALUES('runs',11);
 COMMIT;
 PRAGMA user_version = 7;

@@ -12,7 +12,7 @@ from tests.frozen.comparing import HERE as FROZEN
 from tests.frozen.comparing import as_text
 from tests.frozen.data.directories import open_recorded
 from tests.frozen.data.reading import Reader
-from tests.frozen.data.tree import ROOT, dump, load_database, project_key
+from tests.frozen.data.tree import ROOT, dump, load_database, project_key, sessions_in
 from tests.frozen.storage import Json, parse_json
 
 HERE = Path(__file__).parent
@@ -72,7 +72,8 @@ async def open_and_read(version: str, folder: Path, times: int = 1) -> list[dict
     answers: list[dict[str, Json]] = []
     for _ in range(times):
         async with open_recorded(folder, LEFT_AT_S) as flow:
-            answers.append(await Reader(flow, sql).read_all(folder / "project"))
+            reader = Reader(flow, sql)
+            answers.append(await reader.read_all(folder / "project", sessions_in(sql)))
     return answers
 
 

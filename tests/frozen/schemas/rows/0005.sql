@@ -14,4 +14,4 @@ INSERT INTO asks (no, id, kind, session_id, run_id, message_id, call_id, request
 INSERT INTO grants (no, id, scope, session_id, tool, action, grains, ask_id, granted_by, created_at) VALUES
   (1, '70000000-0000-4000-8000-000000000001', 'session', '10000000-0000-4000-8000-000000000001', 'bash', 'execute', '["make"]', '60000000-0000-4000-8000-000000000001', '', 1790000003),
   (2, '70000000-0000-4000-8000-000000000002', 'workspace', '10000000-0000-4000-8000-000000000001', 'write', 'write', '["write:/frozen/project"]', '60000000-0000-4000-8000-000000000001', '', 1790000004);
-UPDATE cancelled_runs SET pids = '[4711]', settled = 'not_stopped';
+UPDATE cancelled_runs SET pids = '[4711]', settled = 'not_stopped' WHERE settled = 'canceled';
