@@ -13,6 +13,7 @@ from tests.frozen.commands import all_help
 from tests.frozen.comparing import HERE, as_text
 from tests.frozen.data import directories as data
 from tests.frozen.data.tree import load_database
+from tests.frozen.shapes import api_text, run_lines_text
 from tests.frozen.storage import (
     Json,
     listed_strings,
@@ -54,7 +55,12 @@ def recorded_strings(folder: Path) -> dict[str, Json]:
     return {name: list[Json](found[name]) for name in unlisted_names()}
 
 
-FACTS: Mapping[str, Callable[[], str]] = {"help.txt": help_text, "storage.json": storage_text}
+FACTS: Mapping[str, Callable[[], str]] = {
+    "help.txt": help_text,
+    "api.txt": api_text,
+    "run-lines.txt": run_lines_text,
+    "storage.json": storage_text,
+}
 
 
 def record(names: list[str]) -> None:
