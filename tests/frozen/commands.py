@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 COLUMNS = 80
 
@@ -26,18 +29,18 @@ class Ended(NamedTuple):
     stderr: str
 
 
-class Heard(io.StringIO):
-    """An output stream that acts as soon as `word` is written to it."""
+class Heard(io.BytesIO):
+    """The bytes of an output stream, which raise a signal as soon as they contain `word`."""
 
     def __init__(self, word: str = "", number: int = 0) -> None:
         super().__init__()
-        self._word = word
+        self._word = word.encode()
         self._number = number
 
-    def write(self, text: str, /) -> int:
-        written = super().write(text)
+    def write(self, data: "ReadableBuffer", /) -> int:
+        written = super().write(data)
         if self._word and self._word in self.getvalue():
-            self._word = ""
+            self._word = b""
             signal.raise_signal(self._number)
         return written
 
@@ -66,12 +69,20 @@ def run_culm(
         patch.chdir(cwd or Path.cwd())
         for name, value in {"COLUMNS": str(COLUMNS), **(env or {})}.items():
             patch.setenv(name, value)
-        stack.enter_context(redirect_stdout(out))
-        stack.enter_context(redirect_stderr(err))
+        stack.enter_context(redirect_stdout(_text_over(out, stack)))
+        stack.enter_context(redirect_stderr(_text_over(err, stack)))
         with pytest.raises(SystemExit) as ended:
             main()
     code = ended.value.code
-    return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    return Ended(
+        code if isinstance(code, int) else 0, out.getvalue().decode(), err.getvalue().decode()
+    )
+
+
+def _text_over(heard: Heard, stack: ExitStack) -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(heard, encoding="utf-8", write_through=True)
+    stack.callback(stream.detach)  # Otherwise the bytes are closed with it.
+    return stream
 
 
 def subcommands(help_text: str) -> list[str]:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.flow.conftest import FlowServer, open_flow
+from tests.frozen.commands import run_culm
 from tests.frozen.data.reading import Reader
 from tests.frozen.data.tree import lay_out, sessions_in
 from tests.frozen.storage import Json, parse_json
@@ -13,6 +14,7 @@ from tests.support import FakeClock
 HERE = Path(__file__).parent
 AWAY_S = 60.0  # Between the end of the server that left it and the next one.
 EXPECTED = "expected.json"
+OUTSIDE = "cli-program"  # A mailbox that no server reads.
 
 
 def recorded() -> list[str]:
@@ -28,14 +30,27 @@ def put_at(version: str, folder: Path, at_s: float) -> None:
 
 
 @asynccontextmanager
-async def open_recorded(folder: Path, at_s: float) -> AsyncGenerator[FlowServer]:
+async def open_recorded(
+    folder: Path, at_s: float, kind: str = "unix"
+) -> AsyncGenerator[FlowServer]:
     """Serve a directory that was laid out, some time after it was left."""
-    async with open_flow(folder, "unix", clock=FakeClock(at_s + AWAY_S)) as flow:
+    async with open_flow(folder, kind, clock=FakeClock(at_s + AWAY_S)) as flow:
         yield flow
 
 
 def known_text(version: str) -> str:
     return "".join(path.read_text() for path in sorted((HERE / version).rglob("*.sql")))
+
+
+def read_mail(folder: Path) -> dict[str, Json]:
+    """Letters as `culm mail` tells of them without a server: a list, and some by their mailbox."""
+    where = ("--json", "--dir", str(folder / "project"), "--data-dir", str(folder / "data"))
+    letters = (folder / "data").glob(f"projects/*/mailboxes/{OUTSIDE}/*/*.json")
+    found = {"list": run_culm(["mail", "list", *where])}
+    for name in sorted(path.stem.partition("-")[2] for path in letters):
+        found[name] = run_culm(["mail", "status", name, "--to", OUTSIDE, *where])
+    assert {ended.status for ended in found.values()} == {0}, found
+    return {name: parse_json(f'{{"is": {ended.stdout}}}')["is"] for name, ended in found.items()}
 
 
 async def read_recorded(version: str, folder: Path, at_s: float) -> dict[str, Json]:

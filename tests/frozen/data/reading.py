@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import open_events, send
-from tests.frozen.data.tree import ROOT, WORKSPACE
+from tests.frozen.data.tree import ROOT, WORKSPACE, workspace_id
 from tests.frozen.storage import Json, parse_json
 from tests.support import WAIT_S
 
@@ -52,6 +52,7 @@ class Reader:
         opened = await send(self._flow, "POST", "/v1/workspaces", body)
         assert opened.status == 200, opened
         self.workspace_id = str(parse_json(opened.body)["id"])
+        assert self.workspace_id == workspace_id(project), "clients would not find it again"
         await self._until_at_rest()
         found: dict[str, Json] = {}
         for path in _OF_WORKSPACE:

@@ -30,12 +30,19 @@ from tests.flow.drive import until
 from tests.flow.mail_stage import deliver, letter, post_of, until_state
 from tests.flow.runs import open_heard
 from tests.frozen.comparing import as_text
-from tests.frozen.data.directories import EXPECTED, HERE, count_recorded, put_at, read_recorded
+from tests.frozen.data.directories import (
+    EXPECTED,
+    HERE,
+    OUTSIDE,
+    count_recorded,
+    put_at,
+    read_mail,
+    read_recorded,
+)
 from tests.frozen.data.tree import write_tree
 from tests.frozen.storage import Json as Answer
 from tests.support import WAIT_S, model_config, serve_options
 
-OUTSIDE = "cli-program"  # A mailbox that no server reads.
 LONG = "All work and no play makes a long answer. " * 250  # Beyond what a row keeps itself.
 PICTURE = {"file_path": "shot.png", "file_name": "shot.png", "mime_type": "image/png"}
 QUESTIONS: list[Json] = [
@@ -489,6 +496,7 @@ async def expected_answers(version: str, folder: Path, at_s: float) -> dict[str,
     for name in ("one", "two"):
         (folder / name).mkdir()
         put_at(version, folder / name, at_s)
+    mail = read_mail(folder / "two")
     events = await count_recorded(version, folder / "two", at_s)
     answers = await read_recorded(version, folder / "one", at_s)
-    return {"recorded_at": at_s, "events": events, "answers": answers}
+    return {"recorded_at": at_s, "mail": mail, "events": events, "answers": answers}
