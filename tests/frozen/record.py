@@ -1,6 +1,7 @@
 """Write frozen facts again: `python -m tests.frozen.record NAME…`. Read the diff before a commit.
 
-A recorded data directory and a recorded database of an old schema are never written again.
+A recorded data directory and a recorded database of an old schema are never written again;
+`expected` writes again what the server tells about them.
 """
 
 import asyncio
@@ -27,6 +28,13 @@ async def record_schemas() -> None:
         await databases.record(Path(folder).resolve())
 
 
+async def record_expected() -> None:
+    """What is expected of all recorded data; the data itself stays as it is."""
+    with tempfile.TemporaryDirectory(prefix="culm-") as folder:
+        await recorder.record_expected(Path(folder).resolve())
+        await databases.record_expected(Path(folder).resolve())
+
+
 def main() -> None:
     os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: keys of this machine do not count.
     os.environ["XDG_CONFIG_HOME"] = "/nowhere"
@@ -35,6 +43,7 @@ def main() -> None:
         "wire": wire.main,
         "data": record_data,
         "schemas": record_schemas,
+        "expected": record_expected,
     }
     names = sys.argv[1:]
     if not names or set(names) - set(known):

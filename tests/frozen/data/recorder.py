@@ -35,9 +35,11 @@ from tests.frozen.data.directories import (
     HERE,
     OUTSIDE,
     count_recorded,
+    expected_of,
     put_at,
     read_mail,
     read_recorded,
+    recorded,
 )
 from tests.frozen.data.tree import write_tree
 from tests.frozen.storage import Json as Answer
@@ -490,6 +492,15 @@ async def record(folder: Path) -> None:
         shutil.rmtree(target)
         raise
     (target / EXPECTED).write_text(as_text(answers))
+
+
+async def record_expected(folder: Path) -> None:
+    for version in recorded():
+        (folder / version).mkdir()
+        at_s = expected_of(version)["recorded_at"]
+        assert isinstance(at_s, int | float)
+        answers = await expected_answers(version, folder / version, at_s)
+        (HERE / version / EXPECTED).write_text(as_text(answers))
 
 
 async def expected_answers(version: str, folder: Path, at_s: float) -> dict[str, Answer]:

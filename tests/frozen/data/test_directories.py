@@ -16,7 +16,7 @@ from tests.frozen.data.directories import (
     recorded,
 )
 
-COMMAND = "a recorded directory never changes: make this version read it"
+COMMAND = "python -m tests.frozen.record expected, if the server says it in other words"
 
 
 @pytest.fixture(params=recorded())

@@ -81,6 +81,11 @@ def expected_of(version: str) -> Json:
     return parse_json(EXPECTED.read_text())[version]
 
 
+async def record_expected(folder: Path) -> None:
+    EXPECTED.unlink()
+    await record(folder)
+
+
 async def record(folder: Path) -> None:
     """Write what is missing; what is there stays as it is."""
     expected = parse_json(EXPECTED.read_text()) if EXPECTED.exists() else {}

@@ -9,7 +9,7 @@ from tests.frozen.comparing import HERE, as_text, check_text
 from tests.frozen.schemas import databases
 from tests.frozen.storage import parse_json, read_schema
 
-COMMAND = "a recorded database never changes: make this version read it"
+COMMAND = "python -m tests.frozen.record expected, if the server says it in other words"
 
 
 def test_every_migration_has_a_recorded_database() -> None:
