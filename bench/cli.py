@@ -1,6 +1,6 @@
 """What a person waits for at the prompt: help, a listing, the first byte of an answer.
 
-python -m bench.cli            the figures of docs/benchmarks.md
+python -m bench.cli            the figures of docs/benchmarks.md; JSON in bench/out/cli.json
 python -m bench.cli --quick    the same, a few times each, to see that it works
 """
 
@@ -13,11 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from msgspec import Struct
+
+from bench.fanout import describe_machine
+from bench.ratios import NamedRatio, Ratio, keep_result
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table, print_footing
 
@@ -106,6 +110,18 @@ class Bench:
                 self.wrong.append(f"{case.name}: it said {(first + rest)[-200:]!r}")
 
 
+class Result(Struct):
+    took_s: dict[str, list[float]]
+    machine: dict[str, str]
+
+
+def named_ratios(bench: Bench) -> Iterator[NamedRatio]:
+    """Every command against an interpreter that does nothing."""
+    bare_s = median(bench.took_s[PASS])
+    for case in (HELP, PS, COLD, WARM):
+        yield NamedRatio(case.name, Ratio(median(bench.took_s[case]) / bare_s, PASS.name))
+
+
 def environment(home: Path) -> dict[str, str]:
     """One in which every default path is inside `home`, and nothing else is found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "CULM_"))}
@@ -151,6 +167,10 @@ def main() -> int:
             verdict = "ok" if median(took_s) <= case.target_s else "missed"
         middle, best = f"{1000 * median(took_s):,.0f} ms", f"{1000 * min(took_s):,.0f} ms"
         lines.append((case.name, middle, best, wanted, verdict))
+    result = Result(
+        {case.name: took_s for case, took_s in bench.took_s.items()}, describe_machine()
+    )
+    keep_result("cli", result, named_ratios(bench))
     print(aligned_table(lines, "<>>><"))
     print_footing(bench.work, bench.wrong, time.monotonic() - start_s)
     return 1 if bench.wrong else 0

@@ -18,17 +18,16 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import uvloop
 from msgspec import Struct
 
 from bench.appends import Appended, through_sqlite, through_store
 from bench.encoding import event_us
+from bench.ratios import OUT, NamedRatio, Ratio, keep_result
 from bench.serving import list_messages, start_once
 from bench.tables import aligned_table, shown_number
 from bench.talk import Child, Command, Ready, Received, Spent, open_child
 
-OUT = Path(__file__).parent / "out"
 ROUNDS_MIN = 3
 PACE_S = 1 / 200  # The rate of the latency figure.
 LISTED = 10_000
@@ -230,6 +229,12 @@ class Bench:
         self.rows.append(Row(name, unit, value, None, None, target, note=note))
 
 
+def named_ratios(rows: Sequence[Row]) -> Iterator[NamedRatio]:
+    for row in rows:
+        if row.ratio is not None:
+            yield NamedRatio(row.name, Ratio(row.ratio, "yardstick", row.at_least, row.target))
+
+
 def describe_machine() -> dict[str, str]:
     names = ("aiohttp", "uvloop", "msgspec")
     return {
@@ -275,7 +280,7 @@ def main() -> int:
         bench.appends()
         bench.serving()
     result = Result(bench.rows, bench.wrong, time.monotonic() - start_s, describe_machine())
-    (OUT / "fanout.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    keep_result("fanout", result, named_ratios(result.rows))
     print(table(result.rows))
     print(f"\nlost, reordered or damaged: {result.wrong}; {result.seconds:.0f} s")
     return 1 if result.wrong else 0

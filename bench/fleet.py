@@ -21,7 +21,7 @@ from statistics import mean, median
 import uvloop
 from msgspec import Struct
 
-from bench.fanout import OUT, describe_machine
+from bench.fanout import describe_machine
 from bench.fleet_bed import (
     Answer,
     Bed,
@@ -39,6 +39,7 @@ from bench.fleet_bed import (
     spawn_bare,
 )
 from bench.fleet_sender import EVENT_BYTES, Stream
+from bench.ratios import OUT
 from bench.runs_yardstick import work_us
 from bench.tools import Result, Row, report
 from bench.traffic import cpu_s, raise_file_limit
@@ -263,7 +264,7 @@ async def run(options: argparse.Namespace) -> Result:
 def main() -> int:
     options = parse()
     OUT.mkdir(exist_ok=True)
-    return report(uvloop.run(run(options)), "fleet.json")
+    return report(uvloop.run(run(options)), "fleet")
 
 
 if __name__ == "__main__":

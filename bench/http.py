@@ -26,7 +26,8 @@ from threading import Timer
 import msgspec
 from msgspec import Struct
 
-from bench.fanout import OUT, ROUNDS_MIN, Row, describe_machine, table
+from bench.fanout import ROUNDS_MIN, Row, describe_machine, named_ratios, table
+from bench.ratios import OUT, NamedRatio, Ratio, keep_result
 from bench.serving import REQUEST_TIMEOUT_S
 from bench.talk import Child, Command, end, open_child
 from bench.traffic import Drove, Pages, Place, Plan, cpu_s, raise_file_limit
@@ -378,6 +379,14 @@ def settle(pid: int, files: int | None = None) -> Memory:
             return memory
 
 
+def extra_ratios(extras: list[Extra]) -> Iterator[NamedRatio]:
+    for extra in extras:
+        if extra.ratio is not None:
+            yield NamedRatio(extra.name, Ratio(extra.ratio, "yardstick"))
+        elif extra.yardstick is not None:
+            yield NamedRatio(extra.name, Ratio(extra.measured / extra.yardstick, "yardstick"))
+
+
 def extra_lines(extras: list[Extra]) -> str:
     lines: list[str] = []
     for extra in extras:
@@ -406,7 +415,7 @@ def main() -> int:
         bench.streams()
     seconds = time.monotonic() - start_s
     result = Result(bench.rows, bench.extras, bench.wrong, seconds, describe_machine())
-    (OUT / "http.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    keep_result("http", result, [*named_ratios(result.rows), *extra_ratios(result.extras)])
     print(table(result.rows))
     print(f"\nwithout a target:\n{extra_lines(result.extras)}")
     print(f"\nwrong answers, descriptors not given back: {result.wrong}; {seconds:.0f} s")

@@ -1,6 +1,6 @@
 """What a client spends on following: deltas a second on one core, and memory for a long history.
 
-python -m bench.mirror            the figures of docs/benchmarks.md
+python -m bench.mirror            the figures of docs/benchmarks.md; JSON in bench/out/mirror.json
 python -m bench.mirror --quick    the same, smaller, to see that it works
 """
 
@@ -16,6 +16,8 @@ from statistics import median
 
 import msgspec
 
+from bench.fanout import describe_machine
+from bench.ratios import NamedRatio, against_work, keep_result
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table, print_footing, shown_number
 from culm.client.mirror import Mirror
@@ -186,6 +188,24 @@ def held_mb(count: int, way: str) -> float:
 # --- the whole
 
 
+class Result(msgspec.Struct):
+    rates: list[float]
+    long_rates: list[float]
+    told_mb: float
+    loaded_mb: float
+    machine: dict[str, str]
+
+
+def named_ratios(
+    rates: list[float], long_rates: list[float], work: list[float]
+) -> Iterator[NamedRatio]:
+    """Deltas as the time that each takes."""
+    yield from against_work("a delta taken in", 1e6 / median(rates), "µs", work)
+    yield from against_work(
+        "a delta of a long answer taken in", 1e6 / median(long_rates), "µs", work
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a client spends on following.")
     parser.add_argument("--quick", action="store_true", help="small, to see that it works")
@@ -216,6 +236,11 @@ def main() -> None:
         (f"{size.history:,} messages as events (MB)", f"{told:.1f}", f"≤ {TARGET_MB:g}"),
         (f"{size.history:,} messages as a snapshot (MB)", f"{loaded:.1f}", f"≤ {TARGET_MB:g}"),
     ]
+    keep_result(
+        "mirror",
+        Result(rates, long_rates, told, loaded, describe_machine()),
+        named_ratios(rates, long_rates, work),
+    )
     print(aligned_table(lines, "<>>"))
     print_footing(work, [], time.monotonic() - start_s)
 

@@ -14,19 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.fanout import OUT, describe_machine
+from bench.fanout import describe_machine
 from bench.models_history import Prepared, conversation, prepare
 from bench.models_sides import ADAPTERS, BARE, Read, why_not
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
 from bench.runs_host import Cores, ScriptedModel, open_model, share_cores
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table
@@ -204,6 +204,18 @@ def open_sides(
     return sides
 
 
+def named_ratios(result: Result) -> Iterator[NamedRatio]:
+    """An adapter against the bare reader of the same stream, or against plain work."""
+    medians = {row.name: row.median for row in result.rows}
+    for row in result.rows:
+        where, found, what = row.name.partition(": ")
+        bare = medians.get(f"{where}: {BARE}{what}") if found else None
+        if bare is not None:
+            yield NamedRatio(row.name, Ratio(row.median / bare, "bare reader"))
+        else:
+            yield from against_work(row.name, row.median, row.unit, result.work_us)
+
+
 def table(rows: list[Row]) -> str:
     lines: list[tuple[str, ...]] = [("", "best", "median", "target", "", "")]
     for row in rows:
@@ -253,7 +265,7 @@ def main() -> int:
     options = parse()
     OUT.mkdir(exist_ok=True)
     result = run(options)
-    (OUT / "models.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    keep_result("models", result, named_ratios(result))
     print(table(result.rows))
     for what in result.skipped:
         print(f"skipped {what}")

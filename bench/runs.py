@@ -20,14 +20,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
-import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.fanout import OUT, describe_machine
+from bench.fanout import describe_machine
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
 from bench.runs_bed import FULL, QUICK, Lab, open_bed
 from bench.runs_cases import CASES, Case, Figure, Samples
 from bench.runs_host import CONFIG, OURS, Candidate, Cores, open_model, open_place, share_cores
@@ -112,6 +113,18 @@ def table(servers: list[str], rows: list[Row]) -> str:
     return aligned_table(lines, ["<", *(">", "<") * len(servers), ">", "<"])
 
 
+def named_ratios(result: Result) -> Iterator[NamedRatio]:
+    """Of the first server: ratios as they are, times against plain work."""
+    for row in result.rows:
+        value = row.measured[0]
+        if math.isnan(value):
+            continue
+        if row.unit == "×":
+            yield NamedRatio(row.name, Ratio(value, "yardstick", budget=row.target))
+        else:
+            yield from against_work(row.name, value, row.unit, result.work_us)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measure runs on one or more servers, with the same scripted model."
@@ -188,7 +201,7 @@ def main() -> int:
     raise_file_limit()  # Children inherit it.
     OUT.mkdir(exist_ok=True)
     result = uvloop.run(run(options))
-    (OUT / "runs.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    keep_result("runs", result, named_ratios(result))
     print(table(result.servers, result.rows))
     print_footing(result.work_us, result.wrong, result.seconds)
     return 1 if result.wrong else 0

@@ -14,15 +14,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.fanout import OUT, describe_machine
+from bench.fanout import describe_machine
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table, print_footing, shown_number
 from bench.tools_bed import (
@@ -256,9 +256,20 @@ def table(rows: list[Row]) -> str:
     return aligned_table(lines, ("<", ">", ">", ">", ">", "<", "<"))
 
 
-def report(result: Result, name: str) -> int:
-    """Keep it in a file of that name, and print it. The status to exit with."""
-    (OUT / name).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+def named_ratios(result: Result) -> Iterator[NamedRatio]:
+    """Rows by their own ratio, or against what was measured beside them."""
+    for row in result.rows:
+        if row.sign == "×":
+            yield NamedRatio(row.name, Ratio(row.compared, "yardstick", budget=row.target))
+        elif row.yardstick is not None:
+            yield NamedRatio(row.name, Ratio(row.measured / row.yardstick, "yardstick"))
+        else:
+            yield from against_work(row.name, row.measured, row.unit, result.work_us)
+
+
+def report(result: Result, bench: str) -> int:
+    """Keep it in the file of a benchmark, and print it. The status to exit with."""
+    keep_result(bench, result, named_ratios(result))
     print(table(result.rows))
     print_footing(result.work_us, result.wrong, result.seconds)
     return 1 if result.wrong else 0
@@ -296,7 +307,7 @@ async def run(options: argparse.Namespace) -> Result:
 def main() -> int:
     options = parse()
     OUT.mkdir(exist_ok=True)
-    return report(uvloop.run(run(options)), "tools.json")
+    return report(uvloop.run(run(options)), "tools")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ from statistics import mean, median
 import uvloop
 from msgspec import Struct
 
-from bench.fanout import OUT, describe_machine
+from bench.fanout import describe_machine
 from bench.fleet_bed import is_there, spawn_bare
+from bench.ratios import OUT
 from bench.runs_host import Cores, open_model, open_place
 from bench.runs_yardstick import work_us
 from bench.tools import Result, Row, report
@@ -338,7 +339,7 @@ def main() -> int:
     options = parse()
     raise_file_limit()  # Children inherit it.
     OUT.mkdir(exist_ok=True)
-    return report(uvloop.run(run(options)), "tree.json")
+    return report(uvloop.run(run(options)), "tree")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ from culm.fleet.protocol.frames import (
 )
 from tests.support import contract
 
-LINES = [
-    json.loads(line) for line in Path(__file__).with_name("frames.jsonl").read_text().splitlines()
-]
+FRAMES = Path(__file__).parents[2] / "frozen" / "wire" / "frames.jsonl"
+LINES = [json.loads(line) for line in FRAMES.read_text().splitlines()]
 PARSE = {"parent": parse_parent_frame, "child": parse_child_frame}
 
 

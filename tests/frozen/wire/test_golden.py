@@ -1,6 +1,6 @@
 """The wire is as it was written down, and an unmodified Crush client can read all of it.
 
-A change of the wire on purpose is a change of the transcripts: `python -m tests.golden.record`.
+To change the wire on purpose, record the transcripts again: `python -m tests.frozen.wire.record`.
 """
 
 import difflib
@@ -19,10 +19,10 @@ from culm.wire.examples import EXAMPLES
 from tests.crush_client import types as crush
 from tests.crush_client.golang import decode
 from tests.crush_client.strict import surprises
-from tests.golden.record import COMMAND, perform
-from tests.golden.scenario import SECRET
-from tests.golden.story import Story
-from tests.golden.transcript import events_in, kept, parts_in, render, routes_in
+from tests.frozen.wire.record import COMMAND, perform
+from tests.frozen.wire.scenario import SECRET
+from tests.frozen.wire.story import Story
+from tests.frozen.wire.transcript import events_in, kept, parts_in, render, routes_in
 
 _W = "/v1/workspaces/{workspace_id}"
 _A = f"{_W}/agent/sessions/{{session_id}}"

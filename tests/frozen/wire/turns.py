@@ -17,7 +17,7 @@ from culm.tools.question import QuestionTool, make_question
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
 from tests.flow.drive import UNKNOWN, Answer, until
-from tests.golden.story import TITLE, A, R, S, Story, W
+from tests.frozen.wire.story import TITLE, A, R, S, Story, W
 
 USAGE = ScriptedUsage(input=900, output=12, cache_read=800)
 NAMED = Reply(text="A flaky test", hold_after=0, usage=ScriptedUsage(input=50, output=4))

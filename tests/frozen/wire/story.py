@@ -18,7 +18,7 @@ from culm.wire.config import Config
 from culm.workspace.workspace import Workspace
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, Answer, RawStream, open_events, send, until
-from tests.golden.transcript import Exchange, Names, Stream
+from tests.frozen.wire.transcript import Exchange, Names, Stream
 from tests.support import FakeClock, FakeTimer
 
 W = "/v1/workspaces/{workspace_id}"

@@ -20,11 +20,11 @@ from culm.wire.examples import EXAMPLES
 from culm.wire.sessions import Session, Todo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN
-from tests.golden.agents import hand_work_on, start_agents, write_letters
-from tests.golden.asking import ask_for_permission, ask_questions, stop_asking
-from tests.golden.story import A, S, Story, StoryClock, W
-from tests.golden.transcript import Names
-from tests.golden.turns import (
+from tests.frozen.wire.agents import hand_work_on, start_agents, write_letters
+from tests.frozen.wire.asking import ask_for_permission, ask_questions, stop_asking
+from tests.frozen.wire.story import A, S, Story, StoryClock, W
+from tests.frozen.wire.transcript import Names
+from tests.frozen.wire.turns import (
     end_runs,
     find_runs_again,
     leave_runs_behind,

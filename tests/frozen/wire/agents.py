@@ -34,9 +34,9 @@ from culm.wire.messages import Finish, FinishPart, Part, Text, TextPart
 from culm.wire.messages import Message as Answer
 from tests.fleet.parents import Player, Stage, raw
 from tests.flow.drive import UNKNOWN
-from tests.golden.asking import answer_ask, shown_ask
-from tests.golden.story import S, Story, W
-from tests.golden.turns import USAGE, prompt
+from tests.frozen.wire.asking import answer_ask, shown_ask
+from tests.frozen.wire.story import S, Story, W
+from tests.frozen.wire.turns import USAGE, prompt
 
 AGENTS, MAIL = f"{W}/agents", f"{W}/mail"
 AGENT = f"{AGENTS}/{{agent_id}}"

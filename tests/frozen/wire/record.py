@@ -10,13 +10,13 @@ import uvloop
 from culm.testing.model_server import open_model_server
 from tests.fleet.parents import open_stage
 from tests.flow.conftest import open_flow
-from tests.golden.agents import Colleagues
-from tests.golden.scenario import SETTINGS, play
-from tests.golden.story import Story, StoryClock
-from tests.golden.transcript import HERE, kept, render
-from tests.golden.turns import SCRIPT, TOOLS
+from tests.frozen.wire.agents import Colleagues
+from tests.frozen.wire.scenario import SETTINGS, play
+from tests.frozen.wire.story import Story, StoryClock
+from tests.frozen.wire.transcript import HERE, kept, render
+from tests.frozen.wire.turns import SCRIPT, TOOLS
 
-COMMAND = "python -m tests.golden.record"
+COMMAND = "python -m tests.frozen.wire.record"
 PLAY_S = 30.0  # For the whole story; each step of it has a bound of its own.
 
 

@@ -7,8 +7,8 @@ from culm.testing.script import Reply, ScriptedCall
 from culm.wire.asks import Grant, PermissionRequest, QuestionRequest
 from culm.wire.codec import decode
 from tests.flow.drive import UNKNOWN
-from tests.golden.story import Story, W
-from tests.golden.turns import USAGE, prompt
+from tests.frozen.wire.story import Story, W
+from tests.frozen.wire.turns import USAGE, prompt
 
 ASKS = (
     "ask_changed,question_changed,skip_changed,permission_request,permission_notification,"

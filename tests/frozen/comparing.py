@@ -1,0 +1,26 @@
+"""Comparison of a fact with its file, with a difference that a person can read."""
+
+import difflib
+import json
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+COMMAND = "python -m tests.frozen.record"
+
+
+def as_text(value: object) -> str:
+    """JSON as the files here have it."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def check_text(name: str, now: str, *, command: str = COMMAND) -> None:
+    """Fail with the difference between the file `name` and what is true now."""
+    before = (HERE / name).read_text()
+    if before == now:
+        return
+    lines = difflib.unified_diff(
+        before.splitlines(), now.splitlines(), f"frozen/{name}", "now", lineterm=""
+    )
+    pytest.fail("\n".join([*lines, "", f"to change it on purpose: {command}"]), pytrace=False)

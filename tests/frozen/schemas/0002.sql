@@ -1,0 +1,105 @@
+BEGIN TRANSACTION;
+CREATE TABLE chunks (
+  message_id TEXT    NOT NULL,
+  part       INTEGER NOT NULL,
+  pos        INTEGER NOT NULL,  -- in code points
+  kind       TEXT    NOT NULL,
+  text       TEXT    NOT NULL,
+  PRIMARY KEY (message_id, part, pos)
+) WITHOUT ROWID;
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,4,'text',' text');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,9,'text',' grows');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',0,4,'reasoning','king');
+INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',1,6,'input','and":"ls"}');
+CREATE TABLE events (
+  seq        INTEGER PRIMARY KEY,
+  type       TEXT    NOT NULL,
+  op         TEXT    NOT NULL,
+  session_id TEXT    NOT NULL,
+  entity_id  TEXT    NOT NULL,
+  fields     TEXT,              -- the payload, where no table holds the body
+  at         INTEGER NOT NULL
+);
+INSERT INTO "events" VALUES(1,'session','created','10000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000001',NULL,1790000000);
+INSERT INTO "events" VALUES(2,'message','created','10000000-0000-4000-8000-000000000001','20000000-0000-4000-8000-000000000001',NULL,1790000003);
+CREATE TABLE files (
+  no         INTEGER PRIMARY KEY,
+  id         TEXT    NOT NULL UNIQUE,
+  session_id TEXT    NOT NULL,
+  path       TEXT    NOT NULL,
+  version    INTEGER NOT NULL CHECK (version >= 0),
+  content    TEXT    NOT NULL,
+  created_at INTEGER NOT NULL,
+  updated_at INTEGER NOT NULL
+);
+INSERT INTO "files" VALUES(1,'30000000-0000-4000-8000-000000000001','10000000-0000-4000-8000-000000000001','/frozen/project/main.go',0,'package main',1790000010,1790000010);
+INSERT INTO "files" VALUES(2,'30000000-0000-4000-8000-000000000002','10000000-0000-4000-8000-000000000001','/frozen/project/main.go',1,'package main // changed',1790000011,1790000011);
+CREATE TABLE messages (
+  place      INTEGER PRIMARY KEY,         -- sessions.no << 32 | order in the session
+  id         TEXT    NOT NULL UNIQUE,
+  role       TEXT    NOT NULL,
+  parts      TEXT    NOT NULL,            -- JSON list; a part kept in `parts` is null here
+  large      INTEGER NOT NULL DEFAULT 0,  -- how many are kept there
+  model      TEXT    NOT NULL DEFAULT '',
+  provider   TEXT    NOT NULL DEFAULT '',
+  is_summary INTEGER NOT NULL DEFAULT 0,
+  rev        INTEGER NOT NULL DEFAULT 0,
+  is_open    INTEGER NOT NULL DEFAULT 0,  -- still being written by somebody
+  created_at INTEGER NOT NULL,
+  updated_at INTEGER NOT NULL
+);
+INSERT INTO "messages" VALUES(4294967297,'20000000-0000-4000-8000-000000000001','user','[{"type":"text","data":{"text":"Is this kept?"}},{"type":"finish","data":{"reason":"stop","time":0}}]',0,'','',0,0,0,1790000003,1790000003);
+INSERT INTO "messages" VALUES(4294967298,'20000000-0000-4000-8000-000000000002','assistant','[null,{"type":"finish","data":{"reason":"end_turn","time":1790000004}}]',1,'demo-1','demo',0,1,0,1790000004,1790000004);
+INSERT INTO "messages" VALUES(4294967299,'20000000-0000-4000-8000-000000000003','assistant','[{"type":"text","data":{"text":"A summary."}},{"type":"finish","data":{"reason":"end_turn","time":1790000005}}]',0,'demo-1','demo',1,1,0,1790000005,1790000005);
+INSERT INTO "messages" VALUES(4294967300,'20000000-0000-4000-8000-000000000004','assistant','[{"type":"text","data":{"text":"Open"}}]',0,'demo-1','demo',0,0,1,1790000006,1790000006);
+INSERT INTO "messages" VALUES(12884901889,'20000000-0000-4000-8000-00000000000a','assistant','[{"type":"reasoning","data":{"thinking":"Thin","signature":"","started_at":1790000007,"finished_at":0}},{"type":"tool_call","data":{"id":"call_9","name":"bash","input":"{\"comm","finished":false}}]',0,'demo-1','demo',0,0,1,1790000007,1790000007);
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) WITHOUT ROWID;
+INSERT INTO "meta" VALUES('clean','0');
+INSERT INTO "meta" VALUES('epoch','a1b2c3d4e5f6');
+CREATE TABLE parts (
+  message_id TEXT    NOT NULL,
+  part       INTEGER NOT NULL,
+  body       TEXT    NOT NULL,
+  PRIMARY KEY (message_id, part)
+) WITHOUT ROWID;
+INSERT INTO "parts" VALUES('20000000-0000-4000-8000-000000000002',0,'{"type":"text","data":{"text":"It is kept in a row of its own."}}');
+CREATE TABLE read_files (
+  session_id TEXT    NOT NULL,
+  path       TEXT    NOT NULL,
+  read_no    INTEGER NOT NULL,  -- orders what was read in one second
+  read_at    INTEGER NOT NULL,
+  PRIMARY KEY (session_id, path)
+) WITHOUT ROWID;
+INSERT INTO "read_files" VALUES('10000000-0000-4000-8000-000000000001','/frozen/project/main.go',1,1790000012);
+CREATE TABLE sessions (
+  no                 INTEGER PRIMARY KEY,
+  id                 TEXT    NOT NULL UNIQUE,
+  parent_id          TEXT    NOT NULL DEFAULT '',
+  title              TEXT    NOT NULL,
+  message_count      INTEGER NOT NULL DEFAULT 0 CHECK (message_count >= 0),
+  prompt_tokens      INTEGER NOT NULL DEFAULT 0 CHECK (prompt_tokens >= 0),
+  completion_tokens  INTEGER NOT NULL DEFAULT 0 CHECK (completion_tokens >= 0),
+  summary_message_id TEXT    NOT NULL DEFAULT '',
+  cost               REAL    NOT NULL DEFAULT 0 CHECK (cost >= 0),
+  todos              TEXT    NOT NULL DEFAULT '[]',
+  next_seq           INTEGER NOT NULL DEFAULT 1,  -- the order of its next message
+  created_at         INTEGER NOT NULL,
+  updated_at         INTEGER NOT NULL
+);
+INSERT INTO "sessions" VALUES(1,'10000000-0000-4000-8000-000000000001','','First',4,900,12,'20000000-0000-4000-8000-000000000003',0.25,'[{"content":"Look","status":"completed","active_form":""}]',5,1790000000,1790000009);
+INSERT INTO "sessions" VALUES(2,'10000000-0000-4000-8000-000000000002','','Second “Ä” 🙂',0,0,0,'',0.0,'[]',1,1790000001,1790000001);
+INSERT INTO "sessions" VALUES(3,'10000000-0000-4000-8000-000000000003','10000000-0000-4000-8000-000000000001','Child',1,0,0,'',0.0,'[]',2,1790000002,1790000002);
+CREATE INDEX sessions_by_parent ON sessions (parent_id, updated_at);
+CREATE INDEX messages_open ON messages (is_open) WHERE is_open = 1;
+CREATE INDEX messages_of_users ON messages (created_at) WHERE role = 'user';
+CREATE VIEW message_rows AS
+SELECT m.id, m.role, s.id AS session_id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
+       m.is_summary, m.rev, m.large, m.is_open, m.place
+FROM messages m JOIN sessions s ON s.no = m.place >> 32;
+CREATE INDEX files_of_session ON files (session_id, version);
+CREATE INDEX files_by_path ON files (path, version);
+COMMIT;
+PRAGMA user_version = 2;
