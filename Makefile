@@ -42,6 +42,7 @@ bench: dev
 	@$(BIN)/python -m bench.tree $(ARGS)
 	@$(BIN)/python -m bench.mirror $(ARGS)
 	@$(BIN)/python -m bench.cli $(ARGS)
+	@$(BIN)/python -m bench.baseline
 
 # More of everything that chance chooses, then seeds of the simulation: `make soak ARGS='--minutes 60'`.
 soak: dev

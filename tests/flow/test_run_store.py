@@ -142,12 +142,14 @@ async def test_a_cancel_that_cannot_be_stored_is_503_and_the_run_stops_all_the_s
     breaks, mends, _ = FAULTS["read-only"]
     async with open_runs(tmp_path, play=script(HELD)) as stage:
         run_id = await stage.prompt("Hi.")
+        await stage.heard.text("Hello")
         await stage.heard.saying("session", "A title")
         connection = await writer_of(stage.flow, stage.remote)
         connection.execute(f"PRAGMA {breaks}")
         answer = await stage.of_session("cancel")
         assert (answer.status, b"store_busy" in answer.body) == (503, True)
         await stage.model.until_left(stage.seen()[0].n)
+        await until(lambda: stage.live(run_id).state == "ending")  # Its end could not be stored.
         connection.execute(f"PRAGMA {mends}")
         stage.clock.advance(HEAL_EVERY_S)
         complete = await stage.heard.complete(run_id)
