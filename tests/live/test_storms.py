@@ -309,7 +309,7 @@ async def test_connections_that_stay_silent_are_closed_by_the_servers_own_deadli
 
         cold = load_of(server)
         async with held(STORM, server, half, attached=False):
-            pass
+            await at_peak(server, cold)  # Memory that is kept once it was needed is there now.
         start = await settled(server, cold)
         async with held(STORM, server, half, attached=False) as socks, others_are_served(server):
             peak = await at_peak(server, start)

@@ -17,6 +17,7 @@ PR_SET_CHILD_SUBREAPER = 36
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
 KILL_S = 5.0  # A killed process needs that long only if it is stuck in the kernel.
 POLL_S = 0.05
+NAMES_MAX = 12  # Of files in a folder that was left: enough to recognize the test.
 
 
 def adopt_orphans() -> None:
@@ -113,6 +114,14 @@ def _is_ours(name: str) -> bool:
     return name.lstrip(".").startswith(("culm", "pytest-of", "crush"))
 
 
-def unexpected(scratch: Path) -> list[Path]:
-    """Return what tests left in their temporary directory outside of pytest's own folders."""
-    return [path for path in sorted(scratch.iterdir()) if not path.name.startswith("pytest-of-")]
+def unexpected(scratch: Path) -> list[str]:
+    """Describe whatever tests left in their temporary directory outside of pytest's own folders."""
+    left = [path for path in sorted(scratch.iterdir()) if not path.name.startswith("pytest-of-")]
+    return [f"{path} with {_names_in(path)}" for path in left]
+
+
+def _names_in(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path.stat().st_size} bytes"
+    names = sorted(str(below.relative_to(path)) for below in path.rglob("*"))
+    return ", ".join(names[:NAMES_MAX]) or "nothing in it"

@@ -110,7 +110,7 @@ class Steps:
         self.outcome.left += end_processes(self._running)
         self.outcome.left += [f"file {path}" for path in sorted(entries(scratch) - before)]
         if status == 0:  # A test that failed may have left its files to be looked at.
-            self.outcome.left += [f"file {path}" for path in unexpected(scratch)]
+            self.outcome.left += [f"file {line}" for line in unexpected(scratch)]
         shutil.rmtree(scratch, ignore_errors=True)
 
     def end(self, interrupt: Interrupted) -> None:
