@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 from tests.suite.hunt import hunt
 from tests.suite.steps import ROOT, Interrupted, Steps, open_steps
@@ -30,7 +31,9 @@ def main() -> int:
             elif options.hunt:
                 return hunt(steps, options.hunt, options.paths)
             elif options.paths:
-                steps.test("tests", "-n", str(workers()), *options.paths)
+                is_small = all(Path(path.partition("::")[0]).is_file() for path in options.paths)
+                count = 0 if is_small else workers()
+                steps.test("tests", "-n", str(count), *options.paths)
             else:
                 _check(steps, is_fast=options.fast)
     except Interrupted as exc:

@@ -55,6 +55,16 @@ class Bench:
                 clock.advance(LIVE_EVERY_S)
             await asyncio.sleep(0.005)
 
+    async def ended(self, call: asyncio.Task[Result], clock: FakeClock, each_s: float) -> Result:
+        """Let time pass until a call has ended.
+
+        A command may be heard before its call waits, so one step of the clock may come too early.
+        """
+        while not call.done():
+            clock.advance(each_s)
+            await asyncio.sleep(0.005)
+        return call.result()
+
     async def bash(self, command: str, session_id: str = "s1", **arguments: Json) -> str:
         """What a model reads of a command."""
         return (await self.call("bash", session_id, command=command, **arguments)).content

@@ -47,9 +47,7 @@ async def started(bench: Bench, clock: FakeClock, session_id: str = "s1", **more
             bench.call("bash", session_id, command=SERVER, description="Serve", **more)
         )
         await bench.heard("begun", clock)
-        while not call.done():
-            clock.advance(BACKGROUND_LOOK_S)
-            await asyncio.sleep(0.005)
+        await bench.ended(call, clock, BACKGROUND_LOOK_S)
     return call.result()
 
 
@@ -103,8 +101,7 @@ async def test_a_command_that_takes_long_becomes_a_job_and_can_be_waited_for(
         text = "echo begun; read line < fifo; echo $line; exit 4"
         call = tasks.create_task(bench.call("bash", command=text))
         await bench.heard("begun", clock)
-        clock.advance(FOREGROUND_S)
-        assert (await call).content.startswith(
+        assert (await bench.ended(call, clock, FOREGROUND_S)).content.startswith(
             "begun\nIt has not ended yet. It goes on in the background as job-1; "
         )
         wait = tasks.create_task(bench.call("job_output", shell_id="job-1", wait=True))
