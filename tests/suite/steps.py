@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2_000_000_000  # Several times what the databases of a whole run need.
 INTERRUPT_S = 10.0  # For pytest to end its tests after Ctrl-C; then everything is killed.
+PREFIX = "check-"  # Unlike the names that tests use: another suite may run beside this one.
 NO_TESTS = 5  # The status of pytest if it found none.
 
 
@@ -131,9 +132,9 @@ def open_steps() -> Generator[Steps]:
     adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    disk = Path(tempfile.mkdtemp(prefix="culm-"))
+    disk = Path(tempfile.mkdtemp(prefix=PREFIX))
     disk.chmod(0o755)  # Some servers of the tests belong to another user.
-    memory = Path(tempfile.mkdtemp(prefix="culm-", dir=MEMORY)) if _has_memory() else disk
+    memory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)) if _has_memory() else disk
     steps = Steps(disk, memory)
     try:
         yield steps
