@@ -9,13 +9,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from tests.suite.leftovers import adopt_orphans, end_processes, entries, unexpected
+from tests.suite.leftovers import POLL_S, adopt_orphans, end_processes, entries, unexpected
 from tests.suite.results import FailedStep, Outcome, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -116,10 +117,14 @@ class Steps:
 
     def end(self, interrupt: Interrupted) -> None:
         """Let the running commands end, then kill whatever is left."""
+        deadline_s = time.monotonic() + INTERRUPT_S
         for process in self._running.values():
             if interrupt.number != signal.SIGINT:  # The terminal sent that to all of them.
                 process.send_signal(signal.SIGINT)
-        end_processes(wait_s=INTERRUPT_S)
+        while self._running and time.monotonic() < deadline_s:
+            self._note(*os.waitpid(-1, os.WNOHANG))
+            time.sleep(POLL_S)
+        end_processes(wait_s=0)
 
     def _note(self, pid: int, status: int) -> None:
         if (ended := self._running.pop(pid, None)) is not None:
