@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "culm").rglob("*.py"))
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 
 # In the order the data flows; a module imports only from its own folder and from below it.

@@ -100,9 +100,10 @@ def check_text(text: str, kind: type[Struct], file: str) -> Checked:
         return unusable(Problem(file, 1, "", "a JSON object is wanted"))
     found = _Findings()
     document = cast("Document", _checked(value, kind, (), found))
+    lines = jsonc.lines_of(text, [one.path for one in found.first])
     problems = [
-        Problem(file, jsonc.line_of(text, one.path), key_of(one.path), one.what, one.hint)
-        for one in found.first
+        Problem(file, line, key_of(one.path), one.what, one.hint)
+        for line, one in zip(lines, found.first, strict=True)
     ]
     problems.sort(key=lambda problem: problem.line)
     if found.left_out:

@@ -7,7 +7,7 @@ else left as it was. Pure functions over text; files, and what the keys mean, ar
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,8 +52,15 @@ def parse(text: str) -> Json:
 
 def line_of(text: str, path: Path) -> int:
     """The line of the key or item at `path`, or of the deepest part of it that is there, or 1."""
-    found = _follow(text, path)
-    return 1 if len(found) == 1 else _place(text, found[-1].at)[0]
+    return lines_of(text, [path])[0]
+
+
+def lines_of(text: str, paths: Iterable[Path]) -> list[int]:
+    """As `line_of`, for each path; the text is read once for all of them."""
+    plain = _read(text)[1]
+    root = _root(plain)
+    found = [_walk(text, plain, root, path) for path in paths]
+    return [1 if len(nodes) == 1 else _place(text, nodes[-1].at)[0] for nodes in found]
 
 
 def set_value(text: str, path: tuple[str, ...], value: Json) -> str:
@@ -175,12 +182,21 @@ _COMMA = re.compile(r"[ \t\r\n]*+,?[ \t\r\n]*+")
 def _follow(text: str, path: Path) -> list[_Node]:
     """The document, and what stands at each step of `path` as far as it is there."""
     plain = _read(text)[1]
-    found = [_Node("", 0, len(plain) - len(plain.lstrip(_WHITE)), len(plain.rstrip(_WHITE)))]
+    return _walk(text, plain, _root(plain), path)
+
+
+def _root(plain: str) -> _Node:
+    return _Node("", 0, len(plain) - len(plain.lstrip(_WHITE)), len(plain.rstrip(_WHITE)))
+
+
+def _walk(text: str, plain: str, root: _Node, path: Path) -> list[_Node]:
+    """As `_follow`, from a root that keeps the children that were found."""
+    found = [root]
     for step in path:
         node = found[-1]
         if plain[node.start] != ("{" if isinstance(step, str) else "["):
             break
-        node.children = _children(text, plain, node.start)
+        node.children = node.children or _children(text, plain, node.start)
         child = next((x for x in reversed(node.children) if x.key == step), None)
         if child is None:
             break
