@@ -1,6 +1,7 @@
 """Every command ends with the exit status that is recorded for its situation."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -124,11 +125,12 @@ def test_interrupted_command_ends_with_130(tmp_path: Path) -> None:
     assert ended.status == 130, ended
 
 
-def test_command_whose_stdout_is_closed_ends_with_141() -> None:
+def test_command_whose_stdout_is_closed_ends_with_141(tmp_path: Path) -> None:
     ended = subprocess.run(
         ["/bin/sh", "-c", 'exec "$0" -m culm run hello >&-', sys.executable],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **own_environment(tmp_path)},
         check=False,
         timeout=30,
     )
