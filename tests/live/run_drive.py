@@ -134,6 +134,14 @@ class Watch:
     def completes(self) -> list[RunComplete]:
         return [t.read(RunComplete) for t in self.told if t.type == "run_complete"]
 
+    def text_of(self, complete: RunComplete) -> str:
+        """The answer of a run that is complete; a long one is left to its message."""
+        messages = (told.read(Message) for told in self.told if told.type == "message")
+        found = [
+            full_text(message.parts) for message in messages if message.id == complete.message_id
+        ]
+        return complete.text or found[-1]
+
     def completed(self) -> list[str]:
         """Which runs were told to be complete, each as often as it was."""
         return sorted(complete.run_id for complete in self.completes())

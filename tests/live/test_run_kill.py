@@ -158,7 +158,7 @@ async def test_a_kill_in_mid_stream_leaves_a_prefix_an_interrupted_run_and_a_ses
                     assert watch.completed() == ["cut", "next"]
                     (complete, _) = watch.completes()
                     assert (complete.culm_reason, complete.cancelled) == ("interrupted", False)
-                    assert complete.text == cut[1]
+                    assert watch.text_of(complete) == cut[1]
         assert [question.said for question in questions(model)] == [
             [("user", "count")],
             [("user", "count"), ("assistant", cut[1]), ("user", "and now?")],

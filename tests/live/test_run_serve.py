@@ -78,7 +78,7 @@ async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_can
                 assert (active.state, active.outcome) == ("ended", "interrupted")
                 said, cut = await rows(remote, session.id)
                 assert said == ("user", "count", "stop", "")
-                assert cut == ("assistant", complete.text, "error", "interrupted")
+                assert cut == ("assistant", watch.text_of(complete), "error", "interrupted")
                 found.append([await remote.messages(session.id), active, held])
                 assert (await again.end()).status == 0
         assert found[0] == found[1]
