@@ -129,12 +129,13 @@ async def test_a_client_that_comes_back_within_its_grace_finds_its_workspace_unt
 
 
 async def test_a_server_that_goes_and_comes_back_is_found_by_pauses_that_double(
-    tmp_path: Path, kind: str
+    tmp_path: Path, folder: Path, kind: str
 ) -> None:
     pauses = Pauses()
+    host = f"unix://{folder}/s" if kind == "unix" else ""  # The second server comes back to it.
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as clients:
         async with AsyncExitStack() as first:
-            flow = await first.enter_async_context(open_flow(tmp_path, kind))
+            flow = await first.enter_async_context(open_flow(tmp_path, kind, host=host))
             url = flow.url
             tui = await clients.enter_async_context(attached(flow, pauses))
         await pauses.until(9)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.suite.hunt import hunt
-from tests.suite.steps import ROOT, Interrupted, Steps, open_steps
+from tests.suite.steps import ROOT, Interrupted, Steps, open_steps, workers
 
 EPILOG = """examples:
   ./check                            all that CI runs
@@ -29,7 +29,7 @@ def main() -> int:
             if options.fix:
                 _fix(steps)
             elif options.hunt:
-                return hunt(steps, options.hunt, options.paths)
+                return hunt(steps, options.hunt, options.paths, options.python)
             elif options.paths:
                 is_small = all(Path(path.partition("::")[0]).is_file() for path in options.paths)
                 count = 0 if is_small else workers()
@@ -55,14 +55,11 @@ def _parse() -> argparse.Namespace:
     only_one.add_argument("--broad", action="store_true", help="try more seeds, examples, sockets")
     only_one.add_argument("--fix", action="store_true", help="repair format, lint and pages")
     only_one.add_argument("--hunt", type=int, metavar="N", help="run the tests N times, disturbed")
+    parser.add_argument(
+        "--python", default="python3.13", metavar="PATH", help="the other one of a hunt"
+    )
     parser.add_argument("paths", nargs="*", help="tests to run instead of all checks")
     return parser.parse_args()
-
-
-def workers() -> int:
-    """Half as many again as cores: a test waits for sockets and children part of its time."""
-    cores = os.cpu_count() or 1
-    return cores + (cores + 1) // 2
 
 
 def _check(steps: Steps, *, is_fast: bool) -> None:

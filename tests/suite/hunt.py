@@ -4,10 +4,8 @@ Everything a round does follows from its number and the seed that is printed, so
 be tried again. Output of rounds that failed, and one line for each failure, stay in `hunt/`.
 """
 
-import os
 import random
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -21,7 +19,7 @@ import msgspec
 
 from tests.suite.leftovers import command_of, descendants, send
 from tests.suite.results import Outcome
-from tests.suite.steps import ROOT, Steps
+from tests.suite.steps import ROOT, Steps, workers
 
 KEPT = ROOT / "hunt"
 CPU_HOG = "while True: pass"
@@ -35,7 +33,6 @@ while True:
             file.flush()
             os.fsync(file.fileno())
 """
-OTHER_PYTHON = "python3.13"
 # A machine that is short of cores halts a process at any moment for this long.
 PAUSE_S, PAUSE_EVERY_S = (0.1, 0.8), (0.05, 0.6)
 
@@ -79,7 +76,7 @@ class Found(msgspec.Struct, frozen=True):
     again: str
 
 
-def hunt(steps: Steps, rounds: int, paths: Sequence[str]) -> int:
+def hunt(steps: Steps, rounds: int, paths: Sequence[str], other_python: str) -> int:
     """Run `rounds` rounds and print what failed; the exit status says whether anything did."""
     KEPT.mkdir(exist_ok=True)
     first = random.SystemRandom().randrange(1_000_000)
@@ -88,7 +85,8 @@ def hunt(steps: Steps, rounds: int, paths: Sequence[str]) -> int:
         disturbance = DISTURBANCES[number % len(DISTURBANCES)]
         seed = first + number
         started_s = time.monotonic()
-        failed = _round(steps, disturbance, seed, list(paths) or ["tests"])
+        python = _prepare(steps, other_python) if disturbance.other_python else sys.executable
+        failed = _round(steps, disturbance, seed, list(paths) or ["tests"], python)
         found += failed
         minutes = (time.monotonic() - started_s) / 60
         verdict = f"{len(failed)} failed" if failed else "green"
@@ -99,15 +97,15 @@ def hunt(steps: Steps, rounds: int, paths: Sequence[str]) -> int:
     return 1 if found else 0
 
 
-def _round(steps: Steps, how: Disturbance, seed: int, paths: list[str]) -> list[Found]:
+def _round(steps: Steps, how: Disturbance, seed: int, paths: list[str], python: str) -> list[Found]:
     steps.outcome = Outcome()
     kept = KEPT / f"{seed}-{how.name.replace(' ', '-')}.txt"
-    python = _other_python(steps) if how.other_python else sys.executable
     env = {"PYTHONHASHSEED": str(seed)}
     common = [f"--hypothesis-seed={seed}", f"--order-seed={seed}", "-p", "no:cacheprovider"]
+    common += ["-o", "verbosity_assertions=2"]  # Nobody can look again at what has passed.
     if how.switch_interval:
         common.append(f"--switch-interval={how.switch_interval}")
-    count = str(how.workers * _workers())
+    count = str(how.workers * workers())
     with kept.open("wb") as output, _disturbed(steps, how, seed):
 
         def test(name: str, *args: str, in_memory: bool = True) -> None:
@@ -145,11 +143,6 @@ def _failures(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield step.name, step.command
     for line in outcome.left:
         yield "left behind", line
-
-
-def _workers() -> int:
-    cores = os.cpu_count() or 1
-    return cores + (cores + 1) // 2
 
 
 def _files(paths: Sequence[str]) -> list[str]:
@@ -193,20 +186,20 @@ def _pause_workers(over: threading.Event, seed: int) -> None:
             send(pid, signal.SIGCONT)
 
 
-def _other_python(steps: Steps) -> str:
+def _prepare(steps: Steps, other: str) -> str:
     """Return an interpreter of another version with everything installed; made on first use."""
-    folder = steps.disk / OTHER_PYTHON
-    python = folder / "bin" / "python"
-    if not python.exists():
-        base = shutil.which(OTHER_PYTHON)
-        if base is None:
-            print(f"no {OTHER_PYTHON} here: this round runs on {sys.version.split()[0]}")
-            return sys.executable
-        steps.run(f"a virtual environment of {OTHER_PYTHON}", base, "-m", "venv", str(folder))
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        steps.run("pip", *install, "--upgrade", "pip>=25.1")
-        steps.run("culm", *install, "--editable", ".", "--group", "dev")
-    return str(python)
+    folder = steps.disk / "other-python"
+    python = str(folder / "bin" / "python")
+    if Path(python).exists():
+        return python
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    steps.run(f"a virtual environment of {other}", other, "-m", "venv", str(folder))
+    if not Path(python).exists():
+        print(f"{other} cannot be used; hint: name one with --python", flush=True)
+        return sys.executable
+    steps.run("pip", *install, "--upgrade", "pip>=25.1")
+    steps.run("culm", *install, "--editable", ".", "--group", "dev")
+    return python
 
 
 def _summary(found: Sequence[Found]) -> Iterator[str]:

@@ -154,6 +154,12 @@ def open_steps() -> Generator[Steps]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def workers() -> int:
+    """Half as many again as cores: a test waits for sockets and children part of its time."""
+    cores = os.cpu_count() or 1
+    return cores + (cores + 1) // 2
+
+
 def _has_memory() -> bool:
     """Whether there is a file system in memory with room.
 
