@@ -187,18 +187,18 @@ async def test_a_reader_that_is_slow_is_no_silence_of_the_provider() -> None:
     sent = [STREAM_HEAD, chunk(delta(content="a")), chunk(delta(content="b") + STOP) + END]
     async with (
         open_provider(Reply(sent)) as provider,
-        open_model(provider.url, stall_s=0.3) as model,
+        open_model(provider.url, stall_s=1.0) as model,
     ):
         events = model.stream(REQUEST)
         assert await anext(events) == TextDelta("a")
-        await asyncio.sleep(0.7)  # Twice the silence that is allowed.
+        await asyncio.sleep(1.2)  # Longer than the silence that is allowed.
         assert [event async for event in events] == [TextDelta("b"), Done("end_turn")]
 
 
 async def test_silence_counts_from_the_last_bytes() -> None:
     reply = Reply([STREAM_HEAD, *[chunk(b": wait\n")] * 8, chunk(STOP) + END])
-    async with open_provider(reply) as provider, open_model(provider.url, stall_s=0.5) as model:
-        provider.trickle_s = 0.08
+    async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.5) as model:
+        provider.trickle_s = 0.2  # Longer in all than the silence that is allowed.
         assert await ask(model) == [Done("end_turn")]
 
 

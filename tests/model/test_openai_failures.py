@@ -116,7 +116,7 @@ async def test_an_error_without_end_is_read_in_part() -> None:
 
 async def test_an_error_whose_body_does_not_come_is_told_without_it() -> None:
     reply = Reply([head("503 Busy", Content_Length=100) + b"half"], "hold")
-    failure = await failure_of(reply, stall_s=0.5)
+    failure = await failure_of(reply, stall_s=1.0)
     assert failure.message == "acme failed (503): half"
 
 
@@ -393,7 +393,7 @@ async def test_a_stream_that_broke_while_nobody_read_is_a_failure() -> None:
 @pytest.mark.parametrize("then", ["hold", "close", "reset"])
 async def test_an_answer_that_is_complete_needs_no_goodbye(then: Then) -> None:
     reply = Reply([STREAM_HEAD + chunk(delta("stop", content="a"))], then)
-    async with open_provider(reply) as provider, open_model(provider.url, stall_s=0.5) as model:
+    async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.0) as model:
         assert await ask(model) == [TextDelta("a"), Done("end_turn")]
 
 
