@@ -89,11 +89,14 @@ async def open_hostile(answering: Answering, way: str = "unix") -> AsyncGenerato
             server = await asyncio.start_server(serve, "127.0.0.1", 0)
             url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
-            async with server, asyncio.timeout(WAIT_S):
-                yield url
+            async with server:
+                try:
+                    async with asyncio.timeout(WAIT_S):
+                        yield url
+                finally:  # From Python 3.12 on, a server waits for its connections.
+                    for writer in writers:
+                        writer.transport.abort()
         finally:
-            for writer in writers:
-                writer.transport.abort()
             for _ in range(3):  # An abort takes effect in the next turn of the loop.
                 await asyncio.sleep(0)
 

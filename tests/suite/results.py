@@ -46,7 +46,8 @@ class Outcome:
 
     def summary(self) -> Iterator[str]:
         """Yield the last lines of the suite."""
-        yield "== the slowest tests"
+        if self.results:
+            yield "== the slowest tests"
         for result in sorted(self.results, key=lambda result: -result.seconds)[:SLOWEST]:
             yield f"{result.seconds:6.1f} s  {result.test}"
         if not self.is_good:

@@ -2,6 +2,7 @@
 
 from functools import cache
 from http import HTTPStatus
+from inspect import cleandoc
 from typing import Any, cast, get_args, get_origin
 
 import msgspec
@@ -73,6 +74,9 @@ class _Schemas:
     def __init__(self, kinds: list[Any]) -> None:
         self._kinds = list(dict.fromkeys(kinds))
         made, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
+        for schema in self.components.values():
+            if "description" in schema:  # A docstring, whose indentation depends on the Python.
+                schema["description"] = cleandoc(schema["description"])
         self._made = dict(zip(self._kinds, made, strict=True))
 
     def of(self, kind: object) -> dict[str, Json]:

@@ -102,10 +102,12 @@ class FileDatabase:
         self._closing = True
         self._jobs.put(None)
         self._readers.shutdown(wait=False, cancel_futures=True)
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await self._written.wait()
-        while self._idle_readers:
-            self._idle_readers.popleft().close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._written.wait()
+        finally:
+            while self._idle_readers:
+                self._idle_readers.popleft().close()
 
     def _end(self) -> None:
         """The writer is gone: nobody waits for it any longer."""

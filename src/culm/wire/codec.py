@@ -13,7 +13,7 @@ import string
 import sys
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -27,6 +27,7 @@ Steps = tuple[str | int, ...]  # The way to a value inside another.
 
 INT_MAX = (1 << 63) - 1
 DIGITS_MAX = 310  # A float64 has no more before its point.
+NESTING_MAX = 500  # What is deeper than this no client sends, and readers in C have no bound.
 PIECES_MAX = 100_000  # In one body: lists of files, variables and models have hundreds.
 
 encode = msgspec.json.Encoder().encode
@@ -107,6 +108,8 @@ def is_deeper(value: Json, levels: int) -> bool:
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
 _PIECES = re.compile(rb'[,\[{]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
@@ -138,6 +141,8 @@ def _read_slowly(data: bytes) -> Json:
     """Read the first value of `data`, or say in a sentence why there is none."""
     try:
         text = data.decode()
+        if _nesting(text) > NESTING_MAX:
+            raise RecursionError
         start = len(text) - len(text.lstrip(" \t\r\n"))
         return _cleaned(_READER.raw_decode(text, start)[0])
     except UnicodeDecodeError as exc:
@@ -147,6 +152,11 @@ def _read_slowly(data: bytes) -> Json:
     except ValueError as exc:
         problem = f"not valid JSON: {exc}"
     raise InvalidRequest(f"failed to decode request: {problem if data else 'the body is empty'}")
+
+
+def _nesting(text: str) -> int:
+    brackets = _BRACKET.findall(_STRING.sub("", text))
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def _refuse_constant(name: str) -> Json:
