@@ -197,8 +197,8 @@ async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_repo
     )
     (tmp_path / "record").write_bytes(msgspec.json.encode(expired))
     copy = f"cp {tmp_path}/record {tmp_path}/fabric/child.json; echo here >&2; exec sleep 100"
-    async with open_foreign(tmp_path, "sh", "-c", copy, launch_s=0.3) as launcher:
-        with pytest.raises(LaunchFailed, match=r"not ready within 0.3 s, and was ended\nhere"):
+    async with open_foreign(tmp_path, "sh", "-c", copy, launch_s=2.0) as launcher:
+        with pytest.raises(LaunchFailed, match=r"not ready within 2 s, and was ended\nhere"):
             await launcher.launch(make_provision(tmp_path, "child"))
         assert not (tmp_path / "fabric/child.json").exists()
     (tmp_path / "fabric").rmdir()
