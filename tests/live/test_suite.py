@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.live.harness import ROOT
@@ -95,6 +96,7 @@ def test_interrupt_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     suite = start_suite(write_test(tmp_path, WAITING).parent)  # A folder: with several workers.
     while not (tmp_path / "about").exists():
         assert suite.poll() is None, suite.communicate()[0]
+        time.sleep(0.05)
     os.killpg(suite.pid, signal.SIGINT)
     output, _ = suite.communicate(timeout=WAIT_S)
     assert suite.returncode == 128 + signal.SIGINT, output

@@ -77,7 +77,8 @@ def soak(first: int, seeds: int | None, minutes: float | None, jobs: int) -> int
             say(f"\r{done} worlds in {clock.now_s() - began_s:.0f} s, {len(failed)} failed ")
     say(f"\n{'failed: ' + ' '.join(map(str, sorted(failed))) if failed else 'all well'}\n")
     if failed:
-        say(f"repeat one with: python -m tests.sim.soak --from {min(failed)} --seeds 1 --jobs 1\n")
+        first = max(0, min(failed))  # From 0 on, faults at every commit are tried, too.
+        say(f"repeat one with: python -m tests.sim.soak --from {first} --seeds 1 --jobs 1\n")
     return 1 if failed else 0
 
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.suite.hunt import hunt
-from tests.suite.steps import ROOT, Interrupted, Steps, open_steps, workers
+from tests.suite.steps import ROOT, Interrupted, Steps, open_steps, test_all, workers
 
 EPILOG = """examples:
   ./check                            all that CI runs
@@ -69,12 +69,10 @@ def _check(steps: Steps, *, is_fast: bool) -> None:
     print("== basedpyright, beside the tests", flush=True)
     with tempfile.TemporaryFile(dir=steps.disk) as output:
         types = steps.start(["basedpyright"], output=output)
-        steps.test("tests", "-n", str(workers()), "--ignore", "tests/live")
-        if not is_fast:
-            # Real processes, on a real disk; whatever needs the whole machine comes last.
-            number = str(workers() + 1)
-            steps.test("live", "-n", number, "-m", "not alone", "tests/live", in_memory=False)
-            steps.test("alone", "-m", "alone", "tests/live", in_memory=False)
+        if is_fast:
+            steps.test("tests", "-n", str(workers()), "--ignore", "tests/live")
+        else:
+            test_all(steps.test, workers())
         steps.finish("basedpyright", types, output)
 
 

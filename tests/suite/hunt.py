@@ -4,6 +4,7 @@ Everything a round does follows from its number and the seed that is printed, so
 be tried again. Output of rounds that failed, and one line for each failure, stay in `hunt/`.
 """
 
+import os
 import random
 import shlex
 import signal
@@ -11,15 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tests.suite.leftovers import command_of, descendants, send
+from tests.suite.leftovers import below_suite, command_of
 from tests.suite.results import Outcome
-from tests.suite.steps import ROOT, Steps, workers
+from tests.suite.steps import ROOT, Steps, test_all, workers
 
 KEPT = ROOT / "hunt"
 CPU_HOG = "while True: pass"
@@ -105,7 +106,6 @@ def _round(steps: Steps, how: Disturbance, seed: int, paths: list[str], python: 
     common += ["-o", "verbosity_assertions=2"]  # Nobody can look again at what has passed.
     if how.switch_interval:
         common.append(f"--switch-interval={how.switch_interval}")
-    count = str(how.workers * workers())
     with kept.open("wb") as output, _disturbed(steps, how, seed):
 
         def test(name: str, *args: str, in_memory: bool = True) -> None:
@@ -119,14 +119,19 @@ def _round(steps: Steps, how: Disturbance, seed: int, paths: list[str], python: 
             for file in files:
                 test("file", file, in_memory="live" not in Path(file).parts)
         elif paths == ["tests"]:
-            test("tests", "-n", count, "--ignore", "tests/live")
-            test("live", "-n", count, "-m", "not alone", "tests/live", in_memory=False)
-            test("alone", "-m", "alone", "tests/live", in_memory=False)
+            test_all(test, how.workers * workers())
         else:
-            test("tests", "-n", count, *paths)
+            test("tests", "-n", str(how.workers * workers()), *paths)
     again = f"PYTHONHASHSEED={seed} .venv/bin/pytest {shlex.join(common)}"
     found = [
-        Found(name, message, how.name, seed, str(kept.relative_to(ROOT)), f"{again} {name}")
+        Found(
+            name,
+            message,
+            how.name,
+            seed,
+            str(kept.relative_to(ROOT)),
+            f"{again} {shlex.quote(name)}",
+        )
         for name, message in _failures(steps.outcome)
     ]
     with (KEPT / "found.jsonl").open("ab") as file:
@@ -178,12 +183,14 @@ def _pause_workers(over: threading.Event, seed: int) -> None:
     """Stop one worker of pytest after the other for a moment."""
     chance = random.Random(seed)
     while not over.wait(chance.uniform(*PAUSE_EVERY_S)):
-        workers = [pid for pid in descendants() if "execnet" in command_of(pid)]
-        if workers:
-            pid = chance.choice(workers)
-            send(pid, signal.SIGSTOP)
-            over.wait(chance.uniform(*PAUSE_S))
-            send(pid, signal.SIGCONT)
+        below = [stat.pid for stat in below_suite()]
+        found = [pid for pid in below if "execnet" in command_of(pid)]
+        if found:
+            with suppress(ProcessLookupError):
+                pid = chance.choice(found)
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(chance.uniform(*PAUSE_S))
+                os.kill(pid, signal.SIGCONT)
 
 
 def _prepare(steps: Steps, other: str) -> str:

@@ -2,18 +2,18 @@
 
 The suite is the reaper of all that descends from it (`PR_SET_CHILD_SUBREAPER`), so a process that
 loses its parent becomes a child of the suite, whatever it does to its session or environment.
-Elsewhere than on Linux only direct children are seen.
+Elsewhere than on Linux nothing is seen.
 """
 
-import ctypes
 import os
-import signal
-import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36
+from culm.custody.linux import Stat, become_subreaper
+from culm.custody.tree import alive_below, end
+
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
 KILL_S = 5.0  # A killed process needs that long only if it is stuck in the kernel.
 POLL_S = 0.05
@@ -22,33 +22,16 @@ NAMES_MAX = 12  # Of files in a folder that was left: enough to recognize the te
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with suppress(OSError, AttributeError):  # Not Linux.
+        become_subreaper()
 
 
-def descendants(pid: int | None = None) -> list[int]:
-    """Return the ids of all live processes below one, this process by default."""
-    found: list[int] = []
-    for child in _children(os.getpid() if pid is None else pid):
-        found += [child, *descendants(child)]
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
+def below_suite(apart_from: tuple[int, ...] = ()) -> list[Stat]:
+    """Return all live descendants but those named and theirs."""
     try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    except OSError:  # It has ended, or this is not Linux.
+        return alive_below(os.getpid(), apart_from)
+    except FileNotFoundError:  # No /proc.
         return []
-    return [child for child in found if _state(child) not in ("Z", "X", "")]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 def command_of(pid: int) -> str:
@@ -60,30 +43,17 @@ def command_of(pid: int) -> str:
 
 
 def end_processes(spared: Collection[int] = (), wait_s: float = EXIT_S) -> list[str]:
-    """Kill all descendants but those spared; return a line for each that had to be killed."""
+    """Kill all descendants but those spared and theirs; return a line for each that was killed."""
+    apart_from = tuple(spared)
     deadline_s = time.monotonic() + wait_s
-    while (left := _others(spared)) and time.monotonic() < deadline_s:
+    while (left := below_suite(apart_from)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    lines = [f"process {pid}: {command_of(pid)[:200]}" for pid in left]
+    lines = [f"process {stat.pid}: {command_of(stat.pid)[:200]}" for stat in left]
     deadline_s = time.monotonic() + KILL_S
-    while (left := _others(spared)) and time.monotonic() < deadline_s:
-        for pid in left:
-            send(pid, signal.SIGKILL)
+    while (left := below_suite(apart_from)) and time.monotonic() < deadline_s:
+        end(left)
         time.sleep(POLL_S)
     return lines
-
-
-def _others(spared: Collection[int]) -> list[int]:
-    found = [pid for pid in _children(os.getpid()) if pid not in spared]
-    return [*found, *(below for pid in found for below in descendants(pid))]
-
-
-def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may have ended."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 # --- on disk

@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Protocol
 
 from tests.suite.leftovers import POLL_S, adopt_orphans, end_processes, entries, unexpected
 from tests.suite.results import FailedStep, Outcome, read_results
@@ -152,6 +152,19 @@ def open_steps() -> Generator[Steps]:
     finally:
         for scratch in {disk, memory}:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class RunTests(Protocol):
+    """`Steps.test`, or the same under conditions of its own."""
+
+    def __call__(self, name: str, *args: str, in_memory: bool = True) -> None: ...
+
+
+def test_all(test: RunTests, count: int) -> None:
+    """Run every test: real processes on a real disk, and last those that need the whole machine."""
+    test("tests", "-n", str(count), "--ignore", "tests/live")
+    test("live", "-n", str(count + 1), "-m", "not alone", "tests/live", in_memory=False)
+    test("alone", "-m", "alone", "tests/live", in_memory=False)
 
 
 def workers() -> int:
