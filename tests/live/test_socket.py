@@ -1,6 +1,7 @@
 """The socket's file: a live one is respected, a stale one replaced, none left behind."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -98,6 +99,16 @@ async def test_another_server_s_socket_at_our_path_outlives_our_exit(folder: Pat
                 visitor.connect(str(path))
 
 
+def is_free(path: Path) -> bool:
+    """Whether its server has removed its socket and freed its lock."""
+    with path.with_name(f"{path.name}.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return not path.exists()
+
+
 @contract("EXC-17")
 async def test_a_successor_at_the_path_of_a_server_that_is_still_leaving_keeps_its_socket(
     folder: Path,
@@ -110,26 +121,27 @@ async def test_a_successor_at_the_path_of_a_server_that_is_still_leaving_keeps_i
     # No log file is made in between, which would take the free inode.
     host = ("--host", f"unix://{folder}/s", "--log-level", "error")
     async with open_process_server(folder, *host) as leaving:
-        _, writer = await asyncio.open_unix_connection(folder / "s")
-        writer.write(b"POST /v1/workspaces HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        await assert_serves(leaving)  # Behind the half request on the loop: that one is in work.
-        leaving.process.terminate()
-        async with asyncio.timeout(WAIT_S):
-            while (folder / "s").exists():
-                await asyncio.sleep(0.01)
-        leaving.process.send_signal(signal.SIGSTOP)  # Its time to leave in does not run out.
-        async with open_process_server(
-            folder, *host, "--data-dir", str(folder / "other")
-        ) as successor:
-            before = (folder / "s").lstat().st_ino
-            held_up = leaving.process.returncode is None
-            writer.transport.abort()
-            leaving.process.send_signal(signal.SIGCONT)
-            ended = await leaving.wait(2 * WAIT_S)
-            assert (held_up, ended.status) == (True, 0)
-            assert (folder / "s").exists(), "the leaving server removed its successor's socket"
-            assert (folder / "s").lstat().st_ino == before
-            await assert_serves(successor)
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(str(folder / "s"))
+            half.send(b"POST /v1/workspaces HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            await assert_serves(leaving)  # Behind the half request on the loop: that is in work.
+            leaving.process.terminate()
+            async with asyncio.timeout(WAIT_S):
+                while not is_free(folder / "s"):
+                    await asyncio.sleep(0.01)
+            leaving.process.send_signal(signal.SIGSTOP)  # Its time to leave in does not run out.
+            async with open_process_server(
+                folder, *host, "--data-dir", str(folder / "other")
+            ) as successor:
+                before = (folder / "s").lstat().st_ino
+                held_up = leaving.process.returncode is None
+                half.close()
+                leaving.process.send_signal(signal.SIGCONT)
+                ended = await leaving.wait(2 * WAIT_S)
+                assert (held_up, ended.status) == (True, 0)
+                assert (folder / "s").exists(), "the leaving server removed its successor's socket"
+                assert (folder / "s").lstat().st_ino == before
+                await assert_serves(successor)
 
 
 async def test_a_private_folder_that_others_can_write_to_is_not_used_as_it_is(

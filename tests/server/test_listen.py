@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from culm.errors import InvalidRequest, ListenFailed
-from culm.server.listen import TcpAddress, UnixAddress, listen, parse_address
+from culm.server.listen import LEAVE_S, TcpAddress, UnixAddress, listen, parse_address
 from tests.support import contract
 
 
@@ -74,6 +74,30 @@ def test_a_second_server_is_refused_while_the_first_is_there(folder: Path) -> No
         listen(UnixAddress(folder / "s"))
     first.close()
     listen(UnixAddress(folder / "s")).close()
+
+
+def test_a_server_whose_socket_is_gone_is_given_time_to_free_its_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = listen(UnixAddress(folder / "s"))
+    (folder / "s").unlink()
+    monkeypatch.setattr("culm.server.listen.time.sleep", lambda _: first.close())
+    second = listen(UnixAddress(folder / "s"))
+    assert (folder / "s").exists()
+    second.close()
+
+
+def test_a_server_that_keeps_its_lock_without_a_socket_is_respected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("culm.server.listen.time.sleep", pauses.append)
+    first = listen(UnixAddress(folder / "s"))
+    (folder / "s").unlink()
+    with pytest.raises(ListenFailed, match="already there"):
+        listen(UnixAddress(folder / "s"))
+    assert sum(pauses) == pytest.approx(LEAVE_S)
+    first.close()
 
 
 def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:

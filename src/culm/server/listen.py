@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from culm.errors import InvalidRequest, ListenFailed
 
 BACKLOG = 512
 PROBE_S = 0.2  # As long as the clients of this wire take to tell a live socket from a stale one.
+LEAVE_S = 1.0  # For a server whose socket is gone to free its lock, too.
+_PAUSE_S = 0.01
 # `sun_path` holds 108 bytes on Linux, 104 elsewhere.
 UNIX_PATH_BYTES_MAX = 103
 
@@ -165,15 +168,23 @@ def _make_private_parent(folder: Path) -> None:
 
 
 def _lock_path(path: Path) -> int | None:
-    """Become the only culm server at this path; None if one is there. The file stays."""
+    """Become the only culm server at this path; None if one is there. The file stays.
+
+    While the lock is held and there is no socket, its owner is about to listen or just left.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{path}.lock", flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    for _ in range(round(LEAVE_S / _PAUSE_S)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if _identity(path) is not None:
+                break
+            time.sleep(_PAUSE_S)
+        else:
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _is_stale(path: Path) -> bool:
