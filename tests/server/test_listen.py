@@ -81,7 +81,11 @@ def test_a_server_whose_socket_is_gone_is_given_time_to_free_its_lock(
 ) -> None:
     first = listen(UnixAddress(folder / "s"))
     (folder / "s").unlink()
-    monkeypatch.setattr("culm.server.listen.time.sleep", lambda _: first.close())
+
+    def leave(_: float) -> None:
+        first.close()
+
+    monkeypatch.setattr("culm.server.listen.time.sleep", leave)
     second = listen(UnixAddress(folder / "s"))
     assert (folder / "s").exists()
     second.close()
