@@ -348,6 +348,17 @@ async def test_a_shutdown_is_refused_while_hosting_and_final_once_granted(flow: 
     assert refused.value.status == 503
     await until(flow.left.is_set)
     await other.shut_down()
+
+
+@contract("INV-26")
+async def test_an_attached_client_of_a_server_that_ends_is_told_to_wait_not_to_create(
+    flow: FlowServer,
+) -> None:
+    client = await flow.client()
+    remote = await client.open_workspace(flow.directory())
+    assert (await send(flow, "GET", "/v1/workspaces/unknown")).status == 404
+    await flow.server.registry.close()
+    assert (await send(flow, "GET", f"/v1/workspaces/{remote.id}")).status == 503
     assert flow.leave_calls == 1
 
 

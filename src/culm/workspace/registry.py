@@ -94,6 +94,7 @@ class Registry:
         self._envs: dict[Path, Mapping[str, str]] = {}
         self._leaving = False
         self._left = False
+        self._is_closing = False  # Workspaces are closed although clients are attached.
         self._linger: Timer | None = None
 
     # --- finding
@@ -102,7 +103,8 @@ class Registry:
         """The open workspace with this id; one that is closing answers as if it were gone."""
         workspace = self._by_id.get(WorkspaceId(workspace_id))
         if workspace is None:
-            raise WorkspaceNotFound
+            # After a 404 an attached client would create it anew, and would be refused.
+            raise ShuttingDown if self._is_closing else WorkspaceNotFound
         return workspace
 
     def list(self) -> list[Workspace]:
@@ -385,7 +387,7 @@ class Registry:
     async def close(self) -> None:
         """Close everything, whoever is attached; bounded, and harmless to repeat."""
         self._stop_lingering()
-        self._leaving = True
+        self._leaving = self._is_closing = True
         places = list(self._places.values())
         for place in places:
             self._unlist(place)
