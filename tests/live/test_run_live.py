@@ -1,13 +1,18 @@
 """What a person sees of a run that goes on, on a real terminal, and what is left of it."""
 
 import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from examples.recording.screen import Screen
 from examples.recording.tape import Keys, Step, play
+
+from culm.custody.linux import read_table
+from tests.support import WAIT_S
 
 SPINNING = tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 COLUMNS, ROWS = 50, 12
@@ -53,11 +58,52 @@ def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: P
     assert last[-2].startswith("tree: 3 agents, ")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_who_leaves_sees_nothing_of_it_any_more(folder: Path, times: int) -> None:
-    keys = [Keys("1 s · ", "\x03"), Keys("once more", "\x03", pause_s=0.0)][:times]
+def server_in(folder: Path) -> int:
+    """The process id of the server that `culm run` started there."""
+    for stat in read_table().values():
+        with suppress(OSError):
+            args = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
+            if b"serve" in args and any(os.fsencode(folder) in arg for arg in args):
+                return stat.pid
+    raise AssertionError("there is no server")
+
+
+def end_server(pid: int) -> None:
+    """Wait until it is gone: the folder with its data is removed next."""
+    handle = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)
+        assert select.select([handle], [], [], WAIT_S)[0], "the server does not end"
+    finally:
+        os.close(handle)
+
+
+def assert_nothing_drawn(lines: list[str]) -> None:
+    assert not [line for line in lines if any(sign in line for sign in SPINNING)]
+    assert [line for line in lines if "(cancelling; once more to leave at once)" in line]
+
+
+def test_after_a_cancel_nothing_drawn_is_left(folder: Path) -> None:
     last: list[str] = []
-    for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
+    keys = Keys("1 s · ", "\x03")
+    for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", keys):
         last = screen.all_lines()
-    assert not [line for line in last if any(sign in line for sign in SPINNING)]
-    assert [line for line in last if "(cancelling; once more to leave at once)" in line]
+    assert_nothing_drawn(last)
+
+
+def test_leaving_before_the_cancel_is_done_leaves_nothing_drawn(folder: Path) -> None:
+    """The server is stopped, so that the cancel cannot be done before the second Ctrl-C."""
+    last: list[str] = []
+    server = 0
+    keys = Keys("1 s · ", "\x03"), Keys("once more", "\x03", pause_s=0.0)
+    try:
+        for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
+            last = screen.all_lines()
+            if not server and any("1 s · " in line for line in last):
+                server = server_in(folder)
+                os.kill(server, signal.SIGSTOP)
+    finally:
+        if server:
+            end_server(server)
+    assert_nothing_drawn(last)
