@@ -10,22 +10,22 @@ from bench import frames
 from culm.clock import LoopClock
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
-from culm.custody.nobody import NoCustody
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
 from culm.model.base import Model
 from culm.model.choice import Chosen
-from culm.model.discovery import Found
-from culm.run.surroundings import ContextPaths
-from culm.run.system import Surroundings
+from culm.model.local_servers import Found
+from culm.processes.disabled import NoCustody
+from culm.run.project_context import ContextPaths
+from culm.run.system_prompt import Surroundings
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.work import WALL_S, FileWork
+from culm.tools.files.file_executor import WALL_S, FileWork
 from culm.workspace.about import About
-from culm.workspace.configuration import Origins
-from culm.workspace.workshop import Equipment
+from culm.workspace.config import Origins
+from culm.workspace.toolbox import Equipment
 from culm.workspace.workspace import open_workspace
 
 EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.

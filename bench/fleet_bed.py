@@ -15,19 +15,19 @@ from pathlib import Path
 from msgspec import Raw
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
 from culm.fleet.executor import Outcome
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.driving import drive
-from culm.fleet.parent.local import open_local_launcher
-from culm.fleet.parent.overseer import Nobody
-from culm.fleet.parent.pool import PoolBounds
+from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.local import open_local_launcher
+from culm.fleet.host.pool import PoolBounds
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import PROVISION_VERSION, EchoKind, Identity, Provision
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket
 from culm.ids import Ids
+from culm.processes.client import open_custody
 
 STEP_TIMEOUT_S = 60.0  # The longest single step takes a few seconds.
 END_TIMEOUT_S = 20.0

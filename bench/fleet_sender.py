@@ -13,7 +13,7 @@ from culm.fleet import serve
 from culm.fleet.executor import Cancelling, Events, Host, Outcome, Steering, completed
 from culm.fleet.protocol.batching import qos_of
 from culm.fleet.protocol.frames import Batch, Event, EventBatch, RunSpec, encode_frame
-from culm.fleet.serving.base import Service
+from culm.fleet.worker_server.base import Service
 from culm.wire.codec import decode, encode
 
 EVENT_BYTES = 300  # As a frame of its own.

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
 from culm.ids import Ids, SessionId
+from culm.processes.client import open_custody
 from culm.store.sessions import add_session
 from culm.store.store import open_store
 from culm.tools.base import Call, Plan, Result, Tool
-from culm.tools.inside import Inside
-from culm.tools.jobs import open_jobs
-from culm.tools.kit import Kit
+from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.paths import Inside
+from culm.tools.process.jobs import open_jobs
 from culm.tools.registry import make_tools
-from culm.tools.work import open_file_work
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, encode
 
 RIPGREP = "ripgrep==14.1.0"  # The program alone, packed as a wheel.

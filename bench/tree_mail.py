@@ -7,10 +7,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from culm.clock import LoopClock
-from culm.fleet.mailbox.base import Mailbox
-from culm.fleet.mailbox.letters import Letter, Sender, body_of, encode_letter
-from culm.fleet.mailbox.maildir import MaildirPost
 from culm.ids import LetterId
+from culm.mail.base import Mailbox
+from culm.mail.letters import Letter, Sender, body_of, encode_letter
+from culm.mail.maildir import MaildirPost
 
 TEXT = "Please look at the second part as well, and say what you find. " * 4
 

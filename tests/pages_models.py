@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, UnsetType
 from culm.config.schema import Hook, OwnTool, ProjectFile, ProviderFile, Role
 from culm.model.catalog import known_providers
 from culm.model.dialects import OURS
-from culm.model.discovery import LOCAL_SERVERS
+from culm.model.local_servers import LOCAL_SERVERS
 from culm.wire.config import Model, Options, SelectedModel, TuiOptions
 from culm.wire.rules import Rule
 

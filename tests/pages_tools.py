@@ -8,42 +8,42 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
-from culm.custody import base as custody_base
-from culm.custody import holding, warden
-from culm.permission import asks, clearance, hooks
+from culm.permission import asks, hooks
+from culm.permission import gate as clearance
+from culm.processes import base as custody_base
+from culm.processes import process_table as holding
+from culm.processes import shim as warden
 from culm.run import loop
 from culm.shell.table import table_markdown
 from culm.tools import (
     arguments,
     bash,
-    changing,
     download,
     entry_points,
     fetch,
-    getting,
     glob,
     grep,
     job_output,
-    jobs,
     ls,
     multiedit,
-    opening,
-    output,
-    own,
-    ripgrep,
-    running,
-    search,
-    shell_command,
     todos,
     view,
-    walk,
-    work,
 )
+from culm.tools import own_tools as own
 from culm.tools.base import Tool
-from culm.tools.inside import Inside
-from culm.tools.jobs import Jobs
-from culm.tools.kit import Kit
+from culm.tools.files import change as changing
+from culm.tools.files import file_executor as work
+from culm.tools.files import safe_open as opening
+from culm.tools.files import walk
+from culm.tools.files.paths import Inside
+from culm.tools.process import jobs, output, running
+from culm.tools.process import user_command as shell_command
+from culm.tools.process.jobs import Jobs
 from culm.tools.registry import make_tools
+from culm.tools.search import process as search
+from culm.tools.search import ripgrep
+from culm.tools.tool_context import Kit
+from culm.tools.web import http_fetch as getting
 from culm.wire.codec import Json
 
 TOOLS = (

@@ -13,17 +13,17 @@ from culm.clock import LoopClock
 from culm.config.checking import Document
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
-from culm.custody.nobody import NoCustody
 from culm.model.base import Model
 from culm.model.choice import Chosen, MakeModel
-from culm.model.discovery import Found
-from culm.run.surroundings import ContextPaths
-from culm.run.system import Surroundings
+from culm.model.local_servers import Found
+from culm.processes.disabled import NoCustody
+from culm.run.project_context import ContextPaths
+from culm.run.system_prompt import Surroundings
 from culm.settings import ServeOptions, Settings
 from culm.tools.base import Call, Inquiry, Result, Tool
-from culm.tools.work import WALL_S, FileWork
-from culm.workspace.configuration import Origins
-from culm.workspace.workshop import Equipment
+from culm.tools.files.file_executor import WALL_S, FileWork
+from culm.workspace.config import Origins
+from culm.workspace.toolbox import Equipment
 
 # How much is tried of what chance chooses: seeds, examples, kinds of sockets. `./check --broad`
 # sets more, `./check --fast` less.

@@ -14,43 +14,43 @@ from typing import TypeVar
 
 import aiohttp
 
-from culm.agents.mail import STILL_ASKED_S
-from culm.agents.means import Means
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
 from culm.config.sources import FileSources, Read
 from culm.config.trust import Trusted
-from culm.custody.base import Custody
-from culm.custody.client import open_custody
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
-from culm.fleet.mailbox.base import Post, has_mailbox
-from culm.fleet.mailbox.maildir import MaildirPost
-from culm.fleet.parent.base import Launcher
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.local import open_local_launcher
+from culm.fleet.host.base import Launcher
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.local import open_local_launcher
 from culm.ids import Ids
+from culm.mail.base import Post, has_mailbox
+from culm.mail.maildir import MaildirPost
 from culm.model.base import Model
 from culm.model.choice import Chosen, make_model
-from culm.model.discovery import LocalServers, look_around
-from culm.run.surroundings import ContextPaths, look_at
-from culm.run.system import Surroundings
+from culm.model.local_servers import LocalServers, look_around
+from culm.processes.base import Custody
+from culm.processes.client import open_custody
+from culm.run.project_context import ContextPaths, look_at
+from culm.run.system_prompt import Surroundings
 from culm.server.app import make_api, open_http
 from culm.server.auth import Gate, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.settings import ServeOptions
 from culm.store.files import find_askers_left, has_unfinished_runs
 from culm.store.store import open_store
+from culm.subagents.mail_room import STILL_ASKED_S
+from culm.subagents.means import Means
 from culm.tools.base import Tool
-from culm.tools.jobs import Jobs
-from culm.tools.kit import Kit
+from culm.tools.files.file_executor import FileWork, open_file_work
+from culm.tools.process.jobs import Jobs
 from culm.tools.registry import make_tools
-from culm.tools.work import FileWork, open_file_work
+from culm.tools.tool_context import Kit
 from culm.wire.agents import OUTSIDE
 from culm.workspace.about import About
-from culm.workspace.configuration import Origins
+from culm.workspace.config import Origins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
-from culm.workspace.workshop import Equipment
+from culm.workspace.toolbox import Equipment
 from culm.workspace.workspace import Workspace, open_workspace
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import pytest
 
 from culm.cli.main import main
 from culm.model.catalog import known_providers
-from culm.model.discovery import LOCAL_SERVERS
+from culm.model.local_servers import LOCAL_SERVERS
 
 NOBODY = "http://127.0.0.1:1/v1"  # Where nobody listens.
 

@@ -15,12 +15,15 @@ import pytest
 
 from culm.cli.agent_call import Calling, call
 from culm.cli.agent_model import find_model
-from culm.cli.agent_shown import JsonEvents, PlainEvents, ask_lines
 from culm.cli.agents import get_agent
-from culm.cli.faces import Plain
 from culm.cli.reading import place_of
+from culm.cli.render.agent_events import JsonEvents, PlainEvents, ask_lines
+from culm.cli.render.renderers import Plain
 from culm.clock import Clock, LoopClock
 from culm.errors import Failed, InvalidRequest, NotFound
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.memory import MemoryFabric
 from culm.fleet.executor import (
     CANCELLED,
     Cancelling,
@@ -31,17 +34,14 @@ from culm.fleet.executor import (
     completed,
     failed,
 )
-from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
-from culm.fleet.fabric.files import FileFabric
-from culm.fleet.fabric.memory import MemoryFabric
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.overseer import parse_ask
+from culm.fleet.host.callbacks import parse_ask
+from culm.fleet.host.run_control import Controls
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Credential, Identity, ModelName
-from culm.fleet.serving.base import Service, Terms
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.transport.websocket import listen_websocket
-from culm.fleet.worker import presence
+from culm.fleet.worker import registration as presence
+from culm.fleet.worker_server.base import Service, Terms
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json
 from tests.cli.conftest import Desk, Said

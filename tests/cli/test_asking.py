@@ -7,7 +7,7 @@ import pytest
 from culm.cli.asking import FILE_BYTES_MAX, limits_of, read_attachments
 from culm.errors import InvalidRequest
 from culm.wire.runs import Limits
-from culm.workspace.agent import ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX
+from culm.workspace.run_service import ATTACHMENT_BYTES_MAX, ATTACHMENTS_MAX
 
 
 @pytest.mark.parametrize(

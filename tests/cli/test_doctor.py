@@ -14,7 +14,7 @@ from culm.cli.doctor_machine import programs
 from culm.cli.mail_place import Project
 from culm.clock import LoopClock
 from culm.errors import DataLocked
-from culm.fleet.mailbox.maildir import MaildirPost
+from culm.mail.maildir import MaildirPost
 from culm.store.agents import agents_below
 from culm.store.sql import MIGRATIONS
 from culm.workspace.roots import Roots, project_folder, project_key, remember_workspace

@@ -16,12 +16,12 @@ from culm.cli.mail_place import Project
 from culm.cli.mail_ring import ring
 from culm.client.launch import Wanted
 from culm.clock import LoopClock
-from culm.fleet.mailbox.base import Claim
-from culm.fleet.mailbox.letters import Letter, Sender, body_of, unanswered
-from culm.fleet.mailbox.maildir import MaildirPost
-from culm.fleet.mailbox.order import LETTERS_MAX, name_of
 from culm.fleet.times import format_time, parse_time
 from culm.ids import LetterId
+from culm.mail.base import Claim
+from culm.mail.letters import Letter, Sender, body_of, unanswered
+from culm.mail.maildir import MaildirPost
+from culm.mail.order import LETTERS_MAX, name_of
 from culm.store.letters import add_letter, answer_letter, close_letter
 from culm.wire import agents as wire
 from culm.wire.agents import LetterShown

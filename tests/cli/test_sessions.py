@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.ages import ago_text
-from culm.cli.cells import cells_of, fit
 from culm.cli.export import check_target, write_whole
+from culm.cli.render.ages import ago_text
+from culm.cli.render.cells import cells_of, fit
+from culm.cli.render.tables import table
 from culm.cli.session_state import get_state
 from culm.cli.sessions import lines_of, rows_of
-from culm.cli.tables import table
 from culm.errors import InvalidRequest
 from culm.ids import SessionId
 from culm.testing.script import Reply

@@ -1,6 +1,6 @@
 """`culm stats`: lines that line up, and what is estimated is marked."""
 
-from culm.cli.cells import cells_of
+from culm.cli.render.cells import cells_of
 from culm.cli.stats import stats_lines
 from culm.cli.stats_command import DAYS_MAX
 from culm.wire import queries

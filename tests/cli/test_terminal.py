@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.desk import Desk, lines_of, parse_response
-from culm.cli.faces import Plain
+from culm.cli.render.renderers import Plain
+from culm.cli.terminal.approval_prompt import Desk, lines_of, parse_response
 from culm.client.follower import Follower
 from culm.client.tree import open_tree
 from culm.ids import MessageId, RunId

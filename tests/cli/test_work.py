@@ -8,9 +8,9 @@ import pytest
 
 from culm.cli.names import Named
 from culm.cli.ps import Going, Known, lines_of, parents_of
+from culm.cli.render.trees import in_tree_order
 from culm.cli.stop import Fate
 from culm.cli.targets import Targets
-from culm.cli.trees import in_tree_order
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import AgentId, RunId, SessionId
 from culm.testing.model_server import open_model_server

@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from culm.errors import AppError
-from culm.fleet.mailbox.base import (
+from culm.fleet.times import format_time
+from culm.ids import LetterId
+from culm.mail.base import (
     KEPT_MAX,
     Claim,
     Delivered,
@@ -22,7 +24,7 @@ from culm.fleet.mailbox.base import (
     Post,
     UnsafeAddress,
 )
-from culm.fleet.mailbox.letters import (
+from culm.mail.letters import (
     BODY_LEVELS_MAX,
     LETTER_BYTES_MAX,
     BadLetter,
@@ -36,12 +38,10 @@ from culm.fleet.mailbox.letters import (
     parse_letter,
     text_of,
 )
-from culm.fleet.mailbox.maildir import MaildirPost
-from culm.fleet.mailbox.memory import MemoryPost
-from culm.fleet.mailbox.order import LETTERS_MAX, name_of
-from culm.fleet.mailbox.seen import SEEN_MAX, Seen, parse_seen
-from culm.fleet.times import format_time
-from culm.ids import LetterId
+from culm.mail.maildir import MaildirPost
+from culm.mail.memory import MemoryPost
+from culm.mail.order import LETTERS_MAX, name_of
+from culm.mail.seen import SEEN_MAX, Seen, parse_seen
 from culm.wire.agents import LetterKind
 from tests.support import WAIT_S, FakeClock, contract
 

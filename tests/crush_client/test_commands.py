@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.permission.clearance import HEADLESS_WAIT_S
+from culm.permission.gate import HEADLESS_WAIT_S
 from culm.testing.script import Reply
 from culm.wire.processes import Process
 from tests.crush_client.agents import (

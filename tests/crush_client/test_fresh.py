@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from culm.model.offline_answers import INTRODUCTION
+from culm.model.offline.answers import INTRODUCTION
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
 from tests.crush_client.agents import assert_flawless, finishes, said, told, until_over

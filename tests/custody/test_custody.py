@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.custody.base import Exit, Order, Process, StartFailed
-from culm.custody.direct import open_direct_custody
+from culm.processes.base import Exit, Order, Process, StartFailed
+from culm.processes.direct import open_direct_custody
 from tests.custody.yard import (
     ENV,
     OWNER,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.custody.base import Exit, StartFailed
-from culm.custody.linux import find_stat, is_subreaper, read_table
-from culm.custody.tree import descendants_of
+from culm.processes.base import Exit, StartFailed
+from culm.processes.linux import find_stat, is_subreaper, read_table
+from culm.processes.tree import descendants_of
 from tests.custody.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
 
 # Forks twice, leaves its session, closes all it has and forgets its environment.

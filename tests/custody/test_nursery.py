@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.custody.base import Exit, Nursery, Order, StartFailed
-from culm.custody.leftovers import reap
-from culm.custody.line import Line
-from culm.custody.linux import read_table
-from culm.custody.packets import send
-from culm.custody.remote import open_remote_custody
-from culm.custody.tree import descendants_of
+from culm.processes.base import Exit, Nursery, Order, StartFailed
+from culm.processes.channel import Line
+from culm.processes.linux import read_table
+from culm.processes.packets import send
+from culm.processes.process_set import reap
+from culm.processes.remote import open_remote_custody
+from culm.processes.tree import descendants_of
 from tests.custody.test_escapes import DAEMON, open_descriptors, parent_of
 from tests.custody.yard import (
     ENV,

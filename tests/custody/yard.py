@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.base import Custody, Exit, Held, Nursery, Order, Owner
-from culm.custody.client import open_custody
-from culm.custody.line import Line
-from culm.custody.linux import find_stat
-from culm.custody.remote import open_remote_custody
 from culm.ids import Ids
+from culm.processes.base import Custody, Exit, Held, Nursery, Order, Owner
+from culm.processes.channel import Line
+from culm.processes.client import open_custody
+from culm.processes.linux import find_stat
+from culm.processes.remote import open_remote_custody
 from tests.support import WAIT_S
 
 WORKSPACE = "w"

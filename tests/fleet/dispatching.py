@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from culm.fleet.executor import completed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.driving import Driven
-from culm.fleet.parent.overseer import Nobody, Overseer
+from culm.fleet.host.callbacks import Nobody, Overseer
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import Driven
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from tests.fleet.parents import Stage, in_time, open_stage, provision

@@ -20,11 +20,11 @@ from culm.fleet.protocol.frames import (
     encode_frame,
     parse_child_frame,
 )
-from culm.fleet.serving.base import Mode, Service, Terms
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.transport.base import Link, LinkLost, Listener
 from culm.fleet.transport.memory import MemoryListener
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
+from culm.fleet.worker_server.base import Mode, Service, Terms
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json, decode
 from tests.support import WAIT_S

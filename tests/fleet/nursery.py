@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
-from culm.fleet.parent.base import Worker
-from culm.fleet.parent.local import LaunchTerms, LocalLauncher, open_local_launcher
+from culm.fleet.host.base import Worker
+from culm.fleet.host.local import LaunchTerms, LocalLauncher, open_local_launcher
 from culm.fleet.protocol.frames import (
     Event,
     RunSpec,
@@ -19,6 +18,7 @@ from culm.fleet.protocol.frames import (
 )
 from culm.fleet.provision import EchoKind, Identity, Provision
 from culm.ids import Ids
+from culm.processes.client import open_custody
 from tests.support import WAIT_S
 
 STAND_IN = LaunchTerms(

@@ -14,8 +14,8 @@ from pathlib import Path
 import uvloop
 
 from culm.clock import LoopClock
-from culm.fleet.fabric.files import FileFabric
-from culm.fleet.parent.spawning import WORKER, make_stamp, open_document, python_argv, stamped
+from culm.fleet.discovery.files import FileFabric
+from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
 from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket

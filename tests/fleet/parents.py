@@ -10,10 +10,10 @@ from typing import TypeVar
 from msgspec import Raw
 
 from culm.fleet.executor import CallFailed, completed
-from culm.fleet.parent.base import LaunchFailed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.driving import NO_TERMS, Driven, HostTerms, drive
-from culm.fleet.parent.overseer import Overseer, WorkerAsk
+from culm.fleet.host.base import LaunchFailed
+from culm.fleet.host.callbacks import Overseer, WorkerAsk
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import NO_TERMS, Driven, HostTerms, drive
 from culm.fleet.protocol.frames import (
     Batch,
     Cancel,

@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 
 from culm.clock import LoopClock, Timer
-from culm.custody.base import Custody
-from culm.custody.client import open_custody
 from culm.fleet.executor import Outcome, Steer
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import (
@@ -27,6 +25,8 @@ from culm.fleet.provision import (
 from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime, make_bamboo_runtime
 from culm.fleet.worker.executors.base import Services
 from culm.ids import Ids
+from culm.processes.base import Custody
+from culm.processes.client import open_custody
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Script, ScriptedCall
 from culm.wire.codec import Json

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.base import Custody, Order, Owner
-from culm.custody.linux import find_stat
 from culm.fleet.provision import Provision, parse_provision
 from culm.fleet.worker.control import open_control
 from culm.fleet.worker.zygote import Part, serve
 from culm.ids import Ids
+from culm.processes.base import Custody, Order, Owner
+from culm.processes.linux import find_stat
 
 ENDPOINT = "ws://127.0.0.1:9"
 

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
-from culm.custody.nobody import NoCustody
 from culm.fleet.executor import CANCELLED, Outcome, RunOver, completed, failed
 from culm.fleet.provision import (
     AnyKind,
@@ -42,6 +40,8 @@ from culm.fleet.worker.executors.cli_profiles import (
 )
 from culm.fleet.worker.executors.registry import open_executor
 from culm.ids import Ids
+from culm.processes.client import open_custody
+from culm.processes.disabled import NoCustody
 from culm.wire.codec import Json
 from tests.custody.yard import is_alive
 from tests.fleet.executing import Listening

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt
 from culm.fleet.executor import CANCELLED, Outcome, Steer, completed, failed
-from culm.fleet.parent.base import LaunchFailed, NotReady
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import FleetBounds
-from culm.fleet.parent.driving import FIRST_FRAME_S, Driven
-from culm.fleet.parent.pool import IDLE_MARGIN_S, PoolBounds
+from culm.fleet.host.base import LaunchFailed, NotReady
+from culm.fleet.host.dispatch import FleetBounds
+from culm.fleet.host.pool import IDLE_MARGIN_S, PoolBounds
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import FIRST_FRAME_S, Driven
 from culm.fleet.protocol.frames import Message, RunSpec
 from culm.fleet.provision import Capabilities, Limits, Provision, Remote, Schedulable
 from tests.fleet.dispatching import clean, open_world

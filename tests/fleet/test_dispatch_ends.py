@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from culm.errors import ShuttingDown
 from culm.fleet.executor import CANCELLED, Steer, completed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import FleetBounds, open_fleet
-from culm.fleet.parent.driving import CANCEL_S, Driven
-from culm.fleet.parent.overseer import Nobody
+from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.dispatch import FleetBounds, open_fleet
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import CANCEL_S, Driven
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Extension
 from tests.fleet.dispatching import open_world

@@ -11,14 +11,14 @@ from msgspec import Raw, structs
 
 from culm.errors import InvalidRequest, TooLarge
 from culm.fleet.executor import Outcome, completed, failed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.driving import (
+from culm.fleet.host.callbacks import Nobody, WorkerAsk, parse_ask
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import (
     FIRST_FRAME_S,
     HostTerms,
     drive,
     host_terms_of,
 )
-from culm.fleet.parent.overseer import Nobody, WorkerAsk, parse_ask
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
     ApprovalReply,

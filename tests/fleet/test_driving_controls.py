@@ -8,8 +8,9 @@ from msgspec import Raw
 
 from culm.errors import LimitExceeded, TooLarge
 from culm.fleet.executor import CANCELLED, Outcome, Steer, completed, failed
-from culm.fleet.parent.controls import STEER_CHARS_MAX, STEERS_MAX, Controls
-from culm.fleet.parent.driving import (
+from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.run_control import STEER_CHARS_MAX, STEERS_MAX, Controls
+from culm.fleet.host.run_driver import (
     CANCEL_S,
     DEAF_S,
     FIRST_FRAME_S,
@@ -18,7 +19,6 @@ from culm.fleet.parent.driving import (
     HostTerms,
     drive,
 )
-from culm.fleet.parent.overseer import Nobody
 from culm.fleet.protocol.frames import (
     ApprovalRequest,
     Cancel,

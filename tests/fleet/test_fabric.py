@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from culm.fleet.fabric.base import (
+from culm.fleet.discovery.base import (
     LEASE_S,
     AgentRecord,
     Fabric,
@@ -16,12 +16,12 @@ from culm.fleet.fabric.base import (
     is_live,
     renewed,
 )
-from culm.fleet.fabric.files import FileFabric
-from culm.fleet.fabric.memory import MemoryFabric
+from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.memory import MemoryFabric
 from culm.fleet.names import UnsafeName
 from culm.fleet.provision import Identity
 from culm.fleet.times import format_time, parse_time
-from culm.fleet.worker.presence import make_record
+from culm.fleet.worker.registration import make_record
 from tests.support import FakeClock, contract
 
 

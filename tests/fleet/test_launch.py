@@ -16,20 +16,20 @@ import msgspec
 import pytest
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
-from culm.custody.linux import find_stat, read_table, read_world_id
-from culm.custody.tree import descendants_of
-from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
-from culm.fleet.fabric.files import FileFabric
-from culm.fleet.parent.base import Launcher, LaunchFailed, NotReady
-from culm.fleet.parent.foreign import open_foreign_launcher
-from culm.fleet.parent.leftovers import end_leftover_workers
-from culm.fleet.parent.local import LaunchTerms
-from culm.fleet.parent.spawning import WORKER, make_stamp, open_document, python_argv, stamped
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.discovery.files import FileFabric
+from culm.fleet.host.base import Launcher, LaunchFailed, NotReady
+from culm.fleet.host.foreign import open_foreign_launcher
+from culm.fleet.host.leftovers import end_leftover_workers
+from culm.fleet.host.local import LaunchTerms
+from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
 from culm.fleet.protocol.frames import Terminal
 from culm.fleet.provision import parse_provision
 from culm.fleet.tail import KEPT_BYTES
 from culm.ids import Ids
+from culm.processes.client import open_custody
+from culm.processes.linux import find_stat, read_table, read_world_id
+from culm.processes.tree import descendants_of
 from tests.custody.test_escapes import open_descriptors, parent_of
 from tests.custody.yard import gone, is_alive, name_of
 from tests.fleet.nursery import (

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from culm.custody.linux import read_boot_id
 from culm.errors import AppError
-from culm.fleet.mailbox.base import (
+from culm.fleet.times import format_time
+from culm.ids import LetterId
+from culm.mail.base import (
     Claim,
     ForeignMailbox,
     MailboxBusy,
@@ -25,13 +26,12 @@ from culm.fleet.mailbox.base import (
     NoMailbox,
     Place,
 )
-from culm.fleet.mailbox.folders import Part
-from culm.fleet.mailbox.letters import Letter, Sender, body_of, encode_letter
-from culm.fleet.mailbox.maildir import MaildirPost
-from culm.fleet.mailbox.maildir_box import TEMP_AGE_S, Maildir
-from culm.fleet.mailbox.order import ABSURD_NS, LETTERS_MAX, PLACE_MAX, name_of
-from culm.fleet.times import format_time
-from culm.ids import LetterId
+from culm.mail.folders import Part
+from culm.mail.letters import Letter, Sender, body_of, encode_letter
+from culm.mail.maildir import MaildirPost
+from culm.mail.maildir_box import TEMP_AGE_S, Maildir
+from culm.mail.order import ABSURD_NS, LETTERS_MAX, PLACE_MAX, name_of
+from culm.processes.linux import read_boot_id
 from tests.support import WAIT_S, FakeClock, contract
 
 ADDRESS = "agent-1"
@@ -169,8 +169,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from culm.clock import LoopClock
-from culm.fleet.mailbox.letters import Letter, Sender
-from culm.fleet.mailbox.maildir import MaildirPost
+from culm.mail.letters import Letter, Sender
+from culm.mail.maildir import MaildirPost
 box = MaildirPost(Path(sys.argv[1]), LoopClock()).open("agent-1")
 print("ready", flush=True)
 sys.stdin.readline()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from culm.fleet.parent.fingerprint import fingerprint
-from culm.fleet.parent.pool import Parked, PoolBounds, check_out, park, sweep
+from culm.fleet.host.fingerprint import fingerprint
+from culm.fleet.host.pool import Parked, PoolBounds, check_out, park, sweep
 from culm.fleet.provision import (
     Bus,
     Capabilities,

@@ -15,11 +15,13 @@ from culm.fleet.protocol.frames import (
     Terminal,
 )
 from culm.fleet.protocol.worker import GRACE_S
-from culm.fleet.serving import given, outbox, sink
-from culm.fleet.serving.connection import OWED_MAX, STALL_S
-from culm.fleet.serving.outbox import Outbox
 from culm.fleet.transport import memory
 from culm.fleet.transport.base import LinkLost
+from culm.fleet.worker_server import event_sink as sink
+from culm.fleet.worker_server import outbox
+from culm.fleet.worker_server import run_channels as given
+from culm.fleet.worker_server.connection import OWED_MAX, STALL_S
+from culm.fleet.worker_server.outbox import Outbox
 from culm.wire.codec import Json
 from tests.fleet.links import (
     CANCEL,

@@ -10,20 +10,20 @@ from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.fleet.executor import completed
-from culm.fleet.parent.base import LaunchFailed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import open_fleet
-from culm.fleet.parent.driving import Driven, drive
-from culm.fleet.parent.overseer import Nobody
-from culm.fleet.parent.remote import ConnectLauncher
+from culm.fleet.host.base import LaunchFailed
+from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.dispatch import open_fleet
+from culm.fleet.host.remote import ConnectLauncher
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import Driven, drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Local, Placement, Provision, Remote, Schedulable, Secrets
-from culm.fleet.serving.base import Mode, One, Reusable, Service, Terms
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
 from culm.fleet.worker.executors.echo import Echo
+from culm.fleet.worker_server.base import Mode, One, Reusable, Service, Terms
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from tests.certificates import make_certificate
 from tests.fleet.parents import Stage, in_time, provision

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.custody.nobody import NoCustody
 from culm.fleet.executor import CANCELLED, Outcome, RunOver, Steer, completed, failed
 from culm.fleet.provision import (
     BadProvision,
@@ -23,6 +22,7 @@ from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
 from culm.fleet.worker.executors.base import Services
 from culm.fleet.worker.executors.runtime_model import fitting_effort
 from culm.ids import Ids
+from culm.processes.disabled import NoCustody
 from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage
 from culm.wire.codec import Json, encode
 from culm.wire.config import Model

@@ -9,13 +9,13 @@ import pytest
 from culm.clock import LoopClock
 from culm.fleet.executor import CANCELLED, completed, failed
 from culm.fleet.provision import Capabilities
-from culm.fleet.worker.executors.runtime_admission import (
+from culm.fleet.worker.executors.runtime_gate import (
     PARAMS_BYTES_MAX,
     Admission,
     body_of,
     policy_terms_of,
 )
-from culm.fleet.worker.executors.runtime_given import Given
+from culm.fleet.worker.executors.runtime_settings import Given
 from culm.model.base import ToolSpec
 from culm.testing.script import Reply
 from culm.tools.base import Action, Call, Plan, Result, Watch

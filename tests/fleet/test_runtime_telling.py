@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import pytest
 
 from culm.fleet.executor import RunOver
-from culm.fleet.worker.executors.runtime_telling import (
+from culm.fleet.worker.executors.runtime_events import (
     EVENT_CHARS_MAX,
     OUTPUT_CHARS_MAX,
     open_telling,

@@ -20,9 +20,9 @@ from culm.fleet.protocol.frames import (
     Terminal,
 )
 from culm.fleet.protocol.worker import GRACE_S, STUCK
-from culm.fleet.serving.base import NobodyCame, One, Reusable, Service, Terms
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.transport import memory
+from culm.fleet.worker_server.base import NobodyCame, One, Reusable, Service, Terms
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json
 from tests.fleet.links import (

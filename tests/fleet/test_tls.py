@@ -10,10 +10,10 @@ import pytest
 
 from culm import fleet
 from culm.errors import InvalidRequest
-from culm.fleet.serving.base import One
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.tls import ServerTls, client_context, server_context
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
+from culm.fleet.worker_server.base import One
 from tests.fleet.links import close_all
 from tests.fleet.players import Repeats
 from tests.support import WAIT_S, contract

@@ -15,10 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from culm.clock import LoopClock
-from culm.custody.linux import find_stat
+from culm.fleet.discovery.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, Placed
+from culm.fleet.discovery.memory import MemoryFabric
 from culm.fleet.executor import limit_error
-from culm.fleet.fabric.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, Placed
-from culm.fleet.fabric.memory import MemoryFabric
 from culm.fleet.provision import (
     PROVISION_BYTES_MAX,
     BadProvision,
@@ -32,16 +31,17 @@ from culm.fleet.provision import (
     Secrets,
     encode_provision,
 )
-from culm.fleet.serving.base import One, Reusable, Terms
 from culm.fleet.storage import storage_of
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.websocket import connect_websocket
+from culm.fleet.worker.lifecycle import work
 from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker.main import run_worker
-from culm.fleet.worker.presence import SETTLE_S, make_record, open_presence
+from culm.fleet.worker.registration import SETTLE_S, make_record, open_presence
 from culm.fleet.worker.storage import KEPT_S, remove_storage
-from culm.fleet.worker.work import work
+from culm.fleet.worker_server.base import One, Reusable, Terms
 from culm.ids import Ids
+from culm.processes.linux import find_stat
 from tests.fleet.worker_stage import (
     assign,
     echoed,

@@ -12,12 +12,12 @@ from typing import cast
 import pytest
 
 from culm.clock import LoopClock
-from culm.custody.base import Exit
-from culm.custody.direct import open_direct_custody
-from culm.custody.linux import read_table
-from culm.custody.tree import descendants_of
-from culm.fleet.parent.base import Worker
-from culm.fleet.parent.local import LaunchTerms, open_local_launcher
+from culm.fleet.host.base import Worker
+from culm.fleet.host.local import LaunchTerms, open_local_launcher
+from culm.processes.base import Exit
+from culm.processes.direct import open_direct_custody
+from culm.processes.linux import read_table
+from culm.processes.tree import descendants_of
 from culm.wire.codec import Json
 from tests.custody.test_escapes import open_descriptors, parent_of
 from tests.custody.yard import Ear, gone, is_alive, name_of

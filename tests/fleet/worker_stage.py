@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.fleet.fabric.base import AgentRecord
-from culm.fleet.fabric.files import FileFabric
+from culm.fleet.discovery.base import AgentRecord
+from culm.fleet.discovery.files import FileFabric
 from culm.fleet.provision import AnyKind, EchoKind, Identity, Provision, Secrets
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket
-from culm.fleet.worker.work import Door, work
+from culm.fleet.worker.lifecycle import Door, work
 from culm.wire.codec import Json
 from tests.support import WAIT_S
 

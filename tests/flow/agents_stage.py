@@ -18,20 +18,20 @@ from msgspec.structs import replace
 from culm.assemble import open_server
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
-from culm.custody.nobody import NoCustody
-from culm.fleet.parent.base import LaunchFailed
+from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import Provision, encode_provision, parse_provision
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.memory import MemoryLink, MemoryListener
 from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
 from culm.fleet.worker.executors.base import Services
 from culm.fleet.worker.limits import mode_of, serving_terms_of
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids, SessionId
+from culm.processes.disabled import NoCustody
 from culm.settings import Settings
 from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.request_log import Seen
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
-from culm.testing.seen import Seen
 from culm.wire.agents import Agent, AgentDetails
 from culm.wire.codec import Json, decode
 from culm.wire.messages import Message, ToolResult, full_text

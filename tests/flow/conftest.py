@@ -11,7 +11,7 @@ import pytest
 
 from culm.assemble import Server, open_server
 from culm.client.http import Client, open_client
-from culm.fleet.parent.base import Launcher
+from culm.fleet.host.base import Launcher
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from culm.tools.base import Tool

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from culm.fleet.mailbox.base import Mailbox
-from culm.fleet.mailbox.letters import Letter, Sender, body_of
-from culm.fleet.mailbox.maildir import MaildirPost
 from culm.fleet.times import format_time
 from culm.ids import LetterId, SessionId
+from culm.mail.base import Mailbox
+from culm.mail.letters import Letter, Sender, body_of
+from culm.mail.maildir import MaildirPost
 from culm.wire.agents import LetterKind, LetterShown
 from culm.wire.messages import full_text
 from culm.workspace.roots import project_folder

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from culm.testing.seen import Seen
+from culm.testing.request_log import Seen
 from culm.wire.codec import Json, decode
 from culm.wire.messages import (
     Finish,

@@ -13,13 +13,13 @@ from culm.client.stream import Lines, Told
 from culm.client.transport import Answer as Incoming
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId, SessionId
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.settings import Settings
 from culm.store.base import Connection
 from culm.store.writer import READERS
 from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.request_log import Seen
 from culm.testing.script import Script
-from culm.testing.seen import Seen
 from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.codec import decode
 from culm.wire.messages import Message, full_text

@@ -8,8 +8,8 @@ import pytest
 
 from culm.client.stream import Told
 from culm.settings import Settings
+from culm.testing.request_log import Seen
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
-from culm.testing.seen import Seen
 from culm.wire.agents import Agent, SaidToAgent
 from culm.wire.codec import decode
 from culm.wire.processes import Process

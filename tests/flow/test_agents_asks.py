@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 import culm.permission.asks
-from culm.agents.provisioning import INTERACTIVE_WAIT_S
 from culm.fleet.provision import Provision
+from culm.subagents.provisioning import INTERACTIVE_WAIT_S
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Rule
 from culm.wire.asks import Ask, AskChanged, PermissionRequest, QuestionChanged

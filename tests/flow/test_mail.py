@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from culm.agents.mail import ASKS_AT_ONCE, CLAIMS_MAX
-from culm.fleet.mailbox.base import Place
-from culm.fleet.mailbox.letters import encode_letter
-from culm.fleet.mailbox.order import name_of
+from culm.mail.base import Place
+from culm.mail.letters import encode_letter
+from culm.mail.order import name_of
 from culm.settings import Settings
 from culm.store.base import Job, run_group, together
 from culm.store.letters import add_letter
 from culm.store.runs import accept_run, end_run, start_run
 from culm.store.writer import connect
+from culm.subagents.mail_room import ASKS_AT_ONCE, CLAIMS_MAX
 from culm.wire.agents import LetterShown
 from culm.wire.codec import decode
 from culm.wire.endings import INTERRUPTED

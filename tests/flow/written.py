@@ -8,7 +8,7 @@ from pathlib import Path
 from culm.testing.model_server import ModelServer
 from culm.wire.config import Config
 from culm.wire.workspaces import Workspace
-from culm.workspace.configuration import WATCH_EVERY_S
+from culm.workspace.config import WATCH_EVERY_S
 from tests.flow.conftest import open_flow
 from tests.flow.drive import until
 from tests.flow.probes import Probe, Wound

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from culm.custody.linux import find_stat
+from culm.processes.linux import find_stat
 from tests.custody.test_escapes import DAEMON
 from tests.custody.yard import open_yard
 

@@ -15,9 +15,7 @@ from pathlib import Path
 import msgspec
 
 from culm.clock import LoopClock
-from culm.custody.linux import Stat, find_stat, read_table
-from culm.custody.tree import descendants_of
-from culm.fleet.fabric.files import FileFabric
+from culm.fleet.discovery.files import FileFabric
 from culm.fleet.provision import (
     AnyKind,
     Credential,
@@ -29,6 +27,8 @@ from culm.fleet.provision import (
     RuntimeKind,
     Secrets,
 )
+from culm.processes.linux import Stat, find_stat, read_table
+from culm.processes.tree import descendants_of
 from culm.testing.model_server import ModelServer
 from culm.wire.codec import Json
 from tests.live.fleet_owner import Ended, Wanted

@@ -18,15 +18,15 @@ import uvloop
 from msgspec import Raw, Struct
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.foreign import open_foreign_launcher
-from culm.fleet.parent.local import open_local_launcher
-from culm.fleet.parent.overseer import Nobody
+from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.foreign import open_foreign_launcher
+from culm.fleet.host.local import open_local_launcher
+from culm.fleet.host.run_control import Controls
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Ids
+from culm.processes.client import open_custody
 from culm.wire.codec import Json
 
 FIRST_FRAME_S = 0.5  # For the impatient one.

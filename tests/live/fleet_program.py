@@ -8,7 +8,7 @@ import asyncio
 import sys
 
 from culm import fleet
-from culm.fleet.serving.base import Mode, NobodyCame
+from culm.fleet.worker_server.base import Mode, NobodyCame
 
 MODES: dict[str, Mode] = {"hasty": fleet.One(accept_s=0.05), "service": fleet.Service()}
 ASKED = {"tool_name": "Bash", "resource": "git push", "question": "May I?"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from culm.client.launch import is_answered
 from culm.model.catalog import known_providers
-from culm.model.discovery import LOCAL_SERVERS
+from culm.model.local_servers import LOCAL_SERVERS
 from tests.live.harness import RESUME_S, Ended, make_directory, open_process
 from tests.support import WAIT_S
 

@@ -13,8 +13,8 @@ from culm.client.stream import Stream, Told
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
+from culm.testing.request_log import Seen
 from culm.testing.script import Reply, Rule, Script
-from culm.testing.seen import Seen
 from culm.wire.agent import RunComplete
 from culm.wire.codec import decode
 from culm.wire.messages import FinishPart, Message, full_text

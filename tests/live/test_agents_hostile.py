@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from culm.client.http import Refused
-from culm.fleet.mailbox.letters import Letter, Sender, body_of, encode_letter
 from culm.ids import LetterId, SessionId
+from culm.mail.letters import Letter, Sender, body_of, encode_letter
 from culm.testing.model_server import open_model_server
 from culm.wire.agents import Ring, SendLetter, StartAgent
 from culm.wire.messages import full_text

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from culm.agents.results import ANSWER_CHARS_MAX, LIST_MAX
-from culm.agents.roles import BUILT_IN
 from culm.cli.main import culm
 from culm.config.schema import Role
 from culm.settings import Settings
-from culm.tools.office import ASSIGNMENTS_MAX
+from culm.subagents.results import ANSWER_CHARS_MAX, LIST_MAX
+from culm.subagents.roles import BUILT_IN
+from culm.tools.agent_requests import ASSIGNMENTS_MAX
 from culm.wire.agents import PROMPT_CHARS_MAX
 from tests.live.found import env_of
 from tests.live.harness import RESUME_S, ROOT, environment, make_directory, open_process_server

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.custody.base import Exit
+from culm.processes.base import Exit
 from tests.custody.test_escapes import parent_of
 from tests.custody.yard import WORKSPACE, gone, is_alive, open_yard
 from tests.live.harness import START_S

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from culm.model.catalog import known_providers
 from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.request_log import Seen
 from culm.testing.script import Reply
-from culm.testing.seen import Seen
 from culm.wire.codec import decode
 from tests.live.found import env_of, open_machine, run_fresh, server_pid
 from tests.live.harness import Ended, open_process_server

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from culm.custody.base import Exit
 from culm.fleet.provision import CliKind, EchoKind
+from culm.processes.base import Exit
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Rule, Script
-from culm.tools.exit_words import exit_words
+from culm.tools.process.exit_text import exit_words
 from tests.custody.test_escapes import DAEMON
 from tests.fleet.nursery import open_launcher
 from tests.live.fleet_desk import FleetDesk, Seen, nothing_left, open_desk, strangers, until

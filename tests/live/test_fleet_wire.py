@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from culm.clock import LoopClock
-from culm.fleet.fabric.base import AgentRecord
-from culm.fleet.fabric.files import FileFabric
+from culm.fleet.discovery.base import AgentRecord
+from culm.fleet.discovery.files import FileFabric
 from culm.fleet.protocol.frames import (
     ApprovalReply,
     ApprovalRequest,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from culm.fleet.mailbox.letters import parse_letter
+from culm.mail.letters import parse_letter
 from tests.live.found import open_machine
 from tests.live.harness import ROOT, environment
 from tests.live.typed import printed_by_script

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from culm.client.workspace import RemoteWorkspace
-from culm.custody.base import Exit
 from culm.ids import SessionId
+from culm.processes.base import Exit
 from culm.run.rules import words_for_call
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ScriptedCall
 from culm.tools.bash import LEFT_HINT
-from culm.tools.exit_words import exit_words
-from culm.tools.output import FILE_BYTES_MAX
+from culm.tools.process.exit_text import exit_words
+from culm.tools.process.output import FILE_BYTES_MAX
 from culm.wire.agent import Prompt
 from culm.wire.asks import Ask, PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json

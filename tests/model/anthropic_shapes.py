@@ -7,7 +7,7 @@ from functools import partial
 
 import aiohttp
 
-from culm.model.anthropic import AnthropicModel
+from culm.model.anthropic.model import AnthropicModel
 from culm.model.base import Access, Setup
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo

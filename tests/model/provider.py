@@ -15,7 +15,7 @@ import pytest
 from culm.errors import ModelFailed
 from culm.model.base import Access, Model, ModelEvent, Request, Setup
 from culm.model.lines import Lines
-from culm.model.openai import OpenAiModel
+from culm.model.openai.model import OpenAiModel
 from culm.model.streaming import Reading
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo

@@ -13,8 +13,8 @@ from culm.model.base import Access, Model
 from culm.model.catalog import find_model
 from culm.model.choice import Chosen, Models, Present
 from culm.model.dialects import dialect_types
-from culm.model.discovery import NOTHING, OFFLINE_PROVIDER, Found, providers_by_key
-from culm.model.laying import laid, layers_of, preferred
+from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, Found, providers_by_key
+from culm.model.merge import laid, layers_of, preferred
 from culm.model.scripted import ScriptedModel
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo

@@ -116,7 +116,7 @@ def test_looking_at_the_types_loads_no_adapter_and_no_network() -> None:
 import sys
 from culm.model.dialects import dialect_types, find_dialect
 find_dialect("openai"), find_dialect("anthropic"), dialect_types()
-adapters = {"aiohttp", "culm.model.openai", "culm.model.anthropic", "culm.model.offline"}
+adapters = {"aiohttp", "culm.model.openai.model", "culm.model.anthropic.model", "culm.model.offline.model"}
 print(sorted(adapters & sys.modules.keys()))
 """
     assert python(code) == "[]\n"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.model.base import Access
+from culm.model.error_classification import Problem, Trouble, parse_problem, trouble_of
 from culm.model.failures import Peer, on_no_stream, on_status, on_stream_error, peer_of
-from culm.model.troubles import Problem, Trouble, parse_problem, trouble_of
 from culm.wire.codec import Json
 
 PEER = Peer("acme", "api.acme.example", "model-1")

@@ -16,7 +16,7 @@ from culm.model.base import (
     Usage,
     joined,
 )
-from culm.model.openai import OpenAiModel
+from culm.model.openai.model import OpenAiModel
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage
 from tests.model.provider import REQUEST, ask, open_model

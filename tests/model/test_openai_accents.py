@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from culm.ids import MessageId, SessionId
-from culm.model.accents import PLAIN, accent_of
 from culm.model.base import Access, Request, ToolSpec
-from culm.model.openai_body import encode_body
-from culm.model.openai_kept import Kept, encode_kept, parse_kept
+from culm.model.openai.body import encode_body
+from culm.model.openai.reasoning_roundtrip import Kept, encode_kept, parse_kept
+from culm.model.vendor_quirks import PLAIN, accent_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel

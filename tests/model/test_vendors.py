@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from culm.errors import ModelFailed
-from culm.model.accents import accent_of
 from culm.model.base import (
     Access,
     CallDelta,
@@ -20,7 +19,8 @@ from culm.model.base import (
 )
 from culm.model.failures import Peer
 from culm.model.lines import Lines
-from culm.model.openai_answer import Reading
+from culm.model.openai.answer import Reading
+from culm.model.vendor_quirks import accent_of
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply as Scripted
 from culm.testing.script import Script

@@ -9,7 +9,7 @@ import pytest
 from culm.clock import LoopClock
 from culm.ids import Ids, MessageId, RunId
 from culm.permission.asks import Asks
-from culm.permission.telling import PermissionVoice
+from culm.permission.notifications import PermissionVoice
 from culm.store.asks import list_asks, open_ask
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store

@@ -24,7 +24,7 @@ from culm.permission.hooks import (
     merge,
     read_answer,
 )
-from culm.tools.kit import Kit
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, contract
 from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit

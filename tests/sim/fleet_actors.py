@@ -9,10 +9,10 @@ from msgspec import Raw
 
 from culm.errors import LimitExceeded, ShuttingDown
 from culm.fleet.executor import CallFailed, Steer
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.overseer import WorkerAsk
-from culm.fleet.parent.pool import PoolBounds
+from culm.fleet.host.callbacks import WorkerAsk
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.pool import PoolBounds
+from culm.fleet.host.run_control import Controls
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import EchoKind, Extension, Identity, Limits, Provision
 from culm.wire.codec import Json

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from culm.fleet.parent.dispatch import FleetBounds
+from culm.fleet.host.dispatch import FleetBounds
 from culm.fleet.protocol.frames import (
     ApprovalReply,
     Cancel,

@@ -1,12 +1,12 @@
 """Worker processes, as a parent starts, reaches and ends them; and how that may go wrong.
 
-What a process does is what `culm.fleet.worker.work` does: be found, serve, watch its owner, leave.
+What a process does is what `culm.fleet.worker.lifecycle` does: be found, serve, watch its owner, leave.
 """
 
 import asyncio
 
-from culm.fleet.parent.base import LaunchFailed
-from culm.fleet.parent.dispatch import FleetBounds
+from culm.fleet.host.base import LaunchFailed
+from culm.fleet.host.dispatch import FleetBounds
 from culm.fleet.provision import Provision
 from culm.fleet.transport.base import ConnectFailed, Link
 from tests.sim.fleet_executors import SimExecutor
@@ -126,7 +126,7 @@ class SimLauncher:
 
 
 def end_leftovers(world: FleetWorld) -> None:
-    """What a server does at its start, as `culm.fleet.parent.leftovers` does with real ones."""
+    """What a server does at its start, as `culm.fleet.host.leftovers` does with real ones."""
     processes = {process.pid: process for process in world.processes}
     for record in world.fabric.discover():
         placed = record.culm

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from culm.fleet.discovery.memory import MemoryFabric
 from culm.fleet.executor import Steer
-from culm.fleet.fabric.memory import MemoryFabric
-from culm.fleet.parent.driving import Driven
+from culm.fleet.host.run_driver import Driven
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import SimTask
 

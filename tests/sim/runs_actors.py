@@ -9,7 +9,7 @@ from typing import TypeVar
 from culm.client.stream import Told
 from culm.errors import AgentNotReady, AppError, Conflict, NotFound, RunIdReused, Unavailable
 from culm.ids import Ids, RunId, SessionId
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.wire.agent import Attachment, Prompt, RunComplete
 from culm.wire.runs import Limits, QueueChanged, RunChanged
 from culm.workspace.workspace import Workspace

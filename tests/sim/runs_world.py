@@ -21,8 +21,8 @@ from culm.wire.agent import RunComplete
 from culm.wire.state import StoreHealth
 from culm.workspace.about import About
 from culm.workspace.claims import Created, Fate
-from culm.workspace.configuration import Origins
-from culm.workspace.workshop import Equipment
+from culm.workspace.config import Origins
+from culm.workspace.toolbox import Equipment
 from culm.workspace.workspace import Workspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks

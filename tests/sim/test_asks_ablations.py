@@ -10,7 +10,7 @@ import pytest
 from culm.errors import GrantNotFound
 from culm.ids import AskId, GrantId
 from culm.permission.asks import Asks, Closed
-from culm.permission.clearance import Clearance
+from culm.permission.gate import Clearance
 from culm.permission.grants import Grants
 from culm.run import recovery
 from culm.run.runs import Runs

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from culm.fleet.parent import dispatch, driving
-from culm.fleet.parent.base import Worker
-from culm.fleet.parent.dispatch import Fleet
-from culm.fleet.parent.driving import Driven
-from culm.fleet.parent.pool import Decided, Parked, PoolBounds
-from culm.fleet.parent.supervise import Roster
+from culm.fleet.host import dispatch
+from culm.fleet.host import run_driver as driving
+from culm.fleet.host.base import Worker
+from culm.fleet.host.dispatch import Fleet
+from culm.fleet.host.pool import Decided, Parked, PoolBounds
+from culm.fleet.host.roster import Roster
+from culm.fleet.host.run_driver import Driven
 from culm.fleet.protocol.batching import Batch, BatchReader, Taken
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.protocol.parent import ParentMachine
+from culm.fleet.protocol.host import ParentMachine
 from culm.fleet.protocol.worker import Effect, Steered, WorkerMachine
-from culm.fleet.serving.connection import Connection
-from culm.fleet.serving.given import RunHost
-from culm.fleet.serving.run import Run
-from culm.fleet.serving.sink import Sink
+from culm.fleet.worker_server.connection import Connection
+from culm.fleet.worker_server.event_sink import Sink
+from culm.fleet.worker_server.run import Run
+from culm.fleet.worker_server.run_channels import RunHost
 from culm.wire.codec import Json
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop, simulate
@@ -77,7 +78,7 @@ def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
     def careless(event: Mapping[str, Json]) -> str:
         return "ephemeral"
 
-    patch.setattr("culm.fleet.serving.sink.qos_of", careless)
+    patch.setattr("culm.fleet.worker_server.event_sink.qos_of", careless)
 
 
 def a_slow_host_counts_as_gone(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from culm.errors import StoreClosed
 from culm.ids import RunId, SessionId
 from culm.run import journal, recovery, rules, runs
 from culm.run.journal import TurnJournal
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit

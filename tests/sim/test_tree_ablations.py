@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from culm.agents import holding, mail
-from culm.agents.mail import MailRoom
-from culm.agents.replay import Replay
-from culm.fleet.parent.supervise import Roster
-from culm.permission.clearance import Clearance
+from culm.fleet.host.roster import Roster
+from culm.permission.gate import Clearance
 from culm.run import recovery, rules, runs
 from culm.run.budget import Account
 from culm.run.limits import Estimate
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store import sessions as store_sessions
 from culm.store.base import Tx
+from culm.subagents import mail_room as mail
+from culm.subagents import worker_turn as holding
+from culm.subagents.mail_room import MailRoom
+from culm.subagents.replay import Replay
 from tests.sim.loop import simulate
 from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
 from tests.sim.test_tree import NO_WARNING, TREES, one_world

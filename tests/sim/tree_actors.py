@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from culm.errors import AppError
-from culm.fleet.mailbox.letters import Letter, Sender, body_of
 from culm.fleet.times import format_time
 from culm.ids import LetterId, RunId, SessionId
+from culm.mail.letters import Letter, Sender, body_of
 from culm.wire.agent import Prompt
 from culm.wire.agents import LETTER_KINDS, ChangeBudget, SendLetter, StartAgent
 from culm.wire.asks import (

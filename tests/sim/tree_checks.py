@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from culm.fleet.mailbox.base import NoMailbox, Place
+from culm.mail.base import NoMailbox, Place
 from culm.store.agents import rebuild
 from culm.store.base import Tx
 from culm.store.messages import all_messages

@@ -9,22 +9,22 @@ from typing import TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from culm.agents.means import Means
 from culm.errors import AppError, StoreBusy
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.parent.driving import Driven
-from culm.fleet.parent.overseer import Overseer
-from culm.fleet.parent.pool import PoolBounds
+from culm.fleet.host.callbacks import Overseer
+from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.pool import PoolBounds
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import Driven
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Epoch, Ids, workspace_id_of
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
+from culm.subagents.means import Means
 from culm.wire.state import StoreHealth
 from culm.workspace.about import About
 from culm.workspace.claims import Created

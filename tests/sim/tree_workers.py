@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from culm.clock import LoopClock
-from culm.custody.nobody import NoCustody
 from culm.errors import ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
@@ -21,29 +20,30 @@ from culm.fleet.executor import (
     Steering,
     failed,
 )
-from culm.fleet.parent.base import LaunchFailed
+from culm.fleet.host.base import LaunchFailed
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.worker.executors.base import Services, execution_started
-from culm.fleet.worker.executors.runtime_admission import ASK_S, Admission
-from culm.fleet.worker.executors.runtime_bench import Bench
+from culm.fleet.worker.executors.runtime_events import Telling, open_telling
+from culm.fleet.worker.executors.runtime_gate import ASK_S, Admission
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker
-from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
+from culm.fleet.worker.executors.runtime_tools import Bench
 from culm.fleet.worker.executors.runtime_turn import Work, end, hold
 from culm.ids import Ids, RunId, SessionId
 from culm.permission.policy import Terms
+from culm.processes.disabled import NoCustody
 from culm.run.limits import FREE
 from culm.run.loop import Speaker
 from culm.run.setting import Setting
+from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import Call, Tool
-from culm.tools.errands import make_agent_tools
-from culm.tools.inside import Inside
-from culm.tools.kit import Kit
-from culm.tools.work import WALL_S, FileWork
+from culm.tools.files.file_executor import WALL_S, FileWork
+from culm.tools.files.paths import Inside
+from culm.tools.tool_context import Kit
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 from tests.sim.runs_outside import WINDOW

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from culm.fleet.mailbox.memory import MemoryPost
 from culm.ids import Epoch, LetterId, SessionId
+from culm.mail.memory import MemoryPost
 from culm.store.memory import MemoryDatabase
 from culm.store.store import Store
 from culm.wire.state import StoreHealth

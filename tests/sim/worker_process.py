@@ -1,6 +1,6 @@
 """A worker process of a simulated parent: it starts, is found, serves and leaves with its owner.
 
-What a process does is what `culm.fleet.worker.work` does. What it executes, and what a parent makes
+What a process does is what `culm.fleet.worker.lifecycle` does. What it executes, and what a parent makes
 of it, is up to the worlds that have one.
 """
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
 from culm.fleet.executor import Executor
-from culm.fleet.fabric.base import AgentRecord, OwnerProcess, Placed, renewed
-from culm.fleet.parent.base import LaunchFailed
+from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import Provision
-from culm.fleet.serving.modes import serve_on
 from culm.fleet.times import format_time
 from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker.main import LEAVE_S
-from culm.fleet.worker.presence import open_presence
+from culm.fleet.worker.registration import open_presence
+from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from tests.sim.fleet_network import SimListener
 from tests.sim.fleet_world import Process

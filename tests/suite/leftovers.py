@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from culm.custody.linux import Stat, become_subreaper
-from culm.custody.tree import alive_below, end
+from culm.processes.linux import Stat, become_subreaper
+from culm.processes.tree import alive_below, end
 
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
 KILL_S = 5.0  # A killed process needs that long only if it is stuck in the kernel.

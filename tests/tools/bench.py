@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from culm.clock import Clock, LoopClock
-from culm.custody.client import open_custody
 from culm.ids import Ids
+from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import Call, Plan, Result, Tool
 from culm.tools.bash import make_bash
-from culm.tools.inside import Inside
+from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.paths import Inside
 from culm.tools.job_kill import make_job_kill
 from culm.tools.job_output import make_job_output
-from culm.tools.jobs import Jobs, open_jobs
-from culm.tools.kit import Kit
-from culm.tools.running import LIVE_EVERY_S
-from culm.tools.work import open_file_work
+from culm.tools.process.jobs import Jobs, open_jobs
+from culm.tools.process.running import LIVE_EVERY_S
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, encode
 from tests.support import FakeClock
 

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from culm.clock import Clock, LoopClock
-from culm.custody.direct import open_direct_custody
 from culm.ids import Ids, SessionId
+from culm.processes.direct import open_direct_custody
 from culm.store.history import files_of_session
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
 from culm.tools.base import Call, Plan, Result, Tool
 from culm.tools.edit import make_edit
+from culm.tools.files.file_executor import WALL_S, open_file_work
+from culm.tools.files.paths import Inside
 from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
-from culm.tools.inside import Inside
-from culm.tools.kit import Kit
 from culm.tools.ls import make_ls
 from culm.tools.multiedit import make_multiedit
+from culm.tools.tool_context import Kit
 from culm.tools.view import make_view
-from culm.tools.work import WALL_S, open_file_work
 from culm.tools.write import make_write
 from culm.wire.codec import Json, encode
 from tests.support import carried_out

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from culm.clock import LoopClock
-from culm.custody.client import open_custody
 from culm.ids import Ids
+from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import Call
-from culm.tools.inside import Inside
-from culm.tools.kit import Kit
-from culm.tools.work import open_file_work
+from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.paths import Inside
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, encode
 
 WORKSPACE = "workspace-1"

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from culm.tools.base import Call, Plan, Result, Tool, Watch
-from culm.tools.errands import AGENTS_MAX, make_agent_tools
-from culm.tools.office import (
+from culm.tools.agent_requests import (
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
     Assignment,
@@ -19,6 +17,8 @@ from culm.tools.office import (
     Stop,
     Wait,
 )
+from culm.tools.agent_tools import AGENTS_MAX, make_agent_tools
+from culm.tools.base import Call, Plan, Result, Tool, Watch
 from culm.wire.agents import PROMPT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode
 from culm.wire.runs import Limits

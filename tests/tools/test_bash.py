@@ -11,7 +11,7 @@ import pytest
 
 from culm.tools.base import Action, Plan, Result
 from culm.tools.bash import COMMAND_BYTES_MAX
-from culm.tools.output import FILE_BYTES_MAX, MODEL_BYTES_MAX
+from culm.tools.process.output import FILE_BYTES_MAX, MODEL_BYTES_MAX
 from culm.wire.codec import Json
 from tests.support import WAIT_S, FakeClock
 from tests.tools.bench import Bench, open_bench

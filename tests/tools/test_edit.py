@@ -3,8 +3,8 @@
 import pytest
 
 from culm.tools.base import Call, Result
-from culm.tools.changing import HISTORY_CHARS_MAX
-from culm.tools.diffs import CONTENT_CHARS_MAX
+from culm.tools.files.change import HISTORY_CHARS_MAX
+from culm.tools.files.diffs import CONTENT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode
 from tests.tools.conftest import Desk, refused, run
 

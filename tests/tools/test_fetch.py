@@ -10,7 +10,7 @@ from aiohttp import web
 
 from culm.tools.base import Action, Plan, Result
 from culm.tools.fetch import BODY_BYTES_MAX, TEXT_CHARS_MAX, make_fetch
-from culm.tools.getting import LOOKUP_S, Network
+from culm.tools.web.http_fetch import LOOKUP_S, Network
 from tests.certificates import make_certificate
 from tests.support import WAIT_S, FakeClock, carried_out
 from tests.tools.conftest import Desk, call_of, open_desk, refused, run

@@ -16,18 +16,18 @@ import pytest
 import uvloop
 
 from culm.clock import Clock, LoopClock
-from culm.custody.client import open_custody
 from culm.ids import Ids
+from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import Call, Plan, Result
+from culm.tools.files.file_executor import WALL_S, open_file_work
+from culm.tools.files.paths import Inside
 from culm.tools.glob import GITIGNORE_BYTES_MAX
 from culm.tools.grep import COMMAND, MATCHES_MAX, GrepTool, make_grep
-from culm.tools.inside import Inside
-from culm.tools.kit import Kit
-from culm.tools.ripgrep import find_program
-from culm.tools.search import FILE_BYTES_MAX, LINE_CHARS_SHOWN, Query
-from culm.tools.work import WALL_S, open_file_work
+from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, Query
+from culm.tools.search.ripgrep import find_program
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, FakeClock, carried_out
 from tests.tools.conftest import SECRET

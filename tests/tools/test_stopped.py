@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from culm.tools.base import Result
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.paths import Inside, Target
+from culm.tools.files.safe_open import DEPTH_MAX, Refused
+from culm.tools.files.walk import NAMES_MAX, Walked, list_directory, walk
 from culm.tools.glob import GlobArguments, make_glob
-from culm.tools.inside import Inside, Target
 from culm.tools.ls import LsArguments, make_ls
-from culm.tools.opening import DEPTH_MAX, Refused
-from culm.tools.patterns import IgnoreRules
+from culm.tools.search.patterns import IgnoreRules
 from culm.tools.view import ViewArguments, make_view
-from culm.tools.walk import NAMES_MAX, Walked, list_directory, walk
-from culm.tools.work import Stop
 from tests.tools.conftest import Desk
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from culm.store.history import read_stamp
 from culm.tools.base import Action, Plan, Result
-from culm.tools.changing import FILE_BYTES_MAX
-from culm.tools.known import stamp_of
+from culm.tools.files.change import FILE_BYTES_MAX
+from culm.tools.files.read_stamps import stamp_of
 from culm.tools.write import make_write
 from culm.wire.codec import encode
 from tests.support import WAIT_S

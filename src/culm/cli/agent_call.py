@@ -12,19 +12,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from culm.cli.agent_shown import JsonEvents, PlainEvents, Shower, ask_lines
 from culm.cli.agents import fabric_of, get_agent
-from culm.cli.desk import Lines, Terminal
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
-from culm.cli.faces import Plain
-from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go
+from culm.cli.render.agent_events import JsonEvents, PlainEvents, Shower, ask_lines
+from culm.cli.render.renderers import Plain
+from culm.cli.terminal.approval_prompt import Lines, Terminal
+from culm.cli.terminal.signals import cancelling
+from culm.cli.terminal.streams import CannotWrite, let_go
 from culm.errors import Failed, InvalidRequest
 from culm.files import Unreadable, read_file
 from culm.fleet import connect
 from culm.fleet.executor import CallFailed
-from culm.fleet.parent.controls import Controls
-from culm.fleet.parent.overseer import WorkerAsk
+from culm.fleet.host.callbacks import WorkerAsk
+from culm.fleet.host.run_control import Controls
 from culm.fleet.transport.base import ConnectFailed
 from culm.wire.codec import Json, printable
 

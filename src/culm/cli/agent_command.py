@@ -9,7 +9,7 @@ import click
 
 from culm.cli.commands import Commands
 from culm.cli.options import directory_option
-from culm.cli.streams import is_terminal, need_output
+from culm.cli.terminal.streams import is_terminal, need_output
 
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
     from culm.fleet.provision import AnyKind

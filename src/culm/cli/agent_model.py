@@ -10,7 +10,7 @@ from culm.config.references import Unresolved
 from culm.errors import InvalidRequest, ModelFailed
 from culm.fleet.provision import Credential, ModelName
 from culm.model.choice import Chosen, Models, Present
-from culm.model.discovery import OFFLINE
+from culm.model.local_servers import OFFLINE
 
 
 class _Read(Exception):

@@ -13,8 +13,8 @@ import click
 from culm.cli.agents import fabric_dir_of, fabric_of
 from culm.errors import Conflict, Failed, InvalidRequest
 from culm.files import replace_file
-from culm.fleet.fabric.base import is_running
-from culm.fleet.fabric.files import FileFabric
+from culm.fleet.discovery.base import is_running
+from culm.fleet.discovery.files import FileFabric
 from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
 from culm.fleet.provision import (
     PROVISION_VERSION,
@@ -29,11 +29,11 @@ from culm.fleet.provision import (
     Secrets,
     check_provision,
 )
-from culm.fleet.serving.base import Service
 from culm.fleet.transport.auth import check_door
 from culm.fleet.transport.tls import ServerTls
+from culm.fleet.worker.lifecycle import Door, work
 from culm.fleet.worker.main import bound_the_end, run_loop, set_up_log, take_signals
-from culm.fleet.worker.work import Door, work
+from culm.fleet.worker_server.base import Service
 from culm.ids import Ids
 from culm.server.auth import TOKEN_BYTES, read_or_make_token
 from culm.wire.codec import printable

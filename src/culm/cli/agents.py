@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from culm.cli.lines import table
-from culm.cli.streams import output_width
+from culm.cli.render.text import table
+from culm.cli.terminal.streams import output_width
 from culm.clock import LoopClock
 from culm.errors import NotFound
-from culm.fleet.fabric.base import AgentRecord, Fabric
-from culm.fleet.fabric.files import FileFabric
+from culm.fleet.discovery.base import AgentRecord, Fabric
+from culm.fleet.discovery.files import FileFabric
 from culm.fleet.names import is_safe_name
 from culm.wire.codec import printable
 

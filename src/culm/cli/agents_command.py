@@ -47,11 +47,11 @@ def agents(
 
     import msgspec
 
-    from culm.cli.lines import table
     from culm.cli.mail_place import data_dir_of, get_project
     from culm.cli.names import short_ids
-    from culm.cli.streams import output_width
-    from culm.cli.trees import in_tree_order
+    from culm.cli.render.text import table
+    from culm.cli.render.trees import in_tree_order
+    from culm.cli.terminal.streams import output_width
     from culm.workspace.roots import is_in_use
 
     project = get_project(directory, data_dir_of(data_dir, os.environ))

@@ -9,15 +9,15 @@ from typing import Literal, NamedTuple, TypeVar, cast
 import click
 import msgspec
 
-from culm.cli.call_lines import head_of
-from culm.cli.call_notes import path_text
-from culm.cli.desk import HOW, parse_response
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.lines import table
 from culm.cli.names import SHORT_CHARS, short_ids
-from culm.cli.place import Where
+from culm.cli.render.call_lines import head_of
+from culm.cli.render.call_notes import path_text
+from culm.cli.render.text import table
 from culm.cli.server import look
-from culm.cli.streams import output_width
+from culm.cli.server_target import Where
+from culm.cli.terminal.approval_prompt import HOW, parse_response
+from culm.cli.terminal.streams import output_width
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse

@@ -12,7 +12,7 @@ from culm.cli.options import at_server, json_option
 
 if TYPE_CHECKING:
     from culm.cli.asks import Action
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 _FOR: "dict[str, Action]" = {
     "once": "allow",

@@ -8,13 +8,13 @@ import re
 from dataclasses import dataclass
 
 from culm.cli.exits import EXIT_INTERRUPTED
+from culm.cli.follow_run import Left, Screen, SessionWatching, Watching, make_screen
 from culm.cli.names import all_named, find_named
-from culm.cli.place import Where
 from culm.cli.run_ends import status_of
 from culm.cli.server import in_words
-from culm.cli.signals import cancelling
-from culm.cli.watching import Left, Screen, SessionWatching, Watching, make_screen
-from culm.client.connecting import open_connected
+from culm.cli.server_target import Where
+from culm.cli.terminal.signals import cancelling
+from culm.client.connect import open_connected
 from culm.client.follower import Follower
 from culm.client.http import Refused
 from culm.client.launch import Starter

@@ -7,10 +7,10 @@ import click
 
 from culm.cli.completing import complete_session
 from culm.cli.options import at_own_server
-from culm.cli.streams import is_terminal, need_output
+from culm.cli.terminal.streams import is_terminal, need_output
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 
 @click.command("attach")

@@ -2,7 +2,7 @@
 
 import click
 
-from culm.cli.streams import CannotWrite
+from culm.cli.terminal.streams import CannotWrite
 
 NEAREST_MAX = 3
 

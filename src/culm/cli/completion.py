@@ -8,10 +8,10 @@ import click
 from click.shell_completion import get_completion_class
 from msgspec import MsgspecError
 
-from culm.cli.call_lines import head_of
 from culm.cli.names import short_ids
 from culm.cli.options import where_of
-from culm.cli.place import Where
+from culm.cli.render.call_lines import head_of
+from culm.cli.server_target import Where
 from culm.client.http import Refused, open_client
 from culm.client.launch import find_token
 from culm.errors import AppError

@@ -20,7 +20,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     import sys
 
     from culm.cli.completion import script_for
-    from culm.cli.streams import need_output, write
+    from culm.cli.terminal.streams import need_output, write
 
     need_output()
     write(sys.stdout, script_for(shell, ctx.find_root().command) + "\n")

@@ -9,8 +9,8 @@ import click
 
 from culm.cli.config_check import Finding, findings_of
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.lines import columns
 from culm.cli.reading import Place, Reading, found_origin, untrusted_parts, value_at
+from culm.cli.render.text import columns
 from culm.cli.secrets import without_secrets
 from culm.config import jsonc
 from culm.config.checking import Document, key_of

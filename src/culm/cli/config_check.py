@@ -11,7 +11,7 @@ from culm.config.checking import Document, Problem, key_of
 from culm.config.references import Variables, why_unresolved
 from culm.model.catalog import known_providers
 from culm.model.choice import Models, check_models
-from culm.model.discovery import LOCAL_SERVERS, OFF, is_off
+from culm.model.local_servers import LOCAL_SERVERS, OFF, is_off
 from culm.wire.codec import Json, strings_in
 
 UNSET_HINT = "set the variable, write `${NAME:-default}`, or set the key to something else"

@@ -15,18 +15,18 @@ from pathlib import Path
 import click
 import msgspec
 
-from culm.agents.worktree_notes import SUFFIX
 from culm.cli.doctor_findings import Finding, Part, lines_of, note, wrong
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.lines import counted
 from culm.cli.mail_command import ASK_S_MAX
 from culm.cli.mail_look import Box, addresses_in, look_into
 from culm.cli.mail_place import NoProject, Project, all_projects, get_project
+from culm.cli.render.text import counted
 from culm.clock import LoopClock
 from culm.errors import AppError, DataLocked, DataUnusable
 from culm.store.checkup import Examined, Repaired, examine, repair
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
+from culm.worktrees.notes import SUFFIX
 
 OnStep = Callable[[int], None]  # As of a progress bar: so many more are done.
 

@@ -50,7 +50,7 @@ def doctor(
     from culm.cli.doctor import examine_all, find_projects, show
     from culm.cli.doctor_machine import examine_machine
     from culm.cli.mail_place import data_dir_of
-    from culm.cli.progress import progress
+    from culm.cli.terminal.progress import progress
     from culm.client.launch import Wanted
     from culm.settings import default_host
 

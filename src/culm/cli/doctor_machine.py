@@ -20,7 +20,7 @@ import msgspec
 
 from culm import __version__
 from culm.cli.doctor_findings import Finding, Part, note, ok, wrong
-from culm.cli.lines import counted, size_text
+from culm.cli.render.text import counted, size_text
 from culm.client.http import Refused, open_client
 from culm.client.launch import Wanted, age_of, find_token, is_answered, is_understood
 from culm.errors import AppError

@@ -11,13 +11,13 @@ from typing import Literal
 
 import msgspec
 
-from culm.cli.place import Where
-from culm.cli.printed import put
-from culm.cli.progress import Step, progress
+from culm.cli.render.printed import put
+from culm.cli.render.transcript import markdown_of
 from culm.cli.server import visit
+from culm.cli.server_target import Where
 from culm.cli.session_state import Below, find_session, get_state
-from culm.cli.streams import need_output
-from culm.cli.transcript import markdown_of
+from culm.cli.terminal.progress import Step, progress
+from culm.cli.terminal.streams import need_output
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest
 from culm.wire.codec import printable

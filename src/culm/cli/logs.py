@@ -11,8 +11,8 @@ import click
 
 from culm.cli.exits import EXIT_CLOSED
 from culm.cli.log_entries import Tail, Wish, entries_of, last_entries, level_of
-from culm.cli.printed import put
-from culm.cli.streams import CannotWrite, need_output
+from culm.cli.render.printed import put
+from culm.cli.terminal.streams import CannotWrite, need_output
 from culm.errors import Failed
 from culm.wire.codec import printable
 

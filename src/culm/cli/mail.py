@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 import click
 import msgspec
 
-from culm.cli.call_lines import head_of
-from culm.cli.lines import age_text, table
 from culm.cli.mail_look import Lying, addresses_in, find_in, letters_in
 from culm.cli.mail_place import Project, check_recipient
 from culm.cli.mail_ring import ring
 from culm.cli.names import NEAREST_MAX, short_ids
-from culm.cli.streams import output_width
+from culm.cli.render.call_lines import head_of
+from culm.cli.render.text import age_text, table
+from culm.cli.terminal.streams import output_width
 from culm.client.launch import Wanted
 from culm.clock import LoopClock
 from culm.errors import InvalidRequest, NotFound
-from culm.fleet.mailbox.base import check_address
-from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, Letter, Sender, body_of
 from culm.fleet.times import format_time
 from culm.ids import Ids
+from culm.mail.base import check_address
+from culm.mail.letters import LETTER_BYTES_MAX, Letter, Sender, body_of
 from culm.store.base import Connection
 from culm.store.letters import find_letter, list_letters
 from culm.store.runs import find_run

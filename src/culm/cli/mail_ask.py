@@ -13,16 +13,16 @@ import click
 import msgspec
 
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
-from culm.cli.faces import Plain
 from culm.cli.mail import Sending, deliver
 from culm.cli.mail_place import check_recipient
 from culm.cli.mail_ring import NOBODY, Rung, ring
-from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go
+from culm.cli.render.renderers import Plain
+from culm.cli.terminal.signals import cancelling
+from culm.cli.terminal.streams import CannotWrite, let_go
 from culm.errors import AppError, Failed
-from culm.fleet.mailbox.base import Mailbox
-from culm.fleet.mailbox.letters import Letter, text_of
 from culm.ids import Ids, MessageId
+from culm.mail.base import Mailbox
+from culm.mail.letters import Letter, text_of
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
 

@@ -9,7 +9,7 @@ import click
 
 from culm.cli.commands import Commands
 from culm.cli.options import directory_option, json_option
-from culm.cli.streams import need_output
+from culm.cli.terminal.streams import need_output
 
 EXPIRES_S_MAX = 366 * 86_400.0  # As on the wire, which help does without; a test holds it to it.
 

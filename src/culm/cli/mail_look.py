@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from culm.errors import AppError
-from culm.fleet.mailbox.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, read_letter
-from culm.fleet.mailbox.folders import Folders, Odd, Part, open_folders
-from culm.fleet.mailbox.letters import LETTER_BYTES_MAX, BadLetter, Letter, shown_of, text_of
-from culm.fleet.mailbox.order import parse_name
 from culm.fleet.names import is_safe_stem
+from culm.mail.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, read_letter
+from culm.mail.folders import Folders, Odd, Part, open_folders
+from culm.mail.letters import LETTER_BYTES_MAX, BadLetter, Letter, shown_of, text_of
+from culm.mail.order import parse_name
 from culm.wire.agents import LetterShown
 
 _WAITING = (Part.NEW, Part.CUR)

@@ -11,9 +11,9 @@ from typing import TypeVar
 from culm.cli.names import Named, find_named, nearest
 from culm.clock import LoopClock
 from culm.errors import DataUnusable, NotFound
-from culm.fleet.mailbox.base import check_address
-from culm.fleet.mailbox.maildir import MaildirPost
 from culm.fleet.names import is_safe_name
+from culm.mail.base import check_address
+from culm.mail.maildir import MaildirPost
 from culm.settings import default_data_dir
 from culm.store.agents import agents_below, find_agent
 from culm.store.base import Connection

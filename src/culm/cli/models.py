@@ -11,10 +11,10 @@ import click
 import msgspec
 from msgspec import Struct
 
-from culm.cli.lines import columns, table
 from culm.cli.reading import Reading, found_origin, value_at
+from culm.cli.render.text import columns, table
 from culm.cli.secrets import without_credentials
-from culm.cli.streams import output_width
+from culm.cli.terminal.streams import output_width
 from culm.config import jsonc
 from culm.config.references import Unresolved
 from culm.config.schema import ProviderFile
@@ -22,8 +22,8 @@ from culm.errors import NotFound
 from culm.model.base import Model
 from culm.model.catalog import known_providers, vendor_of
 from culm.model.choice import Chosen, Models, Present, check_models
-from culm.model.discovery import OFF, is_off
-from culm.model.laying import preferred
+from culm.model.local_servers import OFF, is_off
+from culm.model.merge import preferred
 from culm.wire.codec import printable
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel

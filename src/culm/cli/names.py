@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from culm.cli.call_lines import head_of
+from culm.cli.render.call_lines import head_of
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NotFound, SessionNotFound

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 Command = Callable[..., None]
 
@@ -87,7 +87,7 @@ def where_of(
 ) -> "Where":
     import os
 
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
     from culm.client.launch import Wanted
     from culm.settings import default_host
 

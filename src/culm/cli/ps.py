@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Struct, field
 
 from culm.cli.asks import all_in
-from culm.cli.call_lines import head_of
-from culm.cli.lines import age_text, size_text, table
 from culm.cli.names import short_ids
-from culm.cli.place import Where
+from culm.cli.render.call_lines import head_of
+from culm.cli.render.text import age_text, size_text, table
+from culm.cli.render.trees import in_tree_order
 from culm.cli.server import look, look_around
-from culm.cli.streams import output_width
-from culm.cli.trees import in_tree_order
+from culm.cli.server_target import Where
+from culm.cli.terminal.streams import output_width
 from culm.client.http import Client, Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock

@@ -20,8 +20,8 @@ from culm.config.layers import provider_ids
 from culm.config.sources import FileSources, Read, Source, read_source, read_sources, sources_of
 from culm.config.trust import Trusted, missing
 from culm.errors import Failed, InvalidRequest
-from culm.model.discovery import OFFLINE, Found, LocalServers, look_around
-from culm.model.laying import laid, layers_of
+from culm.model.local_servers import OFFLINE, Found, LocalServers, look_around
+from culm.model.merge import laid, layers_of
 from culm.settings import default_config_file, default_data_dir
 from culm.wire.codec import Json, folded
 from culm.workspace.roots import project_folder

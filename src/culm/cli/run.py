@@ -13,22 +13,22 @@ import msgspec
 
 from culm.cli.asking import choose_model
 from culm.cli.exits import EXIT_CANCELED
-from culm.cli.json_lines import end_of, put_line
+from culm.cli.follow_run import Output, Screen, Watching, make_screen
 from culm.cli.names import find_session
-from culm.cli.place import Where
+from culm.cli.render.json_lines import end_of, put_line
+from culm.cli.render.run_lines import Detached
+from culm.cli.render.transcript import markdown_of_run
 from culm.cli.run_ends import status_of
-from culm.cli.run_lines import Detached
 from culm.cli.server import in_words
-from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go, write
-from culm.cli.transcript import markdown_of_run
-from culm.cli.watching import Output, Screen, Watching, make_screen
-from culm.client.asking import title_of
-from culm.client.connecting import open_connected
+from culm.cli.server_target import Where
+from culm.cli.terminal.signals import cancelling
+from culm.cli.terminal.streams import CannotWrite, let_go, write
+from culm.client.ask import title_of
+from culm.client.connect import open_connected
+from culm.client.follow_run import surely
 from culm.client.http import Refused
 from culm.client.launch import Starter
 from culm.client.tree import open_tree
-from culm.client.watch import surely
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NoServer, NotFound
 from culm.ids import Ids, RunId, SessionId

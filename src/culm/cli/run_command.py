@@ -9,12 +9,12 @@ import click
 from culm.cli.completing import complete_session
 from culm.cli.exits import EXIT_CANCELED
 from culm.cli.options import at_own_server
-from culm.cli.streams import is_terminal, need_output
+from culm.cli.terminal.streams import is_terminal, need_output
 from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
-    from culm.cli.watching import Output
+    from culm.cli.follow_run import Output
+    from culm.cli.server_target import Where
 
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
 STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.

@@ -11,7 +11,7 @@ from functools import partial
 
 from culm import __version__
 from culm.assemble import open_server
-from culm.cli.signals import ECHO_S
+from culm.cli.terminal.signals import ECHO_S
 from culm.clock import LoopClock
 from culm.ids import Ids
 from culm.settings import DETACHED, ServeOptions

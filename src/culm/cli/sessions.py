@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 import click
 
-from culm.cli.ages import ago_text
-from culm.cli.call_lines import call_line, head_of, without_controls
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.lines import counted
 from culm.cli.names import find_named, short_ids
-from culm.cli.place import Where
-from culm.cli.printed import put, put_json
+from culm.cli.render.ages import ago_text
+from culm.cli.render.call_lines import call_line, head_of, without_controls
+from culm.cli.render.printed import put, put_json
+from culm.cli.render.tables import table
+from culm.cli.render.text import counted
+from culm.cli.render.transcript import GOOD_ENDS
 from culm.cli.server import visit
+from culm.cli.server_target import Where
 from culm.cli.session_state import SessionState, find_session, get_state, known_sessions
-from culm.cli.streams import is_terminal, need_output, output_width
-from culm.cli.tables import table
-from culm.cli.transcript import GOOD_ENDS
+from culm.cli.terminal.streams import is_terminal, need_output, output_width
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock

@@ -10,7 +10,7 @@ from culm.cli.completing import session_argument, sessions_argument
 from culm.cli.options import at_own_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 HELP_OPTIONS = ("-h", "--help")
 

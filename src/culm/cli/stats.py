@@ -6,11 +6,11 @@ from datetime import datetime
 import click
 
 from culm.cli.names import short_ids
-from culm.cli.place import Where
-from culm.cli.printed import put, put_json
+from culm.cli.render.printed import put, put_json
+from culm.cli.render.tables import table
 from culm.cli.server import visit
-from culm.cli.streams import need_output, output_width
-from culm.cli.tables import table
+from culm.cli.server_target import Where
+from culm.cli.terminal.streams import need_output, output_width
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.wire.stats import Stats, Usage

@@ -7,7 +7,7 @@ import click
 from culm.cli.options import at_own_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 DAYS_MAX = 36_600  # As on the wire, which help does without; a test holds it to it.
 

@@ -6,8 +6,8 @@ import click
 
 from culm.cli.mail import text_given
 from culm.cli.names import Named
-from culm.cli.place import Where
 from culm.cli.server import look
+from culm.cli.server_target import Where
 from culm.cli.targets import BEGUN, Targets, all_targets
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 import click
 
-from culm.cli.call_lines import head_of
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.names import SHORT_CHARS, Named
-from culm.cli.place import Where
+from culm.cli.render.call_lines import head_of
 from culm.cli.server import look
+from culm.cli.server_target import Where
 from culm.cli.targets import Targets, all_targets
 from culm.client.http import Refused
 from culm.client.workspace import RemoteWorkspace

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 import click
 
 from culm.cli.asking import choose_model, read_attachments
-from culm.cli.call_lines import head_of, without_controls
-from culm.cli.desk import Terminal
-from culm.cli.faces import Plain
-from culm.cli.keys import Keys
-from culm.cli.lines import columns
+from culm.cli.follow_run import Screen
 from culm.cli.names import find_session, short_ids
-from culm.cli.place import Where
-from culm.cli.region import find_region
+from culm.cli.render.call_lines import head_of, without_controls
+from culm.cli.render.renderers import Plain
+from culm.cli.render.text import columns
 from culm.cli.run import Asking, RunOptions
 from culm.cli.server import in_words
-from culm.cli.signals import cancelling
-from culm.cli.streams import CannotWrite, let_go, say
-from culm.cli.talk_lines import Said, Typing, parse_line, parse_prompt
-from culm.cli.watching import Screen
-from culm.client.asking import title_of
+from culm.cli.server_target import Where
+from culm.cli.terminal.approval_prompt import Terminal
+from culm.cli.terminal.keys import Keys
+from culm.cli.terminal.line_editor import Said, Typing, parse_line, parse_prompt
+from culm.cli.terminal.signals import cancelling
+from culm.cli.terminal.status_area import find_region
+from culm.cli.terminal.streams import CannotWrite, let_go, say
+from culm.client.ask import title_of
 from culm.client.blocking import Portal, open_portal
-from culm.client.connecting import open_connected
+from culm.client.connect import open_connected
 from culm.client.follower import open_present
 from culm.client.http import Refused
 from culm.client.launch import Starter

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from culm.cli.call_lines import head_of
 from culm.cli.names import Named, find_named, short_ids
+from culm.cli.render.call_lines import head_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound
 from culm.wire.agents import Agent

@@ -12,8 +12,8 @@ from typing import cast
 import click
 
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.lines import columns, cut
 from culm.cli.reading import Place, Reading, untrusted_parts
+from culm.cli.render.text import columns, cut
 from culm.cli.secrets import KEY_FIELDS, SECRET
 from culm.config import jsonc
 from culm.config.checking import Document, key_of

@@ -11,7 +11,7 @@ import click
 from culm.cli.options import at_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.place import Where
+    from culm.cli.server_target import Where
 
 
 @click.command()

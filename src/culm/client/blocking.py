@@ -21,8 +21,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from culm.client.asking import Answer, ask, open_asked
-from culm.client.connecting import connect
+from culm.client.ask import Answer, ask, open_asked
+from culm.client.connect import connect
 from culm.client.follower import open_present
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed

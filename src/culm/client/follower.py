@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from culm.client.beside import open_beside
+from culm.client.background_task import open_beside
 from culm.client.http import Refused
 from culm.client.mirror import Gap, Mirror
 from culm.client.stream import Backoff, Stream

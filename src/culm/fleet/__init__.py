@@ -22,11 +22,11 @@ if TYPE_CHECKING:
         completed,
         failed,
     )
-    from culm.fleet.parent.controls import Controls
-    from culm.fleet.parent.overseer import Nobody, WorkerAsk
-    from culm.fleet.parent.peer import Peer
+    from culm.fleet.host.callbacks import Nobody, WorkerAsk
+    from culm.fleet.host.peer import Peer
+    from culm.fleet.host.run_control import Controls
     from culm.fleet.protocol.frames import RunSpec
-    from culm.fleet.serving.base import Mode, One, Reusable, Service
+    from culm.fleet.worker_server.base import Mode, One, Reusable, Service
 
 __all__ = [
     "CANCELLED",
@@ -87,10 +87,10 @@ async def serve(
     and `InvalidRequest` for a door that stands open or a TLS file that cannot be used.
     """
     from culm.clock import LoopClock
-    from culm.fleet.serving.base import One, Terms
-    from culm.fleet.serving.modes import serve_on
     from culm.fleet.transport.tls import ServerTls
     from culm.fleet.transport.websocket import listen_websocket
+    from culm.fleet.worker_server.base import One, Terms
+    from culm.fleet.worker_server.modes import serve_on
     from culm.ids import Ids
 
     files = None if tls is None else ServerTls(*tls)
@@ -109,7 +109,7 @@ async def connect(
     `ca` is a PEM file that is trusted instead of the usual roots.
     """
     from culm.clock import LoopClock
-    from culm.fleet.parent.peer import Peer
+    from culm.fleet.host.peer import Peer
     from culm.fleet.transport.websocket import connect_websocket
 
     link = await connect_websocket(endpoint, token, ca)

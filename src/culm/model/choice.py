@@ -19,7 +19,7 @@ from culm.errors import InvalidRequest, ModelFailed
 from culm.model.base import Access, Model, Setup
 from culm.model.catalog import find_model, find_provider, vendor_of
 from culm.model.dialects import Dialect, dialect_types, find_dialect
-from culm.model.discovery import LOCAL_SERVERS
+from culm.model.local_servers import LOCAL_SERVERS
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel

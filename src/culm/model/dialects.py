@@ -30,19 +30,19 @@ class Dialect(NamedTuple):
 
 
 def _openai(setup: Setup) -> Model:
-    from culm.model.openai import OpenAiModel
+    from culm.model.openai.model import OpenAiModel
 
     return OpenAiModel(setup)
 
 
 def _anthropic(setup: Setup) -> Model:
-    from culm.model.anthropic import AnthropicModel
+    from culm.model.anthropic.model import AnthropicModel
 
     return AnthropicModel(setup)
 
 
 def _offline(setup: Setup) -> Model:
-    from culm.model.offline import OfflineModel
+    from culm.model.offline.model import OfflineModel
 
     return OfflineModel(setup)
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from culm.errors import ModelFailed
 from culm.model.base import Access
-from culm.model.troubles import TRANSIENT, Problem, Trouble, parse_problem, trouble_of
+from culm.model.error_classification import TRANSIENT, Problem, Trouble, parse_problem, trouble_of
 from culm.wire.codec import Json, clean, strings_in
 
 QUOTE_CHARS_MAX = 2000  # What a person may read of a provider's own words.

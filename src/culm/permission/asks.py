@@ -16,7 +16,7 @@ from culm.clock import Clock, Timer
 from culm.errors import AppError, LimitExceeded, WorkspaceClosing
 from culm.events.hub import Live
 from culm.ids import AskId
-from culm.permission.telling import Voice
+from culm.permission.notifications import Voice
 from culm.store.asks import close_ask, open_ask
 from culm.store.store import Store
 from culm.wire.asks import Ask, AskState, Grant, QuestionResponse, R

@@ -17,11 +17,11 @@ import msgspec
 
 from culm.config.schema import Hook, why_no_regex
 from culm.config.tooling import PRE_TOOL_USE
-from culm.custody.base import Owner, StartFailed
+from culm.processes.base import Owner, StartFailed
 from culm.tools.base import Call
-from culm.tools.environment import command_env
-from culm.tools.exchange import Answer, Telling, exchange
-from culm.tools.kit import Kit
+from culm.tools.process.environment import command_env
+from culm.tools.process.exchange import Answer, Telling, exchange
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, clean, encodable, encode
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from culm.tools.base import Action
-from culm.tools.patterns import BadPattern, Glob, parse_glob
+from culm.tools.search.patterns import BadPattern, Glob, parse_glob
 from culm.wire.codec import strings_in
 from culm.wire.rules import Approve, Decision, Rule
 

@@ -15,7 +15,7 @@ from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
 from culm.run.answer import Answer, calls_in
 from culm.run.context import as_user, continuation, history_of, user_message
 from culm.run.limits import estimate
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
 from culm.run.rules import leaves_rows, words_for_unanswered

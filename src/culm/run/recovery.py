@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from culm.ids import Ids, MessageId, RunId, SessionId
-from culm.run.live import Asked
+from culm.run.live_run import Asked
 from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash, words_for_unanswered
 from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run

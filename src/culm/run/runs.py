@@ -28,7 +28,7 @@ from culm.run import rules
 from culm.run.accounts import Accounts
 from culm.run.journal import TurnJournal
 from culm.run.limits import Spent
-from culm.run.live import (
+from culm.run.live_run import (
     Asked,
     Duty,
     LiveRun,

@@ -11,7 +11,7 @@ from culm.model.base import ReasoningDelta, Request, TextDelta
 from culm.model.choice import Chosen, Models
 from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
-from culm.run.live import Asked
+from culm.run.live_run import Asked
 from culm.run.loop import Growth, Heard
 from culm.run.turn import World
 from culm.store.sessions import set_title

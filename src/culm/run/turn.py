@@ -11,18 +11,18 @@ from culm.errors import AppError, BudgetReached, ModelFailed
 from culm.events.hub import Live
 from culm.ids import Ids, SessionId
 from culm.model.choice import Chosen, Models
-from culm.permission.clearance import Clearance
+from culm.permission.gate import Clearance
 from culm.run.compaction import summarize
 from culm.run.context import has_text
 from culm.run.journal import TurnJournal
 from culm.run.limits import effective, jittered
-from culm.run.live import LiveRun
+from culm.run.live_run import LiveRun
 from culm.run.loop import Turn, take_turn
 from culm.run.messages import Messages
+from culm.run.model_chain import open_lineup
 from culm.run.rules import ending_of_error
 from culm.run.setting import Setting
-from culm.run.speakers import open_lineup
-from culm.run.system import Surroundings
+from culm.run.system_prompt import Surroundings
 from culm.settings import Settings
 from culm.store.store import Store
 from culm.tools.base import Call, Tool, Watch

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from culm.testing.base import Answer, Asked, Dialect
+from culm.testing.request_log import Seen
 from culm.testing.script import Reply
-from culm.testing.seen import Seen
-from culm.testing.sending import Sending
+from culm.testing.sender import Sending
 from culm.testing.steps import content_of, steps, usage_of
 
 JSON = "application/json"

@@ -18,8 +18,8 @@ from culm.testing.answering import JSON, Exchange, problem
 from culm.testing.anthropic import Anthropic
 from culm.testing.base import Asked, Dialect
 from culm.testing.openai import OpenAI
+from culm.testing.request_log import UNREADABLE, History, Seen
 from culm.testing.script import Player, Reply, Script, parse_script
-from culm.testing.seen import UNREADABLE, History, Seen
 from culm.wire.codec import decode, encode
 
 BODY_BYTES_MAX = 64 << 20  # As the largest request that culm itself takes.

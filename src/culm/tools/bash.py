@@ -13,19 +13,18 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from culm.custody.base import Owner, StartFailed
 from culm.model.base import ToolSpec
+from culm.processes.base import Owner, StartFailed
 from culm.shell.judge import Judgement, judge
 from culm.tools.arguments import BadArguments, PathText, make_spec, metadata, parse_arguments
 from culm.tools.base import Action, Call, Plan, Result, Watch
-from culm.tools.directories import Directories
-from culm.tools.environment import command_env, unasked_env, why_git_asks
-from culm.tools.exit_words import exit_words
-from culm.tools.jobs import RUNNING_MAX, Job, Jobs
-from culm.tools.kit import Kit
-from culm.tools.opening import Refused, shown
-from culm.tools.output import Output, make_room
-from culm.tools.running import (
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.process.directories import Directories
+from culm.tools.process.environment import command_env, unasked_env, why_git_asks
+from culm.tools.process.exit_text import exit_words
+from culm.tools.process.jobs import RUNNING_MAX, Job, Jobs
+from culm.tools.process.output import Output, make_room
+from culm.tools.process.running import (
     COMMAND_BYTES_MAX,
     Command,
     Ended,
@@ -35,7 +34,8 @@ from culm.tools.running import (
     hearing,
     start,
 )
-from culm.tools.waiting import within
+from culm.tools.process.waiting import within
+from culm.tools.tool_context import Kit
 from culm.wire.codec import printable
 from culm.wire.runs import CrashPolicy
 

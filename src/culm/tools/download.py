@@ -13,13 +13,19 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.tools.addresses import Checked
 from culm.tools.arguments import BadArguments, PathText, make_spec, parse_arguments
 from culm.tools.base import Action, Call, Plan, Result
-from culm.tools.changing import Found, find_file, special_place
 from culm.tools.fetch import grains, look_up, resolved, shown_private, why
-from culm.tools.file_tool import in_words
-from culm.tools.getting import (
+from culm.tools.files.change import Found, find_file, special_place
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.kinds import size_text
+from culm.tools.files.paths import Inside, Missing
+from culm.tools.files.read_tool import in_words
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.writing import MODE_NEW
+from culm.tools.tool_context import Kit
+from culm.tools.web.addresses import Checked
+from culm.tools.web.http_fetch import (
     TIMEOUT_S,
     Network,
     Page,
@@ -28,12 +34,6 @@ from culm.tools.getting import (
     bounded,
     open_page,
 )
-from culm.tools.inside import Inside, Missing
-from culm.tools.kinds import size_text
-from culm.tools.kit import Kit
-from culm.tools.opening import Refused, shown
-from culm.tools.work import Stop
-from culm.tools.writing import MODE_NEW
 from culm.wire.runs import CrashPolicy
 
 FILE_BYTES_MAX = 100 << 20

@@ -6,11 +6,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
-from culm.tools.diffs import Difference
-from culm.tools.kit import Kit
-from culm.tools.matching import replaced
-from culm.tools.opening import Refused
+from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.files.diffs import Difference
+from culm.tools.files.replace import replaced
+from culm.tools.files.safe_open import Refused
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, clean
 
 SHOWN_LINES_MAX = 30

@@ -14,7 +14,7 @@ from typing import cast
 from culm.model.base import ToolSpec
 from culm.model.dialects import entry_points_of
 from culm.tools.base import Tool
-from culm.tools.kit import Kit
+from culm.tools.tool_context import Kit
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.tools.addresses import Checked, parse_site, private_text
 from culm.tools.arguments import BadArguments, make_spec, parse_arguments
 from culm.tools.base import Action, Call, Plan, Result
-from culm.tools.getting import (
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.tool_context import Kit
+from culm.tools.web.addresses import Checked, parse_site, private_text
+from culm.tools.web.http_fetch import (
     LOOKUP_S,
     TIMEOUT_S,
     Network,
@@ -23,9 +25,7 @@ from culm.tools.getting import (
     check,
     open_page,
 )
-from culm.tools.kit import Kit
-from culm.tools.markdown import render
-from culm.tools.opening import Refused, shown
+from culm.tools.web.markdown import render
 from culm.wire.runs import CrashPolicy
 
 BODY_BYTES_MAX = 5 << 20

@@ -11,19 +11,19 @@ from msgspec import Meta, Struct
 
 from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import Result
-from culm.tools.file_tool import ReadTool
-from culm.tools.inside import KERNEL_FOLDERS, Inside, Place, Target
-from culm.tools.looking import Ground
-from culm.tools.opening import Refused, shown
-from culm.tools.patterns import (
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.paths import KERNEL_FOLDERS, Inside, Place, Target
+from culm.tools.files.read_access import Ground
+from culm.tools.files.read_tool import ReadTool
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.walk import Walked, walk
+from culm.tools.search.patterns import (
     PATTERN_CHARS_MAX,
     IgnoreRules,
     expand_braces,
     parse_gitignore,
     parse_glob,
 )
-from culm.tools.walk import Walked, walk
-from culm.tools.work import Stop
 
 FILES_MAX = 100
 GITIGNORE_BYTES_MAX = 64 << 10

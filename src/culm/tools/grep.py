@@ -15,22 +15,22 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 import culm
-from culm.custody.base import Owner, StartFailed
 from culm.model.base import ToolSpec
+from culm.processes.base import Owner, StartFailed
 from culm.tools.arguments import BadArguments, PathText, make_spec, metadata, parse_arguments
 from culm.tools.base import Call, Plan, Result
-from culm.tools.child import Deadline, Hands, Question, ask, open_deadline
-from culm.tools.dialect import for_ripgrep
-from culm.tools.file_tool import in_words
-from culm.tools.finding import Found, Handles, Sought
+from culm.tools.files.paths import KERNEL_FOLDERS, Place, Target
+from culm.tools.files.read_access import look, reading_action
+from culm.tools.files.read_tool import in_words
+from culm.tools.files.safe_open import Refused
 from culm.tools.glob import notes, read_gitignore
-from culm.tools.inside import KERNEL_FOLDERS, Place, Target
-from culm.tools.kit import Kit
-from culm.tools.looking import look, reading_action
-from culm.tools.opening import Refused
-from culm.tools.patterns import PATTERN_CHARS_MAX, parse_glob
-from culm.tools.ripgrep import Program, Ripgrep, find_program
-from culm.tools.search import FILE_BYTES_MAX, LINE_CHARS_SHOWN, End, Match, Query
+from culm.tools.process.child import Deadline, Hands, Question, ask, open_deadline
+from culm.tools.search.dialect import for_ripgrep
+from culm.tools.search.patterns import PATTERN_CHARS_MAX, parse_glob
+from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, End, Match, Query
+from culm.tools.search.query import Found, Handles, Sought
+from culm.tools.search.ripgrep import Program, Ripgrep, find_program
+from culm.tools.tool_context import Kit
 from culm.tools.view import size_text
 from culm.wire.codec import clean
 from culm.wire.runs import CrashPolicy
@@ -41,7 +41,7 @@ _WORD_BYTES_MAX = 12 * (LINE_CHARS_SHOWN + 4096 + 100)  # One line of JSON, all 
 # variable can change what it does.
 COMMAND = (
     sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c",
-    "import sys; sys.path.append(sys.argv[1]); from culm.tools.search import main; main()",
+    "import sys; sys.path.append(sys.argv[1]); from culm.tools.search.process import main; main()",
     str(Path(culm.__file__).parent.parent),
 )  # fmt: skip
 DESCRIPTION = (

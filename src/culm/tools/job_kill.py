@@ -8,10 +8,10 @@ from msgspec import Meta, Struct
 from culm.model.base import ToolSpec
 from culm.tools.arguments import BadArguments, make_spec, metadata, parse_arguments
 from culm.tools.base import Action, Call, Plan, Result
-from culm.tools.exit_words import exit_words
+from culm.tools.files.safe_open import shown
 from culm.tools.job_output import unknown_job
-from culm.tools.jobs import Job, Jobs
-from culm.tools.opening import shown
+from culm.tools.process.exit_text import exit_words
+from culm.tools.process.jobs import Job, Jobs
 from culm.wire.runs import CrashPolicy
 
 DESCRIPTION = (

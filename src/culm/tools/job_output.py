@@ -9,10 +9,10 @@ from culm.clock import Clock
 from culm.model.base import ToolSpec
 from culm.tools.arguments import BadArguments, make_spec, metadata, parse_arguments
 from culm.tools.base import Call, Plan, Result, free_plan
-from culm.tools.exit_words import exit_words
-from culm.tools.jobs import Job, Jobs
-from culm.tools.opening import shown
-from culm.tools.waiting import within
+from culm.tools.files.safe_open import shown
+from culm.tools.process.exit_text import exit_words
+from culm.tools.process.jobs import Job, Jobs
+from culm.tools.process.waiting import within
 from culm.wire.runs import CrashPolicy
 
 WAIT_S = 120.0  # Then the answer says that it still runs, and the model decides anew.

@@ -9,13 +9,13 @@ from msgspec import field as struct_field
 
 from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import Result
-from culm.tools.file_tool import ReadTool
-from culm.tools.inside import Inside, Place, Target
-from culm.tools.looking import Ground
-from culm.tools.opening import Refused, shown
-from culm.tools.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
-from culm.tools.walk import Entry, list_directory
-from culm.tools.work import Stop
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.paths import Inside, Place, Target
+from culm.tools.files.read_access import Ground
+from culm.tools.files.read_tool import ReadTool
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.walk import Entry, list_directory
+from culm.tools.search.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
 
 ENTRIES_MAX = 1000  # More names than that are not read by anybody.
 DEPTH = 2

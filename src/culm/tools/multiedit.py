@@ -6,11 +6,11 @@ from typing import Annotated
 from msgspec import Meta, Struct, to_builtins
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
 from culm.tools.edit import change_fields, check_exists, first_text, said
-from culm.tools.kit import Kit
-from culm.tools.matching import Miss, replaced
-from culm.tools.opening import Refused
+from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.files.replace import Miss, replaced
+from culm.tools.files.safe_open import Refused
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, clean, encodable
 
 EDITS_MAX = 200

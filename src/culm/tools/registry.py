@@ -10,12 +10,12 @@ from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
 from culm.tools.job_kill import make_job_kill
 from culm.tools.job_output import make_job_output
-from culm.tools.jobs import Jobs
-from culm.tools.kit import Kit
 from culm.tools.ls import make_ls
 from culm.tools.multiedit import make_multiedit
+from culm.tools.process.jobs import Jobs
 from culm.tools.question import make_question
 from culm.tools.todos import make_todos
+from culm.tools.tool_context import Kit
 from culm.tools.view import make_view
 from culm.tools.write import make_write
 

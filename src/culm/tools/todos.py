@@ -12,7 +12,7 @@ from culm.model.base import ToolSpec
 from culm.store.sessions import set_todos
 from culm.tools.arguments import BadArguments, make_spec, parse_arguments
 from culm.tools.base import Call, Plan, Result, free_plan
-from culm.tools.kit import Kit
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, clean, encode
 from culm.wire.runs import CrashPolicy
 from culm.wire.sessions import Todo

@@ -10,13 +10,13 @@ from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec, metadata
 from culm.tools.base import Result
-from culm.tools.file_tool import ReadTool
-from culm.tools.inside import Inside, Place, Target
-from culm.tools.kinds import UTF16_BOMS, check_text, image_type, read_head, size_text
-from culm.tools.known import Read, stamp_of
-from culm.tools.looking import Ground
-from culm.tools.opening import Refused, shown
-from culm.tools.work import Stop
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.kinds import UTF16_BOMS, check_text, image_type, read_head, size_text
+from culm.tools.files.paths import Inside, Place, Target
+from culm.tools.files.read_access import Ground
+from culm.tools.files.read_stamps import Read, stamp_of
+from culm.tools.files.read_tool import ReadTool
+from culm.tools.files.safe_open import Refused, shown
 
 LINES = 2000  # Without a limit; what the Crush client shows at most.
 LINE_CHARS_MAX = 2000

@@ -6,10 +6,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.changing import Change, ChangeTool, Found, Rewrite, check_sound
-from culm.tools.diffs import unified
-from culm.tools.kinds import size_text
-from culm.tools.kit import Kit
+from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.files.diffs import unified
+from culm.tools.files.kinds import size_text
+from culm.tools.tool_context import Kit
 from culm.wire.codec import Json, clean
 
 DESCRIPTION = (

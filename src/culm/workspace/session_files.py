@@ -10,7 +10,7 @@ from culm.errors import InvalidRequest
 from culm.ids import SessionId
 from culm.store.history import files_of_session, last_read, mark_read, read_files
 from culm.store.store import Store
-from culm.tools.known import stamp_of
+from culm.tools.files.read_stamps import stamp_of
 from culm.wire.files import File
 
 PATH_CHARS_MAX = 4096  # What the system allows.

@@ -27,12 +27,12 @@ from culm.events.hub import Hub, Live
 from culm.ids import ClientId, Ids, SessionId
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal
-from culm.run.live import Duty, LiveRun
+from culm.run.live_run import Duty, LiveRun
 from culm.run.messages import Messages
+from culm.run.project_context import context_paths_of
 from culm.run.recovery import recover
 from culm.run.runs import Runs
-from culm.run.surroundings import context_paths_of
-from culm.run.system import Surroundings
+from culm.run.system_prompt import Surroundings
 from culm.run.turn import World
 from culm.settings import Settings
 from culm.store import log as event_log
@@ -57,7 +57,7 @@ from culm.wire.runs import RunChanged
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
 from culm.workspace.about import About
-from culm.workspace.agent import Agent
+from culm.workspace.agent_service import NO_WORKERS, Crew, make_crew
 from culm.workspace.claims import (
     Arm,
     Claims,
@@ -71,11 +71,11 @@ from culm.workspace.claims import (
     StreamOpened,
     on_claim,
 )
-from culm.workspace.configuration import Configuration, Origins
-from culm.workspace.crew import NO_WORKERS, Crew, make_crew
+from culm.workspace.config import Configuration, Origins
+from culm.workspace.run_service import Agent
 from culm.workspace.session_files import SessionFiles
 from culm.workspace.snapshots import take_snapshot
-from culm.workspace.workshop import Equipment, Workshop
+from culm.workspace.toolbox import Equipment, Workshop
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from culm.fleet.protocol.frames import (
     SubAgentRequest,
     Terminal,
 )
-from culm.fleet.protocol.parent import (
+from culm.fleet.protocol.host import (
     OPEN_BYTES_MAX,
     Asked,
     Called,

@@ -17,13 +17,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from culm.clock import Clock
-from culm.custody.base import Custody, StartFailed
-from culm.custody.client import find_lack
-from culm.custody.direct import open_direct_custody
-from culm.custody.line import Line
-from culm.custody.packets import receive_or_end, send
-from culm.custody.remote import open_remote_custody
 from culm.ids import Ids
+from culm.processes.base import Custody, StartFailed
+from culm.processes.channel import Line
+from culm.processes.client import find_lack
+from culm.processes.direct import open_direct_custody
+from culm.processes.packets import receive_or_end, send
+from culm.processes.remote import open_remote_custody
 
 # The owner may first have to end what a dead keeper held, and to start another one.
 ANSWER_S: Final = 15.0

@@ -5,7 +5,7 @@ What a limit has ended is told in `error` with words that a program can read: `l
 
 from culm.clock import Clock
 from culm.fleet.provision import IDLE_S, SECONDS_MAX, Provision
-from culm.fleet.serving.base import Mode, One, Reusable, Terms
+from culm.fleet.worker_server.base import Mode, One, Reusable, Terms
 from culm.ids import Ids
 
 

@@ -19,9 +19,9 @@ from culm.fleet.provision import (
     Provision,
     parse_provision,
 )
-from culm.fleet.serving.base import NobodyCame
 from culm.fleet.worker.executors import registry
-from culm.fleet.worker.work import Door, work
+from culm.fleet.worker.lifecycle import Door, work
+from culm.fleet.worker_server.base import NobodyCame
 from culm.logs import redact
 
 NAME: Final = "culm worker"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from culm.fleet.fabric.base import Fabric
+from culm.fleet.discovery.base import Fabric
 from culm.fleet.names import is_safe_name
 from culm.fleet.provision import Provision
 from culm.fleet.storage import storage_of

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from culm.custody.inherit import BUD_NAME, WORKER_NAME, ZYGOTE_NAME
-from culm.custody.linux import now_s, set_name
-from culm.custody.packets import receive_or_end, send, send_with
-from culm.custody.warden import drain
+from culm.processes.linux import now_s, set_name
+from culm.processes.orphans import BUD_NAME, WORKER_NAME, ZYGOTE_NAME
+from culm.processes.packets import receive_or_end, send, send_with
+from culm.processes.shim import drain
 
 CHANNEL: Final = 3  # Where whoever starts a zygote puts its socket.
 PASSED: Final = 3  # Descriptors of an order.
@@ -48,7 +48,7 @@ class Part:
 def preload() -> Part:
     """Import what any worker needs, and use it. No thread of that is left."""
     from culm.fleet.worker import main
-    from culm.fleet.worker.rehearsal import rehearse
+    from culm.fleet.worker.warmup import rehearse
 
     main.preload()
     rehearse()

@@ -29,19 +29,19 @@ from culm.fleet.executor import (
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import BadProvision, Capabilities, Provision, check_provision
 from culm.fleet.worker.executors.base import Services, execution_started, make_private
-from culm.fleet.worker.executors.runtime_admission import (
+from culm.fleet.worker.executors.runtime_events import Telling, open_telling
+from culm.fleet.worker.executors.runtime_gate import (
     ASK_S,
     Admission,
     capabilities_of,
     policy_terms_of,
 )
-from culm.fleet.worker.executors.runtime_bench import Bench, Offer, open_bench
-from culm.fleet.worker.executors.runtime_given import Given, read_given
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker, choose
-from culm.fleet.worker.executors.runtime_telling import Telling, open_telling
+from culm.fleet.worker.executors.runtime_settings import Given, read_given
+from culm.fleet.worker.executors.runtime_tools import Bench, Offer, open_bench
 from culm.fleet.worker.executors.runtime_turn import Work, end, hold, look_around
 from culm.ids import RunId, SessionId
 from culm.model.choice import Chosen, make_model
@@ -50,11 +50,11 @@ from culm.run.budget import FreeMeter
 from culm.run.limits import price_of
 from culm.run.loop import Speaker
 from culm.run.setting import Setting
-from culm.run.system import system_prompt
+from culm.run.system_prompt import system_prompt
 from culm.settings import Settings
+from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import Call
-from culm.tools.errands import make_agent_tools
-from culm.tools.work import WALL_S, FileWork
+from culm.tools.files.file_executor import WALL_S, FileWork
 from culm.wire.codec import Json
 from culm.wire.runs import Limits
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock
-from culm.custody.base import Custody
 from culm.fleet.times import format_time
 from culm.ids import Ids
+from culm.processes.base import Custody
 from culm.wire.codec import Json
 
 

@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from culm.custody.base import Exit, Held, Order, Owner, StartFailed
 from culm.fleet.environment import keyless_env
 from culm.fleet.executor import (
     CANCELLED,
@@ -30,8 +29,9 @@ from culm.fleet.tail import Tail
 from culm.fleet.worker.executors.base import Services, execution_started
 from culm.fleet.worker.executors.cli_pipes import LinePipe
 from culm.fleet.worker.executors.cli_profiles import Spoken, Told, spoken_of
-from culm.tools.child import open_memory
-from culm.tools.environment import command_env
+from culm.processes.base import Exit, Held, Order, Owner, StartFailed
+from culm.tools.process.child import open_memory
+from culm.tools.process.environment import command_env
 from culm.wire.codec import Json
 
 RESULT_CHARS_MAX: Final = 1 << 20  # Of what it said; the end of it, where the answer is.

@@ -21,9 +21,9 @@ from culm.fleet.worker.executors.echo import Echo
 _LATE: Final = (
     "culm.fleet.worker.executors.bamboo_runtime",
     "culm.fleet.worker.executors.cli_adapter",
-    "culm.model.anthropic",
-    "culm.model.offline",
-    "culm.model.openai",
+    "culm.model.anthropic.model",
+    "culm.model.offline.model",
+    "culm.model.openai.model",
     "culm.shell.walk",
 )
 
@@ -53,7 +53,7 @@ def preload() -> None:
     for name in _LATE:
         import_module(name)
     from culm.model.dialects import entry_points_of
-    from culm.model.offline_intents import parse_intents
+    from culm.model.offline.intents import parse_intents
     from culm.store.memory import empty_database
     from culm.tools.entry_points import GROUP, load_makers
 

@@ -13,11 +13,11 @@ from msgspec import Struct, field
 
 from culm.errors import BudgetReached, ModelFailed
 from culm.fleet.executor import CallFailed, Host
-from culm.fleet.worker.executors.runtime_telling import Telling
-from culm.permission.admitting import DECLINED
+from culm.fleet.worker.executors.runtime_events import Telling
+from culm.permission.admission import DECLINED
 from culm.run.limits import Estimate
+from culm.tools.agent_requests import Errand, Reserve, Reserved
 from culm.tools.base import Call, Inquiry, Result, Watch
-from culm.tools.office import Errand, Reserve, Reserved
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.runs import Used
 

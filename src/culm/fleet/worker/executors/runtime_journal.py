@@ -16,7 +16,7 @@ import msgspec
 from culm.clock import Clock
 from culm.errors import ModelFailed
 from culm.fleet.executor import Cancelling, Steer, Steering
-from culm.fleet.worker.executors.runtime_telling import Telling
+from culm.fleet.worker.executors.runtime_events import Telling
 from culm.ids import Ids, RunId, SessionId
 from culm.run.answer import Answer
 from culm.run.context import as_user, continuation, user_message

@@ -16,7 +16,7 @@ from culm.fleet.protocol.frames import Effort
 from culm.fleet.provision import ModelName, Provision
 from culm.model.choice import Chosen, chosen_of, why_unreachable
 from culm.model.dialects import find_dialect
-from culm.model.discovery import OFFLINE
+from culm.model.local_servers import OFFLINE
 from culm.run.loop import Speaker
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel

@@ -23,22 +23,22 @@ from culm.fleet.executor import (
     limit_error,
 )
 from culm.fleet.worker.executors.base import Services
-from culm.fleet.worker.executors.runtime_admission import Admission
-from culm.fleet.worker.executors.runtime_bench import Bench
+from culm.fleet.worker.executors.runtime_events import Telling
+from culm.fleet.worker.executors.runtime_gate import Admission
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import OneSpeaker
-from culm.fleet.worker.executors.runtime_telling import Telling
+from culm.fleet.worker.executors.runtime_tools import Bench
 from culm.run.compaction import summarize
 from culm.run.limits import jittered, over_limit
 from culm.run.loop import Meter, Turn, take_turn
+from culm.run.project_context import ContextPaths, look_at
 from culm.run.rules import ending_of_error
-from culm.run.surroundings import ContextPaths, look_at
-from culm.run.system import Surroundings
+from culm.run.system_prompt import Surroundings
 from culm.store.history import forget_versions
 from culm.store.sessions import find_session
 from culm.tools.base import Call, Plan, Result, Tool, Watch
-from culm.tools.waiting import within
-from culm.tools.work import FileWork
+from culm.tools.files.file_executor import FileWork
+from culm.tools.process.waiting import within
 from culm.wire.endings import CANCELED, Ending, error_text
 from culm.wire.runs import Limits
 

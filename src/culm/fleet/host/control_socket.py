@@ -1,0 +1,91 @@
+"""The server's end of a worker's control socket; its words are in `fleet/worker/control.py`.
+
+As long as it is open the worker has an owner.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from culm.processes.base import Passage
+from culm.processes.packets import receive_or_end, send, send_with
+
+
+class ControlEnd:
+    """`theirs` is for the worker. `on_news` is called after every word, and at the end."""
+
+    def __init__(self, on_news: Callable[[], None], on_keeper: Callable[[], None]) -> None:
+        self._on_news = on_news
+        self._on_keeper = on_keeper  # It asks for a way to the keeper.
+        self.pid = 0
+        self.refusal = 0  # The errno, if there can be no further process.
+        self.endpoint = ""  # Once it is ready.
+        self.is_over = False
+        self._handle: int | None = None  # Of its process.
+        self._is_open = True
+        self._channel, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel, self._read)
+
+    @property
+    def is_forked(self) -> bool:
+        """Or known not to be."""
+        return self._handle is not None or bool(self.refusal)
+
+    def take_handle(self) -> int | None:
+        """Of its process; whoever takes it closes it."""
+        handle, self._handle = self._handle, None
+        return handle
+
+    def pass_keeper(self, passage: Passage) -> None:
+        """Raises OSError if it is gone."""
+        words = f"keeper {passage.mark} {passage.base}".encode()
+        send_with(self._channel, words, [passage.socket.fileno()])
+
+    def refuse_keeper(self, why: str) -> None:
+        send(self._channel, f"refused {why}".encode()[:1000])
+
+    def close(self) -> None:
+        """Now it has no owner any more."""
+        self.theirs.close()
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._channel)
+            self._channel.close()
+            self.is_over = True
+            self._on_news()
+        if (handle := self.take_handle()) is not None:
+            os.close(handle)
+
+    def _read(self) -> None:
+        received = receive_or_end(self._channel)
+        if received is None:
+            return
+        packet, descriptors = received
+        if not packet:
+            self._loop.remove_reader(self._channel)
+            self.is_over = True
+        else:
+            self._on_words(packet.decode("utf-8", "replace").split(" "), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._on_news()
+
+    def _on_words(self, words: list[str], descriptors: list[int]) -> None:
+        """A worker that says something else is not listened to."""
+        match words:
+            case ["forked", pid] if self._is_awaited(pid) and len(descriptors) == 1:
+                self.pid, self._handle = int(pid), descriptors.pop()
+            case ["unforked", number] if self._is_awaited(number):
+                self.refusal = int(number)
+            case ["ready", endpoint] if endpoint.startswith(("ws://", "wss://")):
+                self.endpoint = endpoint
+            case ["keeper"]:
+                self._on_keeper()
+            case _:
+                return
+
+    def _is_awaited(self, number: str) -> bool:
+        """Whether the zygote may still say this; a worker has no business to."""
+        return not self.is_forked and not self.pid and number.isdecimal()

@@ -1,0 +1,355 @@
+"""The fleet: assignments in, outcomes out; in between a worker that is warm, new, or elsewhere.
+
+Owns the runs that go on, the workers that wait, and the bounds on both. A run is `driving.py`'s,
+who may wait how long `pool.py`'s. Made by `open_fleet`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from dataclasses import replace as with_
+from typing import Final
+
+from msgspec.structs import replace
+
+from culm.clock import Clock, pause
+from culm.errors import InvalidRequest, LimitExceeded, NotBuilt, ShuttingDown
+from culm.fleet.executor import CANCELLED, failed
+from culm.fleet.host.base import Launcher, LaunchFailed, NotReady, Worker
+from culm.fleet.host.callbacks import Overseer
+from culm.fleet.host.fingerprint import fingerprint
+from culm.fleet.host.pool import (
+    IDLE_MARGIN_S,
+    Decided,
+    Parked,
+    PoolBounds,
+    check_out,
+    park,
+    sweep,
+)
+from culm.fleet.host.remote import ConnectLauncher
+from culm.fleet.host.roster import Roster
+from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_driver import FIRST_FRAME_S, Driven, HostTerms, drive, host_terms_of
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import BadProvision, Provision, Remote, Schedulable, check_provision
+from culm.fleet.transport.base import ConnectFailed, Link
+from culm.logs import redact
+
+_log = logging.getLogger(__name__)
+
+CLOSE_S: Final = 12.0  # For the runs to let go of their workers, each of which is ended.
+
+
+@dataclass(frozen=True, slots=True)
+class FleetBounds:
+    runs_max: int = 200  # At once; workers that wait for work do not count.
+    waiting_max: int = 1000  # Runs beyond those; the next is refused.
+    first_frame_s: float = FIRST_FRAME_S
+    pool: PoolBounds = field(default_factory=PoolBounds)
+
+
+DEFAULT_BOUNDS: Final = FleetBounds()
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A run that was taken on."""
+
+    provision: Provision  # As a worker gets it.
+    launcher: Launcher
+    spec: RunSpec
+    overseer: Overseer
+    controls: Controls
+    terms: HostTerms
+    key: str = ""  # What a warm worker must be like; empty if it is to be a certain one.
+    idle_s: float = 0.0  # So long its worker may wait afterwards.
+    # Its task is told to end once, by one of the two: the second time would tear it from ending
+    # its worker.
+    is_cancelled: bool = False  # By whoever awaits it, or because the fleet closes.
+    is_stopped: bool = False  # By its controls, before it began.
+
+
+class _Stopped(Exception):
+    """The run is not wanted any more, and has not begun."""
+
+
+class Fleet:
+    def __init__(
+        self,
+        launcher: Launcher,
+        remote: Launcher,
+        clock: Clock,
+        bounds: FleetBounds,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._launcher = launcher
+        self._remote = remote
+        self._clock = clock
+        self._bounds = bounds
+        self._tasks = tasks
+        self._roster = Roster(tasks)
+        self._parked: tuple[Parked[Worker], ...] = ()
+        self._gate = asyncio.Semaphore(bounds.runs_max)
+        self._runs: dict[asyncio.Task[Driven | Exception], _Job] = {}
+        self._is_closing = False
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All that are there: at work, waiting for it, or being ended."""
+        return self._roster.workers
+
+    async def run(
+        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
+    ) -> Driven:
+        """Have a run done. When this returns its worker waits for the next one, or is gone.
+
+        What goes wrong with a worker is an outcome. Raises `Rejected`, `NotBuilt` or
+        `ShuttingDown` if nothing was begun, and what the overseer raised on an event. To cancel
+        this ends the run and its worker. In any case `controls` know what was said in vain.
+        """
+        job = self._take_on(provision, spec, overseer, controls)
+        task = self._tasks.create_task(
+            self._contain(job), name=f"run on {provision.identity.child_id}"
+        )
+        self._runs[task] = job
+        task.add_done_callback(self._runs.pop)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            _cancel(task, job)
+            await asyncio.wait({task})
+            raise
+        finally:
+            unadmitted = controls.close()
+        if task.cancelled():  # The fleet is closing.
+            return Driven(CANCELLED, controls.has_begun, unadmitted)
+        driven = task.result()
+        if isinstance(driven, Exception):
+            raise driven
+        return with_(driven, unadmitted=unadmitted)
+
+    # --- taking on
+
+    def _take_on(
+        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
+    ) -> _Job:
+        """Refuse what cannot be done, before anything is started for it."""
+        if self._is_closing:
+            raise ShuttingDown
+        if isinstance(provision.placement, Schedulable):
+            raise NotBuilt("scheduled workers: place it locally, or name an endpoint")
+        try:
+            check_provision(provision)
+        except BadProvision as exc:
+            raise InvalidRequest(str(exc)) from exc
+        terms = host_terms_of(provision)
+        if terms.depth > terms.depth_max:
+            raise LimitExceeded("levels of agents", terms.depth_max)
+        if len(self._runs) >= self._bounds.runs_max + self._bounds.waiting_max:
+            raise LimitExceeded("runs that wait for a worker", self._bounds.waiting_max)
+        if isinstance(provision.placement, Remote):
+            return _Job(provision, self._remote, spec, overseer, controls, terms)
+        idle_s = self._bounds.pool.idle_s
+        if provision.limits.idle_timeout_secs is not None:
+            idle_s = min(idle_s, provision.limits.idle_timeout_secs)
+        # A worker waits longer than its parent lets it, so that it is not gone when it is wanted.
+        # In whole seconds, since others count them so.
+        limits = replace(provision.limits, idle_timeout_secs=math.ceil(idle_s + IDLE_MARGIN_S))
+        local = replace(provision, reusable=True, limits=limits)
+        key = fingerprint(local)
+        return _Job(local, self._launcher, spec, overseer, controls, terms, key, idle_s)
+
+    # --- one run
+
+    async def _contain(self, job: _Job) -> Driven | Exception:
+        """All of it, whatever comes: an exception is returned for whoever wanted the run."""
+        try:
+            async with _unless_stopped(job):
+                await self._gate.acquire()
+        except _Stopped:
+            return Driven(CANCELLED)
+        try:
+            return await self._attempt_twice(job)
+        except (LaunchFailed, BadProvision) as exc:
+            return Driven(failed(str(exc)))
+        except Exception as exc:  # boundary: the other runs go on
+            return exc
+        finally:
+            self._gate.release()
+
+    async def _attempt_twice(self, job: _Job) -> Driven:
+        try:
+            driven = await self._attempt(job, from_pool=bool(job.key))
+        except NotReady as exc:
+            driven = Driven(failed(str(exc)))
+        # Whoever was not heard has done nothing, so another one may try. Not instead of a worker
+        # that runs elsewhere: there is no other.
+        if driven.began or job.controls.is_cancelled or not job.key:
+            return driven
+        reason = (driven.outcome.error or "").partition("\n")[0]
+        _log.warning("a run is tried with another worker: %s", reason)
+        return await self._attempt(job, from_pool=False)
+
+    async def _attempt(self, job: _Job, *, from_pool: bool) -> Driven:
+        """Raises `LaunchFailed`, `BadProvision`."""
+        worker: Worker | None = None
+        link: Link | None = None
+        parks = False
+        try:
+            async with _unless_stopped(job):
+                if from_pool and (worker := self._check_out(job.key)) is not None:
+                    link = await self._find_link(worker)
+                if link is None:
+                    worker = await self._roster.launch(job.launcher, job.provision)
+                    link = await worker.connect()
+            job.controls.pid = None if worker is None else worker.pid
+            driven = await drive(
+                link,
+                job.spec,
+                job.overseer,
+                job.controls,
+                self._clock,
+                terms=job.terms,
+                first_frame_s=self._bounds.first_frame_s,
+            )
+            is_clean = driven.outcome.status == "completed" and not job.controls.is_cancelled
+            parks = is_clean and bool(job.key)
+            return await _with_last_words(driven, worker)
+        except _Stopped:
+            return Driven(CANCELLED)
+        except ConnectFailed as exc:
+            driven = Driven(failed(f"the worker cannot be reached: {exc}"))
+            return await _with_last_words(driven, worker)
+        finally:
+            await self._release(job, worker, link, parks=parks)
+
+    async def _find_link(self, worker: Worker) -> Link | None:
+        """None if a worker that waited is gone by now; then it is ended for good."""
+        try:
+            return await worker.connect()
+        except ConnectFailed as exc:
+            _log.info("worker %s waited, and cannot be reached: %s", worker.id, exc)
+            await self._roster.end(worker)
+            return None
+
+    async def _release(
+        self, job: _Job, worker: Worker | None, link: Link | None, *, parks: bool
+    ) -> None:
+        """Let it wait for the next run, or end it: what went wrong in it may still be in it."""
+        is_parked = False
+        try:
+            if parks and worker is not None and link is not None:
+                await link.close()  # Before that it takes no other.
+                self._park(job, worker)
+                is_parked = True
+        finally:  # A cancel may come while this waits, too; then the rest is still done.
+            try:
+                if worker is not None and not is_parked:
+                    await self._roster.end(worker)
+            finally:
+                if link is not None:
+                    await link.close()
+
+    # --- the pool
+
+    def _check_out(self, key: str) -> Worker | None:
+        decided = check_out(self._parked, key, self._clock.now_s())
+        self._apply(decided)
+        return decided.taken
+
+    def _park(self, job: _Job, worker: Worker) -> None:
+        now_s = self._clock.now_s()
+        parked = Parked(worker, job.key, now_s + job.idle_s)
+        self._apply(park(self._parked, parked, self._bounds.pool, now_s))
+
+    def _apply(self, decided: Decided[Worker]) -> None:
+        self._parked = decided.kept
+        for worker in decided.retired:
+            self._roster.end_nowait(worker)
+
+    async def sweep(self) -> None:
+        """For ever: end who waited long enough, who died, and who could not be ended before."""
+        while True:
+            await pause(self._clock, self._bounds.pool.sweep_s)
+            self._apply(sweep(self._parked, self._clock.now_s()))
+            self._roster.end_stuck_nowait()
+
+    async def close(self) -> None:
+        """Cancel all runs and end all workers. Bounded."""
+        self._is_closing = True
+        for parked in self._parked:
+            self._roster.end_nowait(parked.worker)
+        self._parked = ()
+        for task, job in self._runs.items():
+            _cancel(task, job)
+        if self._runs:
+            await asyncio.wait(tuple(self._runs), timeout=CLOSE_S)
+        await self._roster.end_all()
+
+
+@asynccontextmanager
+async def open_fleet(
+    launcher: Launcher,
+    clock: Clock,
+    bounds: FleetBounds = DEFAULT_BOUNDS,
+    remote: Launcher | None = None,
+) -> AsyncGenerator[Fleet]:
+    """When the block ends no run goes on, and no worker of ours is left.
+
+    `launcher` starts workers here; `remote` connects to those that a provision says are elsewhere.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        fleet = Fleet(launcher, remote or ConnectLauncher(), clock, bounds, tasks)
+        sweeper = tasks.create_task(fleet.sweep(), name="sweep of the fleet")
+        try:
+            yield fleet
+        finally:
+            try:
+                await fleet.close()
+            finally:
+                sweeper.cancel()
+
+
+def _cancel(task: asyncio.Task[Driven | Exception], job: _Job) -> None:
+    if not job.is_cancelled and not job.is_stopped:
+        job.is_cancelled = True
+        task.cancel()
+
+
+async def _with_last_words(driven: Driven, worker: Worker | None) -> Driven:
+    """What a worker printed may say why it did not tell its end itself."""
+    if worker is None or driven.is_told or driven.outcome.status != "error":
+        return driven
+    words = redact(await worker.last_words()).strip()
+    if not words:
+        return driven
+    return with_(driven, outcome=failed(f"{driven.outcome.error}; it printed last:\n{words}"))
+
+
+@asynccontextmanager
+async def _unless_stopped(job: _Job) -> AsyncGenerator[None]:
+    """Leave the block when its controls cancel a run; raises `_Stopped`."""
+    loop = asyncio.get_running_loop()
+    bound = asyncio.timeout(None)
+
+    def look() -> None:
+        if job.controls.is_cancelled and not job.is_cancelled and bound.when() is None:
+            job.is_stopped = True
+            bound.reschedule(loop.time())
+
+    try:
+        async with bound:
+            job.controls.watch(look)
+            try:
+                look()
+                yield
+            finally:
+                job.controls.watch(None)
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise _Stopped from None

@@ -1,0 +1,100 @@
+"""Workers of any program that reads a provision and announces itself in the fabric.
+
+They run in custody, so that they and all they start end with the server.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from culm.clock import Clock, pause
+from culm.fleet.discovery.base import Fabric
+from culm.fleet.discovery.files import FileFabric
+from culm.fleet.host.local_worker import LocalWorker
+from culm.fleet.host.provision_file import make_stamp, stamped
+from culm.fleet.host.startup import LAUNCH_S, Birth, open_birth
+from culm.fleet.provision import Provision
+from culm.processes.base import Custody
+from culm.processes.linux import find_stat, read_table
+from culm.processes.tree import descendants_of
+
+POLL_S: Final = 0.02  # As often as its record is looked for.
+
+
+class ForeignLauncher:
+    """Implements `Launcher`. Made by `open_foreign_launcher`."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        custody: Custody,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        launch_s: float,
+    ) -> None:
+        self._argv = argv
+        self._custody = custody
+        self._clock = clock
+        self._tasks = tasks
+        self._launch_s = launch_s
+        self._workers: set[LocalWorker] = set()
+
+    def warm_nowait(self) -> None:
+        self._custody.warm_nowait()
+
+    async def launch(self, provision: Provision) -> LocalWorker:
+        given = stamped(provision, make_stamp(self._clock.now_s()), None)
+        fabric = FileFabric(Path(given.fabric_dir), self._clock)
+        self._workers = {worker for worker in self._workers if not worker.is_ended}
+        async with open_birth(given, fabric, self._launch_s) as birth:
+            self._workers.add(birth.worker)
+            # What somebody else with this id left is no sign of this one.
+            await asyncio.to_thread(fabric.withdraw, birth.worker.id)
+            started = await birth.start(self._custody, self._argv, [])
+            self._tasks.create_task(started.watch(), name=f"worker {birth.worker.id}")
+            await self._announced(birth, fabric)
+            return birth.worker
+
+    async def _announced(self, birth: Birth, fabric: Fabric) -> None:
+        """Wait for its record; raises `LaunchFailed` if it ends before that."""
+        worker = birth.worker
+        while True:
+            record = await asyncio.to_thread(fabric.resolve, worker.id)
+            if not worker.is_alive:
+                await birth.fail_ended()
+            assert worker.pid is not None
+            if record is not None and is_below(record.pid, worker.pid):
+                break
+            await pause(self._clock, POLL_S)
+        worker.endpoint = record.endpoint
+
+    async def close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for worker in self._workers:
+                group.create_task(worker.kill(), name=f"end {worker.id}")
+
+
+def is_below(pid: int, root: int) -> bool:
+    """Whether it is that process or descends from it: a worker may be started by a script.
+
+    Its token goes where the record says, so it must be its own record. Where there is no /proc it
+    is taken for that.
+    """
+    if pid == root or find_stat(root) is None:
+        return True
+    return any(stat.pid == pid for stat in descendants_of(root, read_table()))
+
+
+@asynccontextmanager
+async def open_foreign_launcher(
+    argv: Sequence[str], custody: Custody, clock: Clock, launch_s: float = LAUNCH_S
+) -> AsyncGenerator[ForeignLauncher]:
+    """At the end of the block no worker is left."""
+    async with asyncio.TaskGroup() as tasks:
+        launcher = ForeignLauncher(argv, custody, clock, tasks, launch_s)
+        try:
+            yield launcher
+        finally:
+            await launcher.close()

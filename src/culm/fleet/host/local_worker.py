@@ -1,0 +1,94 @@
+"""A worker on this machine: reached by its link, ended with all it started."""
+
+import asyncio
+import logging
+import shutil
+from contextlib import suppress
+from typing import Final
+
+from culm.fleet.discovery.base import Fabric
+from culm.fleet.host.control_socket import ControlEnd
+from culm.fleet.host.worker_process import WorkerProcess
+from culm.fleet.provision import Provision
+from culm.fleet.storage import storage_of
+from culm.fleet.tail import Tail
+from culm.fleet.transport.base import ConnectFailed, Link
+from culm.fleet.transport.websocket import connect_websocket
+from culm.processes.base import Passage
+
+_log = logging.getLogger(__name__)
+
+# For the commands of a worker that was killed: their wardens ask for 0.3 s, then end them.
+COMMANDS_S: Final = 3.0
+TIDY_S: Final = 2.0
+
+
+class LocalWorker:
+    """Implements `Worker`. `given` is the provision that its process got, with its token."""
+
+    def __init__(self, given: Provision, fabric: Fabric) -> None:
+        self.id = given.identity.child_id
+        self.endpoint = ""  # Once it is ready.
+        self.process: WorkerProcess | None = None  # Once there is one.
+        self.control: ControlEnd | None = None  # If it is one of ours.
+        self.passages: list[Passage] = []  # Its ways to the keeper.
+        self.tail = Tail()
+        self.is_ended = False
+        self._token = given.secrets.worker_auth_token or None
+        self._fabric = fabric
+        self._own_storage = None if given.storage_dir is not None else storage_of(given)
+        self._ending = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and not self.process.ended.is_set()
+
+    async def connect(self) -> Link:
+        if not self.is_alive:
+            raise ConnectFailed("the worker has ended")
+        return await connect_websocket(self.endpoint, self._token)
+
+    async def last_words(self) -> str:
+        return await self.tail.last_words()
+
+    async def kill(self) -> None:
+        async with self._ending:
+            if self.is_ended:
+                return
+            try:
+                if self.process is not None and not await self.process.kill():
+                    _log.error("worker %s, pid %s, could not be ended", self.id, self.pid)
+            finally:
+                # Also if that was cut short: without an owner it ends by itself.
+                if self.control is not None:
+                    self.control.close()
+                self.tail.close()
+            await self._commands_gone()
+            await self._tidy_up()
+            self.is_ended = True
+
+    async def _commands_gone(self) -> None:
+        """What it had started ends by itself; here that is verified."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COMMANDS_S):
+                for passage in self.passages:
+                    await passage.over.wait()
+                return
+        _log.error("commands of worker %s are left", self.id)
+
+    async def _tidy_up(self) -> None:
+        """Remove what it would have removed itself."""
+        try:
+            async with asyncio.timeout(TIDY_S):
+                await asyncio.to_thread(self._remove_traces)
+        except (OSError, TimeoutError) as exc:
+            _log.warning("what worker %s had on disk could not be removed: %s", self.id, exc)
+
+    def _remove_traces(self) -> None:
+        self._fabric.withdraw(self.id)
+        if self._own_storage is not None:
+            shutil.rmtree(self._own_storage, ignore_errors=True)

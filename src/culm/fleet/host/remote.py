@@ -1,0 +1,74 @@
+"""Workers that run elsewhere: nothing is started, and nothing is ended; there is only a link."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from culm.fleet.host.base import LaunchFailed
+from culm.fleet.provision import Provision, Remote
+from culm.fleet.transport.base import ConnectFailed, Link
+from culm.fleet.transport.websocket import connect_websocket
+
+# Takes an endpoint, a token, and a file of certificates that alone are trusted.
+Dial = Callable[[str, str | None, Path | None], Awaitable[Link]]
+
+
+class RemoteWorker:
+    """Implements `Worker`."""
+
+    def __init__(
+        self, child_id: str, endpoint: str, dial: Callable[[], Awaitable[Link]], link: Link
+    ) -> None:
+        self.id = child_id
+        self.endpoint = endpoint
+        self._dial = dial
+        self._link: Link | None = link  # The one that showed we are let in, until it is used.
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def is_alive(self) -> bool:
+        return True  # As far as anybody knows here.
+
+    async def connect(self) -> Link:
+        link, self._link = self._link, None
+        return await self._dial() if link is None else link
+
+    async def kill(self) -> None:
+        """It is not ours to end; only what we hold of it is let go."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def last_words(self) -> str:
+        return ""
+
+
+class ConnectLauncher:
+    """Implements `Launcher` for a provision that names an endpoint.
+
+    The token is the provision's `worker_auth_token`; the rest of it stays here. For an endpoint
+    in `pins`, exactly the certificates in that file are trusted.
+    """
+
+    def __init__(
+        self, pins: Mapping[str, Path] | None = None, dial: Dial = connect_websocket
+    ) -> None:
+        self._pins = pins or {}
+        self._dial = dial
+
+    async def launch(self, provision: Provision) -> RemoteWorker:
+        """Raises `LaunchFailed` unless a link can be made, with that token."""
+        placement = provision.placement
+        if not isinstance(placement, Remote):
+            raise LaunchFailed("there is nothing to connect to: the placement is not remote")
+        endpoint = placement.endpoint
+        token = provision.secrets.worker_auth_token
+        dial = partial(self._dial, endpoint, token, self._pins.get(endpoint))
+        try:
+            link = await dial()
+        except ConnectFailed as exc:
+            raise LaunchFailed(f"the remote worker cannot be reached: {exc}") from exc
+        return RemoteWorker(provision.identity.child_id, endpoint, dial, link)

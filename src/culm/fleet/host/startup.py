@@ -1,0 +1,127 @@
+"""A worker that is being started: from its document to the moment it is ready, or to nothing."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from culm.fleet.discovery.base import Fabric
+from culm.fleet.environment import keyless_env
+from culm.fleet.host.base import LaunchFailed, NotReady
+from culm.fleet.host.control_socket import ControlEnd
+from culm.fleet.host.local_worker import LocalWorker
+from culm.fleet.host.provision_file import open_document
+from culm.fleet.host.worker_process import Started, WorkerProcess
+from culm.fleet.provision import Provision
+from culm.logs import redact
+from culm.processes.base import Custody, Order, Owner, StartFailed
+
+LAUNCH_S: Final = 30.0  # From the order to the moment it is ready.
+_LEAVE_S: Final = 0.5  # Between the end of its control and that of the process.
+
+
+class Birth:
+    """Made by `open_birth`, which ends what does not come to life."""
+
+    def __init__(self, given: Provision, fabric: Fabric) -> None:
+        self.document = open_document(given)
+        try:
+            self.worker = LocalWorker(given, fabric)
+        except OSError:
+            os.close(self.document)
+            raise
+        self._news = asyncio.Event()
+
+    def begin(self, on_keeper: Callable[[LocalWorker, ControlEnd], None]) -> ControlEnd:
+        """A control for the next attempt to start it, which reads the document anew."""
+        if self.worker.control is not None:
+            self.worker.control.close()
+        os.lseek(self.document, 0, os.SEEK_SET)
+        worker = self.worker
+        control = ControlEnd(self.tell, lambda: on_keeper(worker, control))
+        worker.control = control
+        return control
+
+    def hold(self, process: WorkerProcess) -> None:
+        self.worker.process = process
+        self.worker.tail.close_mouth()
+        process.on_end = self.tell
+
+    def tell(self) -> None:
+        """There is news."""
+        self._news.set()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Wait for news until it did."""
+        while not happened():
+            self._news.clear()
+            await self._news.wait()
+
+    async def ready(self) -> None:
+        """Wait until it says so; raises `LaunchFailed` if it ends before that."""
+        process, control = self.worker.process, self.worker.control
+        assert process is not None
+        assert control is not None
+        await self.until(
+            lambda: bool(control.endpoint) or control.is_over or process.ended.is_set()
+        )
+        if not control.endpoint or control.is_over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await process.ended.wait()
+            await self.fail_ended()
+        self.worker.endpoint = control.endpoint
+
+    async def fail_ended(self) -> None:
+        """Raises `LaunchFailed`, which says how it ended."""
+        process = self.worker.process
+        assert process is not None
+        if not process.ended.is_set():
+            how, failure = "it has let go of its owner", LaunchFailed
+        else:
+            how = await process.how()
+            failure = NotReady if await process.was_killed() else LaunchFailed
+        raise failure(await self.with_words(f"the worker ended before it was ready: {how}"))
+
+    async def with_words(self, said: str) -> str:
+        """Together with what it printed last."""
+        words = redact(await self.worker.last_words())
+        return f"{said}\n{words}" if words else said
+
+    async def start(self, custody: Custody, argv: Iterable[str], further: list[int]) -> Started:
+        """Start its process as a command in custody; raises `LaunchFailed`."""
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        passed = (self.document, null, self.worker.tail.mouth, *further)
+        order = Order([*argv], "/", keyless_env(os.environ), Owner("", "worker"), passed)
+        try:
+            started = Started(await custody.start(order))
+        except StartFailed as exc:
+            raise LaunchFailed(f"the worker could not be started: {exc}") from exc
+        finally:
+            os.close(null)
+        self.hold(started)
+        return started
+
+
+@asynccontextmanager
+async def open_birth(given: Provision, fabric: Fabric, bound_s: float) -> AsyncGenerator[Birth]:
+    """Raises `LaunchFailed`, and `NotReady` if the block takes too long; then nothing is left."""
+    try:
+        birth = Birth(given, fabric)
+    except OSError as exc:
+        raise LaunchFailed(f"the worker could not be started: {exc.strerror}") from exc
+    is_ready = False
+    try:
+        async with asyncio.timeout(bound_s):
+            yield birth
+        is_ready = True
+    except TimeoutError:
+        words = f"the worker was not ready within {bound_s:g} s, and was ended"
+        raise NotReady(await birth.with_words(words)) from None
+    except OSError as exc:
+        raise LaunchFailed(f"the worker could not be started: {exc.strerror}") from exc
+    finally:
+        os.close(birth.document)
+        if not is_ready:
+            await birth.worker.kill()

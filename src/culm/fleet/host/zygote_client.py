@@ -1,0 +1,168 @@
+"""The server's end of a zygote: started by custody's keeper, ordered to fork, ended.
+
+Its words are in `fleet/worker/zygote.py`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from culm.fleet.environment import keyless_env
+from culm.fleet.host.worker_process import Forked
+from culm.processes.base import Nursery, Order, Owner
+from culm.processes.packets import receive_or_end, send_with
+
+_log = logging.getLogger(__name__)
+
+END_BOUND_S: Final = 5.0  # An interpreter that only just starts says who it is after this.
+_EARLY_MAX: Final = 64  # More than are ordered at once; who was given up on is never asked for.
+_WORDS_BYTES: Final = 2000
+
+
+class ZygoteEnd:
+    """Made by `start_zygote`."""
+
+    def __init__(self, channel: socket.socket, log: int) -> None:
+        self.pid = 0  # Until it has begun.
+        self.is_warm = False
+        self.is_lost = False
+        self._channel = channel
+        self._log = log
+        self._handle: int | None = None
+        self._begun = asyncio.Event()  # Or lost, as the next.
+        self._warmed = asyncio.Event()
+        self._gone = asyncio.Event()  # The process, as far as there is a handle of it.
+        self._forks: dict[int, Forked] = {}
+        self._waiting: set[Callable[[], None]] = set()  # Told when it is lost.
+        self._early: dict[int, int] = {}  # Ends that were told before we knew of the fork.
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(channel, self._read)
+
+    async def warmed(self) -> bool:
+        """Wait until it is, or is known not to come to that: False."""
+        await self._warmed.wait()
+        return not self.is_lost
+
+    def order(self, document: int, stderr: int, control: int) -> None:
+        """Have a worker forked; the rest is told by its control. Raises OSError."""
+        send_with(self._channel, b"fork", [document, stderr, control])
+
+    @contextmanager
+    def telling(self, tell: Callable[[], None]) -> Generator[None]:
+        """Have `tell` called should it be lost meanwhile."""
+        self._waiting.add(tell)
+        try:
+            yield
+        finally:
+            self._waiting.discard(tell)
+
+    def expect(self, fork: Forked) -> None:
+        """Tell it how it ended, when that is known."""
+        status = self._early.pop(fork.pid, None)
+        if status is None:
+            self._forks[fork.pid] = fork
+        else:
+            fork.on_exited(status)
+
+    def kill(self) -> None:
+        """It does not answer. Its workers live on."""
+        if self._handle is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._lose()
+
+    async def close(self) -> None:
+        """End it, and wait until it is gone; in bounded time."""
+        try:
+            if not self.is_lost:
+                self._channel.shutdown(socket.SHUT_WR)  # It ends by this, once it listens.
+            async with asyncio.timeout(END_BOUND_S):
+                await self._begun.wait()
+                self.kill()
+                if self.pid:
+                    await self._gone.wait()
+        except TimeoutError:
+            _log.error("the zygote could not be ended")
+        finally:
+            self.kill()
+            self._let_go()
+            os.close(self._log)
+
+    def last_words(self) -> str:
+        """What it complained about, if it did."""
+        size = os.fstat(self._log).st_size
+        data = os.pread(self._log, _WORDS_BYTES, max(0, size - _WORDS_BYTES))
+        return data.decode("utf-8", "replace").strip()
+
+    def _read(self) -> None:
+        received = receive_or_end(self._channel)
+        if received is None:
+            return
+        packet, descriptors = received
+        match packet.decode().split(" "):
+            case ["begun", pid]:
+                self.pid, self._handle = int(pid), descriptors.pop()
+                self._loop.add_reader(self._handle, self._on_gone)
+                self._begun.set()
+            case ["warm"]:
+                self.is_warm = True
+                self._warmed.set()
+            case ["exited", pid, status]:
+                self._on_exited(int(pid), int(status))
+            case _:
+                self._lose()
+
+    def _on_exited(self, pid: int, status: int) -> None:
+        fork = self._forks.pop(pid, None)
+        if fork is not None:
+            fork.on_exited(status)
+        elif len(self._early) < _EARLY_MAX:
+            self._early[pid] = status
+
+    def _lose(self) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._loop.remove_reader(self._channel)
+            self._channel.close()
+            self._begun.set()
+            self._warmed.set()
+            for tell in tuple(self._waiting):
+                tell()
+
+    def _on_gone(self) -> None:
+        self._let_go()
+        # It falls to us if its keeper died; then nobody else collects it.
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        self._gone.set()
+
+    def _let_go(self) -> None:
+        if self._handle is not None:
+            self._loop.remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
+
+async def start_zygote(nursery: Nursery, argv: Sequence[str]) -> ZygoteEnd:
+    """Raises `StartFailed`, OSError. That it cannot start is seen later, by its end."""
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    log = os.memfd_create("zygote", os.MFD_CLOEXEC)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    passed = (null, null, log, theirs.fileno())
+    # Its environment is its workers'.
+    order = Order(argv, "/", keyless_env(os.environ), Owner("", "zygote"), passed)
+    try:
+        await nursery.start_companion(order)
+    except BaseException:  # boundary: cancelled, or refused; nothing is left open
+        channel.close()
+        os.close(log)
+        raise
+    finally:
+        theirs.close()
+        os.close(null)
+    return ZygoteEnd(channel, log)

@@ -1,0 +1,69 @@
+"""What our own parent said to a worker that runs the loop (`culm` in its provision), read once."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, Hook, OwnTool, ToolName
+from culm.errors import InvalidRequest
+from culm.fleet.provision import BadProvision, Extension
+from culm.model.choice import Chosen
+from culm.run.project_context import ContextPaths
+from culm.wire.codec import Json
+from culm.wire.rules import Approve, Rule, parse_approve, parse_rules
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Given:
+    """It holds the key of the chosen model."""
+
+    rules: tuple[Rule, ...] = ()
+    rules_also_from: tuple[str, ...] = ()
+    allowed_tools: tuple[str, ...] = ()
+    approve: Approve | None = None
+    hooks: tuple[Hook, ...] = ()
+    own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
+    chosen: Chosen | None = None
+    context_paths: ContextPaths = field(default_factory=ContextPaths)
+
+
+class _Parts(Struct):
+    """What of it is read as it stands."""
+
+    hooks: Annotated[tuple[Hook, ...], Meta(max_length=HOOKS_MAX)] = ()
+    own_tools: Annotated[dict[ToolName, OwnTool], Meta(max_length=OWN_TOOLS_MAX)] = {}
+    chosen: Chosen | None = None
+
+
+def read_given(said: Extension) -> Given:
+    """Raises `BadProvision`, which says what is wrong and repeats no value."""
+    named = {"hooks": said.hooks, "own_tools": said.own_tools, "chosen": said.chosen}
+    try:
+        parts = msgspec.convert({k: v for k, v in named.items() if _known(v) is not None}, _Parts)
+    except msgspec.ValidationError as exc:
+        raise BadProvision(f"culm: {exc}") from exc
+    try:
+        rules = parse_rules(_known(said.rules))
+        approve = parse_approve(_known(said.approve))
+    except InvalidRequest as exc:
+        raise BadProvision(f"culm: {exc.message}") from exc
+    places = said.context_paths
+    usual = ContextPaths()
+    paths = usual if places is None else ContextPaths(tuple(places.project), tuple(places.user))
+    tools = tuple(said.allowed_tools)
+    return Given(
+        rules,
+        tuple(said.rules_also_from),
+        tools,
+        approve,
+        parts.hooks,
+        dict(parts.own_tools),
+        parts.chosen,
+        paths,
+    )
+
+
+def _known(value: Json | UnsetType) -> Json:
+    return None if value is UNSET else value

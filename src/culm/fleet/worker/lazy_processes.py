@@ -1,0 +1,89 @@
+"""Custody that is opened by whoever first needs a process: most workers never do."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from culm.processes.base import Custody, Held, Nursery, Order, Process, StartFailed
+
+OpenCustody = Callable[[], AbstractAsyncContextManager[Custody]]
+
+
+class LazyCustody:
+    """Implements `Custody`. Made by `open_lazy_custody`."""
+
+    def __init__(self, opening: OpenCustody) -> None:
+        self._opening = opening
+        self._wanted = asyncio.Event()
+        self._found: asyncio.Future[Custody] | None = None
+        self._custody: Custody | None = None
+        self._is_over = False
+
+    @property
+    def nursery(self) -> Nursery | None:
+        """A worker starts no workers: its host does."""
+        return None
+
+    async def start(self, order: Order) -> Held:
+        return await (await self._get()).start(order)
+
+    def warm_nowait(self) -> None:
+        if self._custody is not None:
+            self._custody.warm_nowait()
+
+    async def processes(self, workspace_id: str) -> list[Process]:
+        return [] if self._custody is None else await self._custody.processes(workspace_id)
+
+    async def end_all(self, workspace_id: str) -> list[int]:
+        return [] if self._custody is None else await self._custody.end_all(workspace_id)
+
+    async def _get(self) -> Custody:
+        if self._custody is not None:
+            return self._custody
+        if self._is_over:
+            raise StartFailed("the worker is stopping")
+        if self._found is None:
+            self._found = asyncio.get_running_loop().create_future()
+            self._wanted.set()
+        # Others wait for it, too: the cancel of one of them is not theirs.
+        return await asyncio.shield(self._found)
+
+    async def hold(self) -> None:
+        """Open it when it is wanted, and keep it until this is cancelled."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                try:
+                    async with self._opening() as self._custody:
+                        self._tell(self._custody)
+                        await asyncio.Event().wait()
+                except OSError as exc:
+                    # The next process tries again.
+                    self._tell(StartFailed(f"there is no keeper for processes: {exc}"))
+        finally:
+            self._is_over = True
+            self._custody = None
+            self._tell(StartFailed("the worker is stopping"))
+
+    def _tell(self, result: Custody | StartFailed) -> None:
+        found, self._found = self._found, None
+        if found is None or found.done():
+            return
+        if isinstance(result, StartFailed):
+            found.set_exception(result)
+            found.exception()  # Whoever waited may have gone.
+        else:
+            found.set_result(result)
+
+
+@asynccontextmanager
+async def open_lazy_custody(opening: OpenCustody) -> AsyncGenerator[LazyCustody]:
+    """At the end of the block nothing is left of what was started, if anything was."""
+    custody = LazyCustody(opening)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(custody.hold(), name="custody")
+        try:
+            yield custody
+        finally:
+            task.cancel()

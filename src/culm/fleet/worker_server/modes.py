@@ -1,0 +1,81 @@
+"""How long a worker serves, and how many at once: one, one after the other, many."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+from culm.clock import Clock
+from culm.fleet.executor import Executor
+from culm.fleet.transport.base import Link, Listener
+from culm.fleet.worker_server.base import Mode, NobodyCame, One, Reusable, Service, Terms
+from culm.fleet.worker_server.connection import serve_connection
+
+log = logging.getLogger(__name__)
+
+
+async def serve_on(listener: Listener, executor: Executor, mode: Mode, terms: Terms) -> None:
+    """Serve whoever connects, until the mode says that it is over; raises `NobodyCame`."""
+    match mode:
+        case One(accept_s=accept_s):
+            try:
+                link = await _accept(listener, terms.clock, accept_s)
+            except TimeoutError as exc:
+                raise NobodyCame(f"nobody connected within {accept_s:g} s") from exc
+            await _serve(link, executor, terms)
+        case Reusable(idle_s=idle_s):
+            while True:
+                try:
+                    link = await _accept(listener, terms.clock, idle_s)
+                except TimeoutError:
+                    return
+                await _serve(link, executor, terms)
+        case Service(connections_max=connections_max):
+            await _serve_many(listener, executor, terms, connections_max)
+        case _:
+            assert_never(mode)
+
+
+async def _serve_many(
+    listener: Listener, executor: Executor, terms: Terms, connections_max: int
+) -> None:
+    slots = asyncio.Semaphore(connections_max)
+
+    async def serve(link: Link) -> None:
+        try:
+            await _serve(link, executor, terms)
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            await slots.acquire()
+            group.create_task(serve(await listener.accept()), name="fleet connection")
+
+
+async def _serve(link: Link, executor: Executor, terms: Terms) -> None:
+    try:
+        await serve_connection(link, executor, terms)
+    except Exception:  # boundary: what goes wrong on one connection ends that one only
+        log.exception("a connection failed")
+
+
+async def _accept(listener: Listener, clock: Clock, within_s: float | None) -> Link:
+    """Raises TimeoutError."""
+    if within_s is None:
+        return await listener.accept()
+    async with _timeout(clock, within_s):
+        return await listener.accept()
+
+
+@asynccontextmanager
+async def _timeout(clock: Clock, delay_s: float) -> AsyncGenerator[None]:
+    """As `asyncio.timeout`, by that clock."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as bound:
+        timer = clock.call_later(delay_s, lambda: bound.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -1,0 +1,194 @@
+"""What one run is given beside its specification: steering and its host.
+
+All of it ends with the run: then a wait fails and nothing more is taken.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, Protocol, cast
+
+from msgspec import Raw
+
+from culm.errors import TooLarge
+from culm.fleet.executor import CallFailed, NotAsked, RunOver, Steer
+from culm.fleet.protocol.worker import Answered, Replied
+from culm.fleet.times import format_time, parse_time
+from culm.fleet.worker_server.base import Terms
+from culm.fleet.worker_server.sanitize import ASKED_BYTES_MAX, fit
+from culm.wire.codec import Json
+
+log = logging.getLogger(__name__)
+
+ASK_S: Final = 300.0  # For an answer, if the executor says no deadline.
+ID_CHARS_MAX: Final = 256  # Of a call's name for itself.
+STEERS_MAX: Final = 64  # That no step has admitted yet; a host that sends more is not listening.
+
+
+class Inbox:
+    """Implements `Steering`."""
+
+    def __init__(self, steers: tuple[Steer, ...]) -> None:
+        self._steers: deque[Steer] = deque(steers)
+        self._has_dropped = False
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    async def next(self) -> Steer:
+        while not self._steers:
+            if self._is_over:
+                raise RunOver("the run is over")
+            self._changed.clear()
+            await self._changed.wait()
+        return self._steers.popleft()
+
+    def take_nowait(self) -> list[Steer]:
+        taken = list(self._steers)
+        self._steers.clear()
+        return taken
+
+    def put(self, steer: Steer) -> None:
+        if len(self._steers) >= STEERS_MAX:
+            if not self._has_dropped:
+                log.warning("messages to a run are dropped: %d wait already", STEERS_MAX)
+                self._has_dropped = True
+            return
+        self._steers.append(steer)
+        self._changed.set()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._steers.clear()
+        self._changed.set()
+
+
+class Requests(Protocol):
+    """The way of one run's requests to its host, and back."""
+
+    async def room(self) -> None:
+        """Wait until a request has room."""
+        ...
+
+    def send_ask(self, ask_id: str, body: Raw) -> bool:
+        """Whether it is on its way; else it is too late, or too many are open."""
+        ...
+
+    def send_call(self, call_id: str, tool_call_id: str, args: Raw) -> bool: ...
+
+    def withdraw(self, open_id: str) -> None:
+        """Nobody waits for that answer any more."""
+        ...
+
+
+class RunHost:
+    """Implements `Host`."""
+
+    def __init__(self, requests: Requests, terms: Terms) -> None:
+        self._requests = requests
+        self._terms = terms
+        self._asks: dict[str, asyncio.Future[bool]] = {}
+        self._calls: dict[str, asyncio.Future[Json]] = {}
+        self._is_over = False
+
+    @property
+    def takes_calls(self) -> bool:
+        return self._terms.host_calls
+
+    async def ask(self, body: Mapping[str, Json]) -> bool:
+        now_s = self._terms.clock.now_s()
+        given = body.get("deadline")
+        deadline_s = parse_time(given) if isinstance(given, str) else None
+        if deadline_s is None:
+            deadline_s = now_s + ASK_S
+            body = {**body, "deadline": format_time(deadline_s)}
+        elif deadline_s <= now_s:
+            return False
+        try:
+            asked = Raw(fit(body, ASKED_BYTES_MAX))
+        except TooLarge as exc:
+            return self._not_asked(exc.message)
+        ask_id = f"sa-{self._terms.ids.ask()}"  # Not to be guessed: people answer by it.
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def refuse() -> None:
+            if not answer.done():
+                log.info("nobody answered an ask in time: it is refused")
+                answer.set_result(False)
+
+        timer = self._terms.clock.call_later(deadline_s - now_s, refuse)
+        try:
+            await self._requests.room()
+            if self._is_over or answer.done():
+                return False
+            if not self._requests.send_ask(ask_id, asked):
+                return self._not_asked("too many asks wait already")
+            self._asks[ask_id] = answer
+            return await answer
+        finally:
+            timer.cancel()
+            self._asks.pop(ask_id, None)
+            self._requests.withdraw(ask_id)
+
+    def _not_asked(self, why: str) -> bool:
+        """Where calls are taken the executor is ours; one of others' knows a yes and a no."""
+        log.warning("an ask is refused: %s", why)
+        if self.takes_calls:
+            raise NotAsked(why)
+        return False
+
+    async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
+        if not self._terms.host_calls:
+            raise CallFailed("this host takes no calls")
+        if args.get("op") == "agent" and self._terms.depth >= self._terms.depth_max:
+            raise CallFailed(f"agents nest at most {self._terms.depth_max} deep")
+        try:
+            asked = Raw(fit(args, ASKED_BYTES_MAX))
+        except TooLarge as exc:
+            raise CallFailed(exc.message) from exc
+        call_id = f"sa-{self._terms.ids.ask()}"
+        reply: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        try:
+            await self._requests.room()
+            if self._is_over:
+                raise RunOver("the run is over")
+            if not self._requests.send_call(call_id, tool_call_id[:ID_CHARS_MAX], asked):
+                raise CallFailed("too many calls to the host wait already")
+            self._calls[call_id] = reply
+            return _result_of(await reply)
+        finally:
+            self._calls.pop(call_id, None)
+            self._requests.withdraw(call_id)
+
+    def on_answer(self, answer: Answered | Replied) -> None:
+        waiting = (self._asks if isinstance(answer, Answered) else self._calls).pop(answer.id, None)
+        if waiting is None or waiting.done():
+            log.warning("an answer came when nobody waited any more: %s", answer.id[:64])
+        elif isinstance(answer, Answered) and answer.reason and not answer.approved:
+            waiting.set_exception(NotAsked(answer.reason))
+        elif isinstance(answer, Answered):
+            waiting.set_result(answer.approved)
+        else:
+            waiting.set_result(answer.result)
+
+    def end(self) -> None:
+        """Refuse what waits, and whatever comes."""
+        self._is_over = True
+        for ask in self._asks.values():
+            if not ask.done():
+                ask.set_result(False)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(RunOver("the run is over"))
+
+
+def _result_of(reply: Json) -> Json:
+    """A host's reply is `{"result": …}` or `{"error": "…"}`."""
+    if not isinstance(reply, dict):
+        raise CallFailed("the host's answer cannot be read")
+    fields = cast("dict[str, Json]", reply)
+    if "error" in fields:
+        raise CallFailed(str(fields["error"]))
+    if "result" not in fields:
+        raise CallFailed("the host's answer cannot be read")
+    return fields["result"]

@@ -1,0 +1,274 @@
+"""An answer in the stream of Anthropic's messages: lines in, events out.
+
+Pure. Every line of data says its own type, so the lines that name events are passed over, and
+with them everything nobody has heard of. How thinking is kept is `anthropic_kept.py`.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+from msgspec import Struct
+
+from culm.model import failures
+from culm.model.anthropic.reasoning_roundtrip import Keeper
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    ModelEvent,
+    ReasoningDelta,
+    StopReason,
+    TextDelta,
+    Usage,
+    usage_of,
+)
+from culm.model.failures import Peer
+from culm.model.lines import UNREADABLE, is_whole
+from culm.wire.codec import Json, encodable, encode
+
+# --- what comes over the wire, as far as we read it; without GC tracking, as in `base.py`
+
+
+class _Delta(Struct, gc=False):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+
+
+class _Block(Struct, gc=False):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Json = None
+
+
+class _Usage(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Message(Struct, gc=False):
+    usage: _Usage | None = None
+
+
+class _Event(Struct, gc=False):
+    """All kinds of events in one: a field that is not theirs is absent."""
+
+    type: str | None = None
+    index: int | None = None
+    delta: _Delta | None = None
+    content_block: _Block | None = None
+    message: _Message | None = None
+    usage: _Usage | None = None
+    error: Json = None
+
+
+# Lax, as some servers count in floats or strings.
+_decode = msgspec.json.Decoder(_Event, strict=False).decode
+
+
+_KNOWN = frozenset(
+    {
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    }
+)
+_NO_EVENT = _Event()
+_STOP = _Event("message_stop")
+
+_STOP_REASONS: dict[str, StopReason] = {
+    "end_turn": "end_turn",
+    "stop_sequence": "end_turn",
+    "pause_turn": "end_turn",  # Of tools that run at the provider; we ask for none.
+    "max_tokens": "max_tokens",
+    "model_context_window_exceeded": "max_tokens",
+    "tool_use": "tool_use",
+    "refusal": "content_filter",
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    key: int
+    whole: str = ""  # Arguments that came with the beginning; pieces that follow replace them.
+
+
+class Reading:
+    """The state of one answer: lines in, events out."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.done = False  # The stream said that nothing follows.
+        self.finish: str | None = None  # Why the answer ended, once it has.
+        self._peer = peer
+        self._calls: dict[int, _Call] = {}  # By the index of their block.
+        self._keeper = Keeper()
+        self._usage: _Usage | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.finish is not None
+
+    def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
+        for line in lines if not self.done else ():
+            if not line.startswith(b"data:"):
+                continue  # A comment, an event's name, or the empty line behind each event.
+            try:
+                event = _decode(line[5:])
+            except UNREADABLE:
+                event = self._decode_slowly(line[5:].strip())
+            delta = event.delta
+            if delta is not None and delta.type == "text_delta":
+                if text := delta.text:
+                    self._keeper.said += len(text)
+                    yield TextDelta(text)
+            elif delta is not None:
+                yield from self._on_delta(event, delta)
+            else:
+                yield from self._on_event(event)
+                if self.done:
+                    return
+
+    def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
+        """The end of the body; `rest` is the line it ended in."""
+        if not self.done and is_whole(rest):
+            yield from self.on_lines([rest])
+        if self.finish is None and not self.done:
+            raise failures.on_cut(self._peer)
+        for call in self._calls.values():
+            yield from _whole(call)
+        yield Done(self._reason(), None if self._usage is None else _counted(self._usage))
+
+    def _on_delta(self, event: _Event, delta: _Delta) -> Iterator[ModelEvent]:
+        match delta.type:
+            case "input_json_delta":
+                call = self._calls.get(event.index or 0)
+                if call is not None and delta.partial_json:
+                    call.whole = ""
+                    yield CallDelta(call.key, delta.partial_json)
+            case "thinking_delta" if delta.thinking:
+                self._keeper.thought += len(delta.thinking)
+                yield ReasoningDelta(delta.thinking)
+            case "signature_delta" if delta.signature:
+                yield ReasoningDelta("", delta.signature)
+            case _:
+                yield from self._on_event(event)  # The delta of a whole message has no type.
+
+    def _on_event(self, event: _Event) -> Iterator[ModelEvent]:
+        match event.type:
+            case "content_block_start" if event.content_block is not None:
+                yield from self._on_block(event.index or 0, event.content_block)
+            case "content_block_stop":
+                if (call := self._calls.get(event.index or 0)) is not None:
+                    yield from _whole(call)
+            case "message_start" if event.message is not None:
+                self._count(event.message.usage)
+            case "message_delta":
+                self._count(event.usage)
+                if event.delta is not None and event.delta.stop_reason:
+                    self.finish = event.delta.stop_reason
+            case "message_stop":
+                self.done = True
+            case _ if event.error or event.type == "error":
+                raise failures.on_stream_error(self._peer, event.error or "it does not say why")
+            case _:
+                pass
+
+    def _on_block(self, index: int, block: _Block) -> Iterator[ModelEvent]:
+        keeper = self._keeper
+        if (before := self._calls.pop(index, None)) is not None:
+            yield from _whole(before)
+        match block.type:
+            case "text" if block.text:
+                keeper.said += len(block.text)
+                yield TextDelta(block.text)
+            case "thinking":
+                between, opening = keeper.on_block("thinking")
+                text, signature = (
+                    between + (block.thinking or ""),
+                    opening + (block.signature or ""),
+                )
+                keeper.thought += len(text) - len(between)
+                if text or signature:
+                    yield ReasoningDelta(text, signature)
+            case "redacted_thinking" if block.data:
+                _, opening = keeper.on_block("redacted")
+                yield ReasoningDelta("", opening + block.data)
+            case "tool_use":
+                call = _Call(keeper.called, _arguments(block.input))
+                keeper.called += 1
+                self._calls[index] = call
+                yield CallBegan(call.key, block.id or "", block.name or "")
+            case _:
+                pass
+
+    def _count(self, usage: _Usage | None) -> None:
+        """Counts are of the answer so far; some servers fill in a number only once."""
+        if usage is None or self._usage is None:
+            self._usage = usage or self._usage
+            return
+        for name in _Usage.__struct_fields__:
+            count = max(getattr(self._usage, name) or 0, getattr(usage, name) or 0)
+            setattr(self._usage, name, count)
+
+    def _decode_slowly(self, payload: bytes) -> _Event:
+        """Read what the quick decoder refuses: a goodbye, broken characters, unknown events."""
+        if not payload:
+            return _NO_EVENT
+        if payload == b"[DONE]":  # Some gateways say goodbye in OpenAI's words.
+            return _STOP
+        try:
+            value: Json = json.loads(payload.decode(errors="replace"))
+            if isinstance(value, dict):
+                fields = cast("dict[str, Json]", value)
+                if fields.get("type") == "error":
+                    raise failures.on_stream_error(self._peer, fields.get("error") or fields)
+                if isinstance(fields.get("type"), str) and fields["type"] not in _KNOWN:
+                    return _NO_EVENT
+            return encodable(msgspec.convert(value, _Event, strict=False))
+        except UNREADABLE as exc:
+            raise failures.on_unreadable(
+                self._peer, "a line that is no part of an answer", payload
+            ) from exc
+
+    def _reason(self) -> StopReason:
+        if self._keeper.called and self.finish in (None, "end_turn"):
+            return "tool_use"
+        return _STOP_REASONS.get(self.finish or "", "unknown")
+
+
+def _whole(call: _Call) -> Iterator[ModelEvent]:
+    """The arguments of a call that came without pieces."""
+    if call.whole:
+        yield CallDelta(call.key, call.whole)
+        call.whole = ""
+
+
+def _arguments(value: Json) -> str:
+    """What stands in the beginning of a call; most often it only keeps the place."""
+    return encode(value).decode() if value else ""
+
+
+def _counted(usage: _Usage) -> Usage:
+    return usage_of(
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        cache_read=usage.cache_read_input_tokens,
+        cache_write=usage.cache_creation_input_tokens,
+    )

@@ -1,0 +1,246 @@
+"""A history as Anthropic's messages tell it: strictly by turns, each result behind its call.
+
+Pure. Makes of any history one that is not refused (INV-82): the first and the last message are a
+user's, roles alternate, nothing is empty, every call has an id of its own and a result. Thinking
+goes back while the turn it belongs to is going on, to the model that thought it: that is all they
+need, and they refuse it once anything before it has changed.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable
+
+import msgspec
+
+from culm.model.anthropic.reasoning_roundtrip import Thought, thoughts_of
+from culm.model.base import Request
+from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
+from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
+from culm.wire.messages import (
+    Binary,
+    BinaryPart,
+    ImageUrl,
+    ImageUrlPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+
+IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})  # All they take.
+NAME_CHARS_MAX = 128
+# A history can begin in the middle, where a summary was lost. It can end in an answer that broke
+# off; models since Claude 4.6 refuse to go on in the middle of their own words.
+BEFORE = "[The beginning of this conversation is missing.]"
+GO_ON = "Go on."
+NO_RESULT = "[This call has no result.]"
+NO_OUTPUT = "[no output]"  # A result that is an error must say something.
+
+_Object = dict[str, Json]
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def messages_of(request: Request, info: ModelInfo) -> list[_Object]:
+    """The messages of a request as they are posted."""
+    history = _History(sees_images=info.supports_attachments)
+    turn = max((n for n, m in enumerate(request.messages) if m.role == "user"), default=-1)
+    for n, message in enumerate(request.messages):
+        match message.role:
+            case "user":
+                history.add_user(message.parts)
+            case "assistant":
+                own = (message.provider, message.model) == (request.settings.provider, info.id)
+                history.add_assistant(message.parts, _thoughts(message) if own and n > turn else [])
+            case "tool":
+                history.add_results(message.parts)
+            case "system":
+                pass  # It stands in a place of its own.
+    return history.end()
+
+
+def starts_with_thinking(messages: list[_Object]) -> bool:
+    """Whether thinking may be asked for with a budget.
+
+    Results may then only be given to messages that begin with thinking. One that another model
+    wrote, or this one before it was asked to think, has none: then this turn ends without.
+    """
+    for n in range(len(messages) - 1, 0, -2):
+        if messages[n]["content"][0]["type"] != "tool_result":
+            return True
+        if messages[n - 1]["content"][0]["type"] not in ("thinking", "redacted_thinking"):
+            return False
+    return True
+
+
+def called_names(messages: list[_Object]) -> list[str]:
+    """The tools that were called, each once, in their order."""
+    blocks = (block for message in messages for block in message["content"])
+    return list(dict.fromkeys(b["name"] for b in blocks if b["type"] == "tool_use"))
+
+
+def _thoughts(message: Message) -> list[Thought]:
+    return [t for p in message.parts if isinstance(p, ReasoningPart) for t in thoughts_of(p.data)]
+
+
+class _History:
+    """Their messages as far as they are made. What a side says in a row is one message."""
+
+    def __init__(self, *, sees_images: bool) -> None:
+        self._sees_images = sees_images
+        self._messages: list[_Object] = []
+        self._ids: set[str] = set()
+        self._repeats: dict[str, int] = {}  # How often each was met again.
+        self._open: dict[str, str] = {}  # Calls that wait for a result: our id, and theirs.
+        self._results = 0  # In the latest message.
+
+    def add_user(self, parts: list[Part]) -> None:
+        blocks = (_block(part, sees_images=self._sees_images) for part in parts)
+        self._say("user", [block for block in blocks if block is not None])
+
+    def add_assistant(self, parts: list[Part], thoughts: list[Thought]) -> None:
+        self._close()
+        calls = [self._call(part.data) for part in parts if isinstance(part, ToolCallPart)]
+        self._say("assistant", _woven(text_of(parts), calls, thoughts))
+
+    def add_results(self, parts: Iterable[Part]) -> None:
+        """Results come first in a message, and each answers a call of the one before."""
+        for part in parts:
+            if isinstance(part, ToolResultPart) and part.data.tool_call_id in self._open:
+                self._add_result(part.data)
+
+    def end(self) -> list[_Object]:
+        self._close()
+        if not self._messages or self._messages[-1]["role"] == "assistant":
+            self._say("user", [_text(GO_ON)])
+        return self._messages
+
+    def _add_result(self, result: ToolResult) -> None:
+        call_id = self._open.pop(result.tool_call_id)
+        block = _result(result, call_id, sees_images=self._sees_images)
+        self._say("user", [block], at=self._results)
+        self._results += 1
+
+    def _close(self) -> None:
+        """Nobody answers any more what is still open."""
+        for call_id in list(self._open):
+            self._add_result(ToolResult(call_id, content=NO_RESULT, is_error=True))
+
+    def _say(self, role: str, blocks: list[_Object], *, at: int | None = None) -> None:
+        if not blocks:
+            return
+        if not self._messages and role == "assistant":
+            self._messages.append({"role": "user", "content": [_text(BEFORE)]})
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._messages.append({"role": role, "content": []})
+            self._results = 0
+        content: list[_Object] = self._messages[-1]["content"]
+        place = len(content) if at is None else at
+        content[place:place] = blocks
+
+    def _call(self, call: ToolCall) -> _Object:
+        """Ids are unique here, but not where they come from; nor are all of them spelled well."""
+        call_id = stem = _NOT_IN_NAMES.sub("_", call.id) or "call"
+        while call_id in self._ids:
+            self._repeats[stem] = self._repeats.get(stem, 1) + 1
+            call_id = f"{stem}_{self._repeats[stem]}"
+        self._ids.add(call_id)
+        self._open[call.id] = call_id
+        name = _NOT_IN_NAMES.sub("_", call.name)[:NAME_CHARS_MAX] or "unknown"
+        return {"type": "tool_use", "id": call_id, "name": name, "input": _arguments(call.input)}
+
+
+def _woven(text: str, calls: list[_Object], thoughts: list[Thought]) -> list[_Object]:
+    """The blocks of an answer, with each thought where it stood."""
+    blocks: list[_Object] = []
+    said = called = 0
+    for thought in thoughts:
+        blocks += _words(text[said : thought.said]) + calls[called : thought.called]
+        blocks.append(_thinking(thought))
+        # Our own numbers only grow; what another program wrote must not repeat a call.
+        said, called = max(said, thought.said), max(called, thought.called)
+    return blocks + _words(text[said:]) + calls[called:]
+
+
+def _thinking(thought: Thought) -> _Object:
+    match thought.kind:
+        case "thinking":
+            return {"type": "thinking", "thinking": thought.text, "signature": thought.proof}
+        case "redacted":
+            return {"type": "redacted_thinking", "data": thought.proof}
+
+
+def _arguments(text: str) -> Json:
+    """A call that was cut off stays in the history; arguments must be an object all the same."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Json])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {}
+
+
+def _result(result: ToolResult, call_id: str, *, sees_images: bool) -> _Object:
+    content = _words(result.content)
+    # A result that is an error may only have text.
+    if result.data and result.mime_type.startswith("image/") and not result.is_error:
+        is_shown = sees_images and result.mime_type in IMAGES
+        shown = _encoded(result.mime_type, result.data) if is_shown else _text(unseen_image())
+        content.append(shown)
+    block = {"type": "tool_result", "tool_use_id": call_id, "content": content or NO_OUTPUT}
+    return block | ({"is_error": True} if result.is_error else {})
+
+
+# --- a user's message: text and images, in their order
+
+
+def _block(part: Part, *, sees_images: bool) -> _Object | None:
+    match part:
+        case TextPart(data=data):
+            return _text(data.text) if data.text.strip() else None
+        case ShellCommandPart(data=command):
+            return _text(command_text(command))
+        case BinaryPart(data=file) if file.mime_type.startswith("text/"):
+            return _text(file_text(file))
+        case BinaryPart(data=file) if file.mime_type.startswith("image/"):
+            return _image(file) if sees_images else _text(unseen_image(file.path))
+        case BinaryPart(data=file):
+            return _text(unread_file(file))
+        case ImageUrlPart(data=image):
+            return _linked(image) if sees_images else _text(unseen_image())
+        case _:
+            return None
+
+
+def _words(text: str) -> list[_Object]:
+    """Text as a block, unless nothing would be in it."""
+    return [_text(text)] if text.strip() else []
+
+
+def _text(text: str) -> _Object:
+    return {"type": "text", "text": text}
+
+
+def _image(file: Binary) -> _Object:
+    if file.mime_type not in IMAGES or not file.data:
+        kinds = "JPEG, PNG, GIF or WebP"
+        return _text(f"[The image {file.path} ({file.mime_type}) was left out: it is no {kinds}.]")
+    return _encoded(file.mime_type, b64encode(file.data).decode())
+
+
+def _linked(image: ImageUrl) -> _Object:
+    """They fetch over HTTPS only; an image within its own address is like any other."""
+    head, _, data = image.url.partition(";base64,")
+    if data and head.removeprefix("data:") in IMAGES:
+        return _encoded(head.removeprefix("data:"), data)
+    if image.url.startswith("https://"):
+        return {"type": "image", "source": {"type": "url", "url": image.url}}
+    return _text("[An image was left out: its address is not one of HTTPS.]")
+
+
+def _encoded(mime_type: str, data: str) -> _Object:
+    source = {"type": "base64", "media_type": mime_type, "data": data}
+    return {"type": "image", "source": source}

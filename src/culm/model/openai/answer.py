@@ -1,0 +1,412 @@
+"""An answer in the stream of OpenAI's chat completions: lines in, events out.
+
+Pure. Reads the stream as it is met in the wild, not only as it is documented: fields that are
+null or missing, calls without an index or an id, endings without a reason, and servers that send
+one document although they were asked for a stream.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from culm.model import failures
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    ModelEvent,
+    ReasoningDelta,
+    StopReason,
+    TextDelta,
+    Usage,
+    usage_of,
+)
+from culm.model.failures import Peer
+from culm.model.lines import UNREADABLE, is_whole
+from culm.model.openai.reasoning_roundtrip import Details, Kept, encode_kept
+from culm.model.vendor_quirks import PLAIN, Accent
+from culm.wire.codec import Json, encodable, encode
+
+T = TypeVar("T")
+
+# --- what comes over the wire, as far as we read it; without GC tracking, as in `base.py`
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Json] | None = None  # Some servers forget to make it text.
+
+
+class _Google(Struct, gc=False):
+    thought_signature: str | None = None
+
+
+class _Extra(Struct, gc=False):
+    google: _Google | None = None
+
+
+class _CallPiece(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+    extra_content: _Extra | None = None
+
+
+class _Block(Struct, gc=False):
+    """A piece of content with its type, as Mistral's reasoning models send it."""
+
+    type: str = "text"
+    text: str | None = None
+    thinking: "str | list[_Block] | None" = None
+
+
+class _Delta(Struct, gc=False):
+    content: str | list[_Block] | None = None
+    refusal: str | None = None  # Text instead of the text that was asked for.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[dict[str, Json]] | None = None
+    tool_calls: list[_CallPiece] | None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta | None = None
+    message: _Delta | None = None  # Instead of deltas: all at once.
+    finish_reason: str | None = None
+    error: Json = None
+
+
+class _PromptDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _CompletionDetails(Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek's word for cached ones.
+    cost: float | None = None
+
+
+class _Groq(Struct, gc=False):
+    usage: _Usage | None = None
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    x_groq: _Groq | None = None
+    error: Json = None
+    object: str | None = None  # "error" if the chunk itself is one.
+
+
+# Lax, as some servers count in floats or strings.
+_decode = msgspec.json.Decoder(_Chunk, strict=False).decode
+
+DETAILS_CHARS_MAX = 4 << 20  # Of thoughts that go back; a long one has a tenth.
+HELD_CHARS_MAX = 64 << 10  # Of arguments whose call has no name yet; real ones hold none.
+NAMELESS_MAX = 64
+DOCUMENT_BYTES_MAX = 16 << 20  # Of an answer that is not streamed; a stream holds one line only.
+_BOM = b"\xef\xbb\xbf"
+
+_STOP_REASONS: dict[str, StopReason] = {
+    "stop": "end_turn",
+    "eos_token": "end_turn",
+    "length": "max_tokens",
+    "model_length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "content_filter",
+}
+# Endings that are none: the answer is incomplete, and another one may be whole.
+_BROKEN_OFF = frozenset({"error", "insufficient_system_resource"})
+
+
+class Reading:
+    """The state of one answer: lines in, events out."""
+
+    def __init__(self, peer: Peer, accent: Accent = PLAIN) -> None:
+        self.done = False  # The stream said that nothing follows.
+        self.finish: str | None = None  # Why the answer ended, once it has.
+        self._peer = peer
+        self._accent = accent
+        self._calls = _Calls(peer)
+        self._usage: _Usage | None = None
+        self._details = Details()
+        self._begun = False  # An event has come, so it is a stream.
+        self._document: list[bytes] | None = None  # The lines of what is no stream.
+        self._document_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.finish is not None
+
+    def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
+        for line in lines if not self.done else ():
+            if not line.startswith(b"data:"):
+                # A comment, an event's name, or the empty line behind each event.
+                line = self._on_other(line) if line else b""
+                if not line:
+                    continue
+            self._begun = True
+            payload = line[5:]
+            try:
+                chunk = _decode(payload)
+            except UNREADABLE:
+                payload = payload.strip()
+                if payload == b"[DONE]":
+                    self.done = True
+                    return
+                if not payload:
+                    continue
+                chunk = self._decode_slowly(payload, _Chunk)
+            if chunk.error or chunk.object == "error":
+                error = chunk.error or self._decode_slowly(payload, dict[str, Json])
+                raise failures.on_stream_error(self._peer, error)
+            yield from self._on_chunk(chunk)
+
+    def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
+        """The end of the body; `rest` is the line it ended in."""
+        rest = rest.removeprefix(_BOM)
+        in_document = self._document is not None or _opens_document(rest)
+        if not self.done and (in_document or is_whole(rest)):
+            yield from self.on_lines([rest])
+        if self._document is not None and not self._begun:
+            yield from self._on_document(b"\n".join(self._document))
+        if self.finish in _BROKEN_OFF:
+            raise failures.on_broken_off(self._peer, self.finish)
+        if self.finish is None and not self.done:
+            raise failures.on_cut(self._peer)
+        yield from self._calls.on_end()
+        if self._details:
+            yield ReasoningDelta("", encode_kept(Kept(details=self._details.whole())))
+        yield Done(self._reason(), self._counted())
+
+    def _on_chunk(self, chunk: _Chunk) -> Iterator[ModelEvent]:
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        elif chunk.x_groq is not None and chunk.x_groq.usage is not None:
+            self._usage = chunk.x_groq.usage
+        if not chunk.choices:
+            return
+        choice = chunk.choices[0]
+        delta = choice.delta or choice.message
+        if delta is not None:
+            if thought := delta.reasoning_content or delta.reasoning:  # Some send it twice.
+                yield ReasoningDelta(thought)
+            if delta.reasoning_details and self._accent.returns_details:
+                self._keep(delta.reasoning_details)
+            if content := delta.content or delta.refusal:
+                if isinstance(content, str):
+                    yield TextDelta(content)
+                else:
+                    yield from _on_blocks(content)
+            if delta.tool_calls:
+                yield from self._calls.on_pieces(delta.tool_calls)
+        if choice.error:
+            raise failures.on_stream_error(self._peer, choice.error)
+        if choice.finish_reason:  # Some send "" with every delta.
+            self.finish = choice.finish_reason
+
+    def _keep(self, details: list[dict[str, Json]]) -> None:
+        for piece in details:
+            self._details.add(piece)
+        if self._details.chars > DETAILS_CHARS_MAX:
+            raise failures.on_unreadable(self._peer, "thoughts that do not end")
+
+    def _on_other(self, line: bytes) -> bytes:
+        """Look at a line that is no data; returns one that is an event after all.
+
+        What begins like a document is one: an error, a page, or an answer that is not streamed.
+        """
+        if self._document is not None:
+            self._document.append(line)
+            self._document_bytes += len(line)
+            if self._document_bytes > DOCUMENT_BYTES_MAX:
+                raise failures.on_unreadable(self._peer, "a document too long to be an answer")
+            return b""
+        if line.startswith(b"error:"):  # As llama.cpp ends a stream.
+            return b'data:{"error":%b}' % line[6:]
+        if self._begun:
+            return b""
+        line = line.removeprefix(_BOM)
+        if _opens_document(line):
+            self._document = [line]
+        return line if line.startswith(b"data:") else b""
+
+    def _on_document(self, document: bytes) -> Iterator[ModelEvent]:
+        try:
+            chunk = _decode(document)
+        except UNREADABLE:
+            chunk = _Chunk()
+        if not chunk.choices:
+            raise failures.on_no_stream(self._peer, "a document", document)
+        self.done = True
+        yield from self._on_chunk(chunk)
+
+    def _decode_slowly(self, payload: bytes, kind: type[T]) -> T:
+        """Read what the quick decoder refuses but a person could: a broken character."""
+        try:
+            value = json.loads(payload.decode(errors="replace"))
+            return encodable(msgspec.convert(value, kind, strict=False))
+        except UNREADABLE as exc:
+            raise failures.on_unreadable(
+                self._peer, "a line that is no part of an answer", payload
+            ) from exc
+
+    def _reason(self) -> StopReason:
+        if self._calls and self.finish in (None, "stop"):
+            return "tool_use"
+        return _STOP_REASONS.get(self.finish or "", "unknown")
+
+    def _counted(self) -> Usage | None:
+        if self._usage is None:
+            return None
+        return _counted(self._usage, thoughts_apart=self._accent.counts_thoughts_apart)
+
+
+def _on_blocks(blocks: list[_Block]) -> Iterator[ModelEvent]:
+    for block in blocks:
+        if isinstance(block.thinking, list):
+            thought = "".join(inner.text or "" for inner in block.thinking)
+        else:
+            thought = block.thinking or ""
+        if thought:
+            yield ReasoningDelta(thought)
+        if block.text:
+            yield TextDelta(block.text)
+
+
+@dataclass(slots=True)
+class _Call:
+    key: int
+    id: str = ""
+    name: str = ""  # Empty until it has come; the call begins then.
+    held: list[str] = field(default_factory=list[str])  # Arguments that came before the name.
+    signature: str = ""  # Of the thoughts behind it; told before the call begins.
+
+
+class _Calls:
+    """The calls of one answer, put together from their pieces."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._all: list[_Call] = []
+        self._at: dict[int, _Call] = {}  # The latest at each index.
+        self._begun = 0
+        self._held_chars = 0  # Of all calls that have no name yet.
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def on_pieces(self, pieces: list[_CallPiece]) -> Iterator[ModelEvent]:
+        for piece in pieces:
+            function = piece.function or _NO_FUNCTION
+            call = self._call_of(piece, function.name or "")
+            text = _arguments(function.arguments)
+            if call.name:
+                if text:
+                    yield CallDelta(call.key, text)
+                continue
+            call.id = call.id or piece.id or ""
+            call.name = function.name or ""
+            call.signature = call.signature or _signature(piece)
+            call.held.append(text)
+            self._held_chars += len(text)
+            if self._held_chars > HELD_CHARS_MAX or len(self._all) - self._begun > NAMELESS_MAX:
+                raise failures.on_unreadable(self._peer, "calls of which nobody knows the name")
+            if call.name:
+                yield from self._begin(call)
+
+    def on_end(self) -> Iterator[ModelEvent]:
+        """Calls whose name never came are told without one: the model must hear of them."""
+        for call in self._all:
+            if not call.name:
+                yield from self._begin(call)
+
+    def _begin(self, call: _Call) -> Iterator[ModelEvent]:
+        if call.signature:
+            # By its number, as whoever stores the call may have to give it another id.
+            kept = Kept(call=self._begun, signature=call.signature)
+            yield ReasoningDelta("", encode_kept(kept))
+        self._begun += 1
+        yield CallBegan(call.key, call.id, call.name)
+        if held := "".join(call.held):
+            yield CallDelta(call.key, held)
+            self._held_chars -= len(held)
+
+    def _call_of(self, piece: _CallPiece, name: str) -> _Call:
+        if piece.index is None:
+            call = self._all[-1] if self._all else None
+        else:
+            call = self._at.get(piece.index)
+        if call is None or _is_another(call, piece.id or "", name):
+            call = _Call(len(self._all))
+            self._all.append(call)
+        if piece.index is not None:
+            self._at[piece.index] = call
+        return call
+
+
+_NO_FUNCTION = _Function()
+
+
+def _arguments(arguments: str | dict[str, Json] | None) -> str:
+    if isinstance(arguments, dict):
+        return encode(arguments).decode()
+    return arguments or ""
+
+
+def _signature(piece: _CallPiece) -> str:
+    extra = piece.extra_content
+    if extra is None or extra.google is None:
+        return ""
+    return extra.google.thought_signature or ""
+
+
+def _is_another(call: _Call, piece_id: str, name: str) -> bool:
+    """Whether a piece where `call` was last begins a call of its own.
+
+    Ids tell, if both have one. Else only a first piece has a name: some servers send every call
+    whole, at index 0 and without an id.
+    """
+    if piece_id and call.id:
+        return piece_id != call.id
+    return bool(name and call.name) and (name != call.name or not call.id)
+
+
+def _counted(usage: _Usage, *, thoughts_apart: bool) -> Usage:
+    prompt, output = usage.prompt_tokens or 0, usage.completion_tokens or 0
+    read, written, thoughts = usage.prompt_cache_hit_tokens or 0, 0, 0
+    if (details := usage.prompt_tokens_details) is not None:
+        read, written = details.cached_tokens or read, details.cache_write_tokens or 0
+    if usage.completion_tokens_details is not None:
+        thoughts = usage.completion_tokens_details.reasoning_tokens or 0
+    if thoughts_apart:
+        if usage.total_tokens is not None:
+            thoughts = max(0, usage.total_tokens - prompt - output)
+        output += thoughts
+    return usage_of(
+        input=prompt - read - written,
+        output=output,
+        cache_read=read,
+        cache_write=written,
+        reasoning=thoughts,
+        cost=usage.cost,
+    )
+
+
+def _opens_document(line: bytes) -> bool:
+    """No line of a stream begins like JSON or a page."""
+    return line.lstrip()[:1] in (b"{", b"[", b"<")

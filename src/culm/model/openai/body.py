@@ -1,0 +1,289 @@
+"""A request in the words of OpenAI's chat completions, with the accent of the vendor it goes to.
+
+Pure. The history is made legal on the way (INV-82): every call has its result, images go only to
+a model that sees, and reasoning goes back only where it is wanted.
+"""
+
+import re
+import string
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+
+import msgspec
+from msgspec import UNSET
+
+from culm.model.base import Access, Request, ToolSpec
+from culm.model.http import spell_body
+from culm.model.openai.reasoning_roundtrip import Kept, parse_kept
+from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
+from culm.model.vendor_quirks import Accent, accent_of
+from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
+from culm.wire.messages import (
+    BinaryPart,
+    ImageUrlPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+
+NO_RESULT = "[This call has no result.]"
+IMAGES_FOLLOW = "The images of the results above:"
+SHORT_ID_CHARS = 9  # What Mistral wants; short enough for everybody.
+NAME_CHARS_MAX = 64  # Of a tool, as OpenAI and most others have it.
+
+_Object = dict[str, Json]
+_ALPHABET = string.digits + string.ascii_letters
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
+    """The JSON to post. What the settings and then the access add goes over what is ours."""
+    accent = accent_of(access)
+    conversation = _Conversation(accent, info, request.settings.provider)
+    if request.system:
+        conversation.messages.append(_system(request.system))
+    for message in request.messages:
+        conversation.add(message)
+    body: _Object = {
+        "model": info.id,
+        "messages": conversation.end(),
+        "stream": True,
+        **_settings(request, accent, info),
+    }
+    if accent.counts_when_asked:
+        body["stream_options"] = {"include_usage": True}
+    if accent.prices_when_asked:
+        body["usage"] = {"include": True}
+    if request.tools:
+        body["tools"] = [_tool(spec) for spec in request.tools]
+    return spell_body(body, request, access)
+
+
+def _settings(request: Request, accent: Accent, info: ModelInfo) -> _Object:
+    chosen = request.settings
+    known: _Object = {
+        "temperature": chosen.temperature,
+        "top_p": chosen.top_p,
+        "top_k": chosen.top_k if accent.takes_top_k else UNSET,
+        "frequency_penalty": chosen.frequency_penalty,
+        "presence_penalty": chosen.presence_penalty,
+        accent.max_tokens: request.max_tokens or chosen.max_tokens or UNSET,
+        **_effort(request, accent, info),
+    }
+    refused = accent.refused_by_reasoners if info.can_reason else ()
+    return {name: x for name, x in known.items() if x is not UNSET and name not in refused}
+
+
+def _effort(request: Request, accent: Accent, info: ModelInfo) -> _Object:
+    """What somebody chose; else what the vendor wants to hear where there are tools."""
+    effort = request.settings.reasoning_effort
+    levels = () if info.reasoning_levels is UNSET else info.reasoning_levels
+    if not effort and request.tools and accent.effort_with_tools in levels:
+        effort = accent.effort_with_tools
+    if not effort:
+        return {}
+    if accent.nests_effort:
+        return {"reasoning": {"effort": effort}}
+    return {"reasoning_effort": effort}
+
+
+def _tool(spec: ToolSpec) -> _Object:
+    return {
+        "type": "function",
+        "function": {
+            "name": spec.name,
+            "description": spec.description,
+            "parameters": spec.parameters,
+        },
+    }
+
+
+def _system(text: str) -> _Object:
+    return {"role": "system", "content": text}
+
+
+class _Conversation:
+    """The messages of one request, legal at every step."""
+
+    def __init__(self, accent: Accent, info: ModelInfo, provider_id: str) -> None:
+        self.messages: list[_Object] = []
+        self._accent = accent
+        self._info = info
+        self._self = (provider_id, info.id)
+        self._open: dict[str, None] = {}  # The calls whose result has not come, in their order.
+        # Of results, which are text only: a user shows them once all results are there.
+        self._images: list[_Object] = []
+
+    def add(self, message: Message) -> None:
+        """One message of ours can be several of theirs, or none if nothing of it can be sent."""
+        if message.role == "tool":
+            for part in message.parts:
+                if isinstance(part, ToolResultPart):
+                    self._add_result(part.data)
+            return
+        self._close_calls()
+        match message.role:
+            case "user":
+                self._add_user(list(_blocks(message.parts, self._info)))
+            case "assistant":
+                self._add_user([])
+                self._add_assistant(message)
+            case "system":
+                self._add_user([])
+                if text := text_of(message.parts):
+                    self.messages.append(_system(text))
+
+    def end(self) -> list[_Object]:
+        self._close_calls()
+        self._add_user([])
+        return self.messages
+
+    def _add_user(self, blocks: list[_Object]) -> None:
+        if self._images:
+            blocks = [_text(IMAGES_FOLLOW), *self._images, *blocks]
+            self._images = []
+        if not blocks:
+            return
+        if self._accent.after_results and self.messages and self.messages[-1]["role"] == "tool":
+            self.messages.append({"role": "assistant", "content": self._accent.after_results})
+        self.messages.append({"role": "user", "content": _content(blocks)})
+
+    def _add_assistant(self, message: Message) -> None:
+        text = text_of(message.parts)
+        calls = [part.data for part in message.parts if isinstance(part, ToolCallPart)]
+        if not (text or calls):
+            return
+        said: _Object = {"role": "assistant", "content": text or None}
+        thoughts = [part.data for part in message.parts if isinstance(part, ReasoningPart)]
+        is_own = (message.provider, message.model) == self._self
+        kept = [line for t in thoughts if is_own for line in parse_kept(t.signature)]
+        if calls:
+            signatures = self._signatures(kept, is_own=is_own)
+            said["tool_calls"] = [self._call(c, signatures.get(n)) for n, c in enumerate(calls)]
+        if self._accent.returns_reasoning:
+            thought = "\n\n".join(t.thinking for t in thoughts if t.thinking)
+            if thought or self._info.can_reason:
+                said["reasoning_content"] = thought
+        if self._accent.returns_details:
+            details = [detail for line in kept for detail in line.details]
+            said |= {"reasoning_details": details} if details else {}
+        self.messages.append(said)
+
+    def _signatures(self, kept: list[Kept], *, is_own: bool) -> dict[int, str]:
+        """Of the calls of one message, by their number."""
+        if not self._accent.foreign_signature:
+            return {}
+        if not is_own:
+            return {0: self._accent.foreign_signature}
+        return {line.call: line.signature for line in kept if line.signature}
+
+    def _call(self, call: ToolCall, signature: str | None) -> _Object:
+        call_id = self._id(call.id)
+        self._open[call_id] = None
+        # A name that the model made up would be refused for as long as it is in the history.
+        name = _NOT_IN_NAMES.sub("_", call.name)[:NAME_CHARS_MAX] or "unknown"
+        function = {"name": name, "arguments": _arguments(call.input)}
+        said: _Object = {"id": call_id, "type": "function", "function": function}
+        if signature:
+            said["extra_content"] = {"google": {"thought_signature": signature}}
+        return said
+
+    def _add_result(self, result: ToolResult) -> None:
+        call_id = self._id(result.tool_call_id)
+        if call_id not in self._open:
+            return  # Nobody called for it, or it has one.
+        del self._open[call_id]
+        notes = [result.content]
+        if result.data and result.mime_type.startswith("image/"):
+            if self._info.supports_attachments:
+                notes.append("[The image is in the next message.]")
+                self._images.append(_image_of(result.mime_type, result.data))
+            else:
+                notes.append(unseen_image())
+        elif result.data:
+            notes.append(f"[Data ({result.mime_type}) was left out: it is no text.]")
+        content = "\n".join(filter(None, notes))
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def _close_calls(self) -> None:
+        for call_id in self._open:
+            missing = {"role": "tool", "tool_call_id": call_id, "content": NO_RESULT}
+            self.messages.append(missing)
+        self._open.clear()
+
+    def _id(self, call_id: str) -> str:
+        """The id, or one made of it that the vendor takes: the same for a call and its result."""
+        if re.fullmatch(self._accent.call_id, call_id):
+            return call_id
+        number = int.from_bytes(sha256(call_id.encode(errors="replace")).digest())
+        letters: list[str] = []
+        for _ in range(SHORT_ID_CHARS):
+            number, letter = divmod(number, len(_ALPHABET))
+            letters.append(_ALPHABET[letter])
+        return "".join(letters)
+
+
+def _arguments(text: str) -> str:
+    """A call that was cut off stays in the history; servers refuse arguments that are no object."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return "{}"
+    return text
+
+
+# --- a user's message: text and images, in their order
+
+
+def _content(blocks: list[_Object]) -> str | list[_Object]:
+    """Plain text where that is all: some servers take nothing else."""
+    if any(block["type"] != "text" for block in blocks):
+        return blocks
+    return "\n\n".join(block["text"] for block in blocks)
+
+
+def _blocks(parts: list[Part], info: ModelInfo) -> Iterator[_Object]:
+    sees_images = info.supports_attachments
+    for part in parts:
+        match part:
+            case TextPart(data=data) if data.text:
+                yield _text(data.text)
+            case ShellCommandPart(data=command):
+                yield _text(command_text(command))
+            case BinaryPart(data=file) if file.mime_type.startswith("text/"):
+                yield _text(file_text(file))
+            case BinaryPart(data=file) if file.mime_type.startswith("image/"):
+                if sees_images:
+                    yield _image_of(file.mime_type, b64encode(file.data).decode())
+                else:
+                    yield _text(unseen_image(file.path))
+            case BinaryPart(data=file):
+                yield _text(unread_file(file))
+            case ImageUrlPart(data=image):
+                if sees_images:
+                    detail = {"detail": image.detail} if image.detail else {}
+                    yield _image({"url": image.url} | detail)
+                else:
+                    yield _text(unseen_image())
+            case _:
+                pass
+
+
+def _text(text: str) -> _Object:
+    return {"type": "text", "text": text}
+
+
+def _image_of(mime_type: str, data: str) -> _Object:
+    return _image({"url": f"data:{mime_type};base64,{data}"})
+
+
+def _image(image_url: _Object) -> _Object:
+    return {"type": "image_url", "image_url": image_url}

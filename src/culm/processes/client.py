@@ -1,0 +1,54 @@
+"""The door to custody, and the one place that decides which kind the platform allows."""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from culm.clock import Clock
+from culm.ids import Ids
+from culm.processes.base import Custody
+from culm.processes.direct import open_direct_custody
+from culm.processes.linux import find_stat, is_subreaper
+
+_log = logging.getLogger(__name__)
+
+
+def find_lack() -> str | None:
+    """What the platform lacks for a keeper; None if it has all."""
+    if not sys.platform.startswith("linux"):
+        return "it is not Linux"
+    if not hasattr(socket, "SOCK_SEQPACKET") or not hasattr(os, "memfd_create"):
+        return "Python was built without SEQPACKET sockets or memfd"
+    if not sys.executable:
+        return "the Python interpreter cannot be found"
+    try:
+        is_subreaper()
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return "the kernel has no child subreaper or no pidfd"
+    if find_stat(os.getpid()) is None:
+        return "/proc is not mounted"
+    return None
+
+
+@asynccontextmanager
+async def open_custody(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Custody]:
+    """At the end of the block nothing that was started in it is left.
+
+    What an earlier server with this data directory left behind is ended first.
+    """
+    lack = find_lack()
+    if lack is not None:
+        _log.warning("processes are held without a keeper, and may escape: %s", lack)
+        async with open_direct_custody(clock) as direct:
+            yield direct
+        return
+    # Only here: these modules use what other platforms do not have.
+    from culm.processes.supervisor_client import open_keeper_custody
+
+    async with open_keeper_custody(data_dir, clock, ids) as custody:
+        yield custody

@@ -1,0 +1,236 @@
+"""Custody without a keeper, for platforms that lack a piece of it: the server starts processes.
+
+Each gets a session of its own and is ended by its process group. What leaves that group is not
+found, and a server that is killed leaves its processes behind. Made by `open_custody`.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from culm.clock import Clock
+from culm.processes.base import (
+    KILL_BOUND_S,
+    KILL_GRACE_S,
+    Exit,
+    Held,
+    Order,
+    Process,
+    StartFailed,
+)
+from culm.processes.commands import describe_failure, parse_order, title_of
+from culm.processes.linux import TOKEN_NAME, read_table
+
+SETTLE_S = 0.1  # For what the command left and that is about to end.
+SWEEP_GRACE_S = 0.5
+SWEEP_BOUND_S = 2.0
+_PAUSE_S = 0.01
+# Out of the way first: the place of one may be the number of another.
+_PLACE = """
+import fcntl, os, sys
+numbers = [int(n) for n in sys.argv[1].split(",")]
+above = 3 + len(numbers)
+away = [fcntl.fcntl(n, fcntl.F_DUPFD, above) for n in numbers]
+for place, n in enumerate(away, 3):
+    os.dup2(n, place)
+os.closerange(above, max(away + numbers) + 1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as exc:
+    sys.exit(f"{sys.argv[2]}: {exc.strerror}")
+"""
+
+
+class Direct:
+    """Implements `Held`. A thread of its own waits for the process."""
+
+    def __init__(self, order: Order, process: subprocess.Popen[bytes], started_s: float) -> None:
+        self.order = order
+        self.started_s = started_s
+        self.pid = process.pid
+        self.is_stopping = False
+        self.exit: Exit | None = None
+        self._process = process
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._hold, name=f"hold {self.pid}", daemon=True).start()
+
+    async def wait(self) -> Exit:
+        await self._ended.wait()
+        assert self.exit is not None
+        return self.exit
+
+    async def kill(self, grace_s: float = KILL_GRACE_S) -> Exit:
+        if self.exit is not None:
+            return self.exit
+        self.is_stopping = True
+        begun_s = self._loop.time()
+        try:
+            if grace_s > 0 and _signal_group(self.pid, signal.SIGTERM):
+                await self._ends_by(begun_s + min(grace_s, KILL_BOUND_S / 2))
+        finally:
+            if self.exit is None:
+                _signal_group(self.pid, signal.SIGKILL)
+        await self._ends_by(begun_s + KILL_BOUND_S)
+        return self.exit or Exit(None, left=(self.pid,))
+
+    async def _ends_by(self, at_s: float) -> None:
+        try:
+            async with asyncio.timeout_at(at_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return
+
+    def _hold(self) -> None:
+        """In the thread: wait for the process, then end what it left in its group."""
+        status = self._process.wait()
+        swept, left = _sweep_group(self.pid)
+        code, number = (None, -status) if status < 0 else (status, None)
+        exit_ = Exit(code, number, swept, (self.pid,) if left else ())
+        with suppress(RuntimeError):  # The loop is closed: it took too long to end.
+            self._loop.call_soon_threadsafe(self._end, exit_)
+
+    def _end(self, exit_: Exit) -> None:
+        self.exit = exit_
+        self._ended.set()
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there is somebody in it. A group lives as long as a member, so it is ours."""
+    try:
+        os.killpg(group, number)
+    except OSError:
+        return False
+    return True
+
+
+def _is_alive(group: int) -> bool:
+    """Whether one of it is more than a zombie; where there is no /proc, it may be."""
+    try:
+        table = read_table()
+    except OSError:
+        return True
+    return any(stat.group == group and stat.is_alive for stat in table.values())
+
+
+def _sweep_group(group: int) -> tuple[int, bool]:
+    """How many were swept, as far as it can be told (one), and whether something is left."""
+    begun_s = time.monotonic()  # noqa: TID251 - in a thread, where no timer of the loop reaches
+    is_asked = False
+    while _signal_group(group, 0) and _is_alive(group):
+        passed_s = time.monotonic() - begun_s  # noqa: TID251 - see above
+        if passed_s > SWEEP_BOUND_S:
+            return int(is_asked), True
+        if passed_s > SETTLE_S + SWEEP_GRACE_S:
+            _signal_group(group, signal.SIGKILL)
+        elif passed_s > SETTLE_S and not is_asked:
+            is_asked = _signal_group(group, signal.SIGTERM)
+        time.sleep(_PAUSE_S)
+    return int(is_asked), False
+
+
+class DirectCustody:
+    """Implements `Custody`."""
+
+    nursery = None
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._held: list[Direct] = []
+        self._is_closing = False
+
+    async def start(self, order: Order) -> Held:
+        """Does not wait: there is no moment at which it could be cancelled."""
+        if self._is_closing:
+            raise StartFailed("the server is stopping")
+        held = Direct(order, self._spawn(order), order.started_s or self._clock.now_s())
+        self._forget_ended()
+        self._held.append(held)
+        return held
+
+    def _spawn(self, order: Order) -> subprocess.Popen[bytes]:
+        token = f"direct.{next(self._numbers)}"
+        command = parse_order(order, token)
+        null = [subprocess.DEVNULL] * (3 - len(order.descriptors))
+        stdin, stdout, stderr, *further = [*order.descriptors, *null]
+        try:
+            return subprocess.Popen(
+                _placing(further, command.argv) if further else command.argv,
+                pass_fds=further,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=command.cwd,
+                env={**order.env, TOKEN_NAME: token},
+                start_new_session=True,
+            )
+        except OSError as exc:
+            step = "exec" if Path(order.cwd).is_dir() else "chdir"
+            raise StartFailed(describe_failure(order, step, exc.errno or 0)) from exc
+
+    def warm_nowait(self) -> None:
+        """There is no keeper to have ready."""
+
+    async def processes(self, workspace_id: str) -> list[Process]:
+        """How much memory they use is not known here."""
+        self._forget_ended()
+        return [
+            Process(
+                held.pid,
+                title_of(held.order),
+                held.order.owner,
+                max(0.0, self._clock.now_s() - held.started_s),
+                0,
+                (held.pid,),
+                held.is_stopping,
+            )
+            for held in self._held
+            if held.order.owner.workspace_id == workspace_id
+        ]
+
+    async def end_all(self, workspace_id: str) -> list[int]:
+        return await self._end(
+            [held for held in self._held if held.order.owner.workspace_id == workspace_id]
+        )
+
+    async def close(self) -> None:
+        self._is_closing = True
+        await self._end(self._held)
+
+    async def _end(self, held: list[Direct]) -> list[int]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each.kill(), name=f"end {each.pid}") for each in held]
+        return sorted({pid for task in tasks for pid in task.result().left})
+
+    def _forget_ended(self) -> None:
+        self._held = [held for held in self._held if held.exit is None or held.exit.left]
+
+
+def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:
+    """A command by way of an interpreter that puts further descriptors into their places.
+
+    They come by their numbers here; what runs in between must be a program, for nothing else may
+    happen in a fork of a threaded server.
+    """
+    numbers = ",".join(map(str, descriptors))
+    before = (sys.executable, "-I", "-S", "-c", _PLACE, numbers)
+    return [*map(os.fsencode, before), *argv]
+
+
+@asynccontextmanager
+async def open_direct_custody(clock: Clock) -> AsyncGenerator[DirectCustody]:
+    """At the end of the block, what is still in its group is gone."""
+    custody = DirectCustody(clock)
+    try:
+        yield custody
+    finally:
+        await custody.close()

@@ -1,0 +1,282 @@
+"""One command and everything that descends from it, until nothing of it is left.
+
+A warden is a fork of the keeper and a child subreaper: whatever escapes from the command becomes
+its child, so "I have no child" is the proof that all has ended. It ends what it holds when it is
+told to, when the command has ended, and when the server or the keeper is gone.
+"""
+
+import enum
+import math
+import os
+import select
+import signal
+import socket
+import sys
+
+from culm.processes.linux import (
+    become_subreaper,
+    find_stat,
+    now_s,
+    set_death_signal,
+    set_name,
+    start_ticks_of,
+)
+from culm.processes.packets import (
+    Command,
+    Ended,
+    encode_ended,
+    parse_command,
+    read_all,
+    receive,
+    send,
+)
+from culm.processes.spawn import Child, fork_command, parse_report
+from culm.processes.tree import alive_below, ask_to_end, end
+
+DEATH_SIGNAL = signal.SIGUSR1  # "Your parent died"; checked by asking for the parent.
+SETTLE_S = 0.1  # What a command leaves may be about to end: `tee` in `> >(tee log)`.
+SWEEP_GRACE_S = 0.5  # Then it is asked to end, for so long ...
+VERIFY_S = 1.5  # ... and ended; what lives after this is reported as left.
+ORPHAN_GRACE_S = 0.3  # Nobody waits any more, and nobody must be left.
+ORPHAN_BOUND_S = 60.0  # Without a server; the next one finds what is left then.
+_ROUND_S_MIN = 0.002
+_ROUND_S_MAX = 0.5
+_NEXT_PIDS = 4  # Others fork meanwhile, too.
+
+
+class Phase(enum.Enum):
+    """How far the end has come. It only goes forward."""
+
+    RUNNING = 0  # The command lives, and nobody wants it to end.
+    SETTLING = 1  # It ended; what it left may end by itself.
+    ASKED = 2  # All were asked to end.
+    ENDING = 3  # All are ended, in rounds, until nothing is left.
+
+
+class Warden:
+    """Made in a fork of the keeper, which ends when `run` returns."""
+
+    def __init__(
+        self, channel: socket.socket, record: str, keeper: int, mark: int, woken: int
+    ) -> None:
+        self._channel = channel
+        self._record = record
+        self._keeper = keeper
+        self._mark = mark
+        self._woken = woken
+        self._child: Child | None = None
+        self._start_ticks = 0
+        self._status: int | None = None  # As waitpid gave it; None while the command lives.
+        self._phase = Phase.RUNNING
+        self._due_s = 0.0  # When the phase is over, or its next round is due.
+        self._report_by_s = 0.0
+        self._round_s = _ROUND_S_MIN
+        self._swept: set[int] = set()
+        self._ended_with_it: set[int] = set()
+        self._is_started = False
+        self._is_told = False
+        self._is_orphan = False  # The server or the keeper is gone.
+        self._give_up_s = math.inf
+        self._is_lost = False  # The keeper is gone.
+
+    def run(self, command: Command, descriptors: list[int]) -> bool:
+        """Whether nothing is left."""
+        send(self._channel, b"begun")
+        try:
+            self._child = fork_command(command, descriptors, self._mark)
+        except OSError as failure:
+            send(self._channel, f"failed fork {failure.errno or 0}".encode())
+            return True
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._start_ticks = start_ticks_of(self._child.pid)
+        poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
+        poller.register(self._channel, select.POLLIN)
+        poller.register(self._child.report, select.POLLIN)
+        while True:
+            self._look(poller)
+            now = now_s()
+            if not self._collect():
+                break
+            self._go_on(now)
+            if now > self._give_up_s:
+                return False
+            poller.poll(self._timeout_ms(now_s()))
+        self._tell([])
+        self._forget()
+        return True
+
+    def _look(self, poller: select.poll) -> None:
+        """Take in what happened outside: words of the server, deaths of others, the exec."""
+        drain(self._woken)
+        if not self._is_orphan:
+            packets, is_over = receive(self._channel)
+            for words in packets:
+                if words[0] == "kill":
+                    self._ask(int(words[1]) / 1000)
+            self._is_lost = os.getppid() != self._keeper
+            if is_over or self._is_lost:
+                poller.unregister(self._channel)
+                self._is_orphan = True
+                self._give_up_s = now_s() + ORPHAN_BOUND_S
+                self._ask(ORPHAN_GRACE_S)
+        if not self._is_started and self._hear_exec():
+            assert self._child is not None
+            poller.unregister(self._child.report)
+            os.close(self._child.report)
+
+    def _hear_exec(self) -> bool:
+        """Whether it is known by now if the command executes."""
+        assert self._child is not None
+        try:
+            report = os.read(self._child.report, 100)
+        except BlockingIOError:
+            return False
+        self._is_started = True
+        failure = parse_report(report)
+        if failure is not None:
+            self._is_told = True
+            send(self._channel, f"failed {failure[0]} {failure[1]}".encode())
+        else:
+            self._remember()
+            words = f"started {self._child.pid} {self._start_ticks} {os.getpid()}"
+            send(self._channel, words.encode())
+        return True
+
+    def _collect(self) -> bool:
+        """Reap all that ended. Whether anything is left."""
+        assert self._child is not None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                # Its last word may have come after we listened.
+                if not self._is_started:
+                    self._hear_exec()
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child.pid:
+                self._status = status
+            if self._phase is Phase.ENDING:
+                self._chase(pid)
+
+    def _chase(self, ended: int) -> None:
+        """End what forks and exits, over and over, faster than a look at all processes takes.
+
+        Its next self has one of the next pids, and is our child already: nobody else's pid.
+        """
+        for pid in range(ended + 1, ended + 1 + _NEXT_PIDS):
+            stat = find_stat(pid)
+            if stat is not None and stat.is_alive and stat.parent == os.getpid():
+                end([stat])
+                self._count([pid])
+
+    def _ask(self, grace_s: float) -> None:
+        """All shall end, and will be ended after `grace_s`."""
+        now = now_s()
+        if self._phase in (Phase.RUNNING, Phase.SETTLING):
+            self._phase = Phase.ASKED
+            self._due_s = now + grace_s
+            if grace_s > 0:
+                self._ask_all()
+        elif self._phase is Phase.ASKED:
+            self._due_s = min(self._due_s, now + grace_s)
+
+    def _go_on(self, now: float) -> None:
+        """What is due now. Something is left."""
+        if self._phase is Phase.RUNNING and self._status is not None:
+            self._phase = Phase.SETTLING
+            self._due_s = now + SETTLE_S
+        elif self._phase is Phase.SETTLING and now >= self._due_s:
+            self._ask(SWEEP_GRACE_S)
+        elif self._phase is Phase.ASKED and now >= self._due_s:
+            self._phase = Phase.ENDING
+            self._report_by_s = now + VERIFY_S
+        if self._phase is Phase.ENDING and now >= self._due_s:
+            members = alive_below(os.getpid())
+            self._count([stat.pid for stat in members])
+            end(members)
+            self._due_s = now_s() + self._round_s
+            self._round_s = min(self._round_s * 1.5, _ROUND_S_MAX)
+            if members and now > self._report_by_s:
+                self._tell([stat.pid for stat in members])
+
+    def _ask_all(self) -> None:
+        members = alive_below(os.getpid())
+        self._count([stat.pid for stat in members])
+        ask_to_end(members)
+
+    def _count(self, pids: list[int]) -> None:
+        """Swept is what outlived the command, unless it was being ended together with it."""
+        if self._status is not None:
+            self._swept.update(pid for pid in pids if pid not in self._ended_with_it)
+        elif self._phase is Phase.ENDING:
+            self._ended_with_it.update(pids)
+
+    def _timeout_ms(self, now: float) -> int | None:
+        if self._phase is Phase.RUNNING:
+            return None  # A signal or a word ends the wait.
+        return max(0, int((self._due_s - now) * 1000) + 1)
+
+    def _tell(self, left: list[int]) -> None:
+        """Say once how it ended."""
+        if self._is_told:
+            return
+        self._is_told = True
+        code = number = None
+        if self._status is not None and not self._is_lost:
+            if os.WIFSIGNALED(self._status):
+                number = os.WTERMSIG(self._status)
+            else:
+                code = os.WEXITSTATUS(self._status)
+        ended = Ended(code, number, len(self._swept), left, lost=self._is_lost)
+        send(self._channel, encode_ended(ended))
+
+    def _remember(self) -> None:
+        """For the next server, should all of us be killed at once."""
+        assert self._child is not None
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            file = os.open(self._record, flags, 0o600)
+            try:
+                os.write(file, f"{self._child.pid} {self._start_ticks}".encode())
+            finally:
+                os.close(file)
+        except OSError:
+            return  # The mark and the token remain.
+
+    def _forget(self) -> None:
+        try:
+            os.remove(self._record)  # noqa: PTH107 - pathlib is slow to import
+        except OSError:
+            return
+
+
+def become_warden(
+    channel: socket.socket, body: int, descriptors: list[int], keeper: int, mark: int, record: str
+) -> bool:
+    """Be the warden of one command, in a fork of the keeper. Whether nothing is left of it."""
+    woken, waking = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(waking, False)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    set_name(b"culm-warden")
+    become_subreaper()
+    set_death_signal(DEATH_SIGNAL)
+    command = parse_command(read_all(body))
+    os.close(body)
+    warden = Warden(channel, record, keeper, mark, woken)
+    is_clean = warden.run(command, descriptors)
+    sys.stderr.flush()
+    return is_clean
+
+
+def drain(descriptor: int) -> None:
+    """Take what the signals wrote; they only wake."""
+    try:
+        while os.read(descriptor, 512):
+            continue
+    except BlockingIOError:
+        return

@@ -1,0 +1,78 @@
+"""The server's end of one keeper process: started, spoken to, collected."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import culm
+from culm.processes.channel import Line
+from culm.processes.packets import send_with
+from culm.processes.process_set import ProcessSet
+
+# The path comes last: nothing beside our package stands in for a module of Python.
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from culm.processes.supervisor import main; main()"
+
+
+class Keeping:
+    """A keeper, and our line to it."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        """Raises OSError if there can be no further process."""
+        self.set = process_set
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(process_set.folder / "keeper.log", flags, 0o600)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        passed = (theirs.fileno(), process_set.lock)
+        arguments = [*passed, os.getpid(), process_set.mark, process_set.folder]
+        root = Path(culm.__file__).parents[1]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, arguments), str(root)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                pass_fds=passed,
+                cwd="/",
+            )
+        except OSError:
+            control.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(log)
+        self.line = Line(control, process_set.mark)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def hold(self, body: bytes, descriptors: Sequence[int]) -> None:
+        """Have a companion started. Raises OSError if the keeper is gone or deaf."""
+        self.line.pass_on("hold", [], body, descriptors)
+
+    def connect(self, base: int, channel: int) -> None:
+        """Have one more client listened to. Raises OSError if the keeper is gone or deaf."""
+        send_with(self.line.control, f"connect {base}".encode(), [channel])
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def collect(self, bound_s: float) -> bool:
+        """Wait for its end, at most so long. Blocks."""
+        try:
+            self._process.wait(bound_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def last_words(self) -> str:
+        """The end of what it complained about, if it did."""
+        try:
+            data = (self.set.folder / "keeper.log").read_bytes()
+        except OSError:
+            return ""
+        return data[-2000:].decode("utf-8", "replace").strip()

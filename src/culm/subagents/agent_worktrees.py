@@ -1,0 +1,75 @@
+"""The worktrees of agents: made before one is started, settled when its assignment has ended."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec.structs import replace as with_
+
+from culm.ids import AgentId
+from culm.store.agents import NewAgent
+from culm.subagents.start_policy import KeptWorktree, Terms, Unfit
+from culm.wire.codec import decode, encode
+from culm.worktrees.notes import noted_in
+from culm.worktrees.worktree import Settled, Worktree, WorktreeFailed, Worktrees
+
+
+@dataclass(frozen=True, slots=True)
+class AgentWorktrees:
+    worktrees: Worktrees
+    workspace: Path
+    folder: Path  # Theirs.
+
+    async def make(self, agent_ids: Sequence[AgentId]) -> dict[AgentId, Worktree]:
+        """One for each, or none and `Unfit`."""
+        made: dict[AgentId, Worktree] = {}
+        is_done = False
+        try:
+            for agent_id in agent_ids:
+                folder = self.folder / agent_id
+                made[agent_id] = await self.worktrees.make(self.workspace, folder, agent_id)
+            is_done = True
+        except WorktreeFailed as exc:
+            raise Unfit(str(exc)) from exc
+        finally:
+            if not is_done:
+                await self.undo(made.values())
+        return made
+
+    def placed(self, new: NewAgent, made: Worktree | None) -> NewAgent:
+        """An agent that works in its worktree, if it has one."""
+        if made is None:
+            return new
+        terms, kept = decode(new.terms, Terms), kept_of(made)
+        terms = encode(with_(terms, worktree=kept)).decode()
+        return replace(new, terms=terms, worktree=kept.workspace, branch=kept.branch)
+
+    async def undo(self, made: Iterable[Worktree]) -> None:
+        for worktree in made:
+            await self.worktrees.remove(worktree)
+
+    async def settle(self, terms: Terms) -> Settled | None:
+        """At the end of an assignment: what was changed; it goes if nothing was."""
+        kept = terms.worktree
+        if kept is None:
+            return None
+        return await self.worktrees.settle(_worktree_of(kept))
+
+    async def noted(self) -> list[str]:
+        """The agents that have a worktree there, or for which one was begun."""
+        return await asyncio.to_thread(noted_in, self.folder)
+
+    async def clear(self, agent_id: str) -> None:
+        """Remove what is left for an agent that has no worktree, unless there is work in it."""
+        await self.worktrees.clear(self.folder / agent_id)
+
+
+def kept_of(made: Worktree) -> KeptWorktree:
+    return KeptWorktree(
+        str(made.path), str(made.workspace), made.branch, made.base, str(made.entry)
+    )
+
+
+def _worktree_of(kept: KeptWorktree) -> Worktree:
+    return Worktree(Path(kept.path), Path(kept.workspace), kept.branch, kept.base, Path(kept.entry))

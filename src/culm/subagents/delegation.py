@@ -1,0 +1,294 @@
+"""What agents want of each other, done: start, wait, send, stop, list.
+
+Owns nothing that outlives an errand. Everything is done for a caller, which is a run: it reaches
+those below it and no others, and what cannot be done is a result in words.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import assert_never
+
+from culm.errors import AppError, NotFound
+from culm.ids import AgentId
+from culm.run.live_run import Asked, Duty, LiveRun
+from culm.run.runs import Runs
+from culm.run.turn import World
+from culm.store.agents import StoredAgent
+from culm.store.sessions import find_session
+from culm.subagents.bounded_dict import Kept
+from culm.subagents.results import Report, listing_of, result_of
+from culm.subagents.start_policy import Above, Terms, Unfit, allowed_tools, places_of, top
+from culm.subagents.starter import END_S, Caller, Starter, all_ended, check_going
+from culm.subagents.tree import Agents
+from culm.tools.agent_requests import Errand, List, Mail, Send, Start, Stop, Wait
+from culm.tools.base import Call, Result, Watch
+from culm.tools.process.waiting import within
+from culm.wire.agents import Agent, Until, outcome_of_run
+from culm.wire.codec import decode
+from culm.wire.config import SelectedModel
+
+# By which each errand is wanted: a worker is not relied on to offer only what an agent may use.
+TOOLS: Mapping[type[Errand], str] = {
+    Start: "agent",
+    Wait: "agent_wait",
+    Send: "agent_send",
+    Stop: "agent_stop",
+    List: "agent_list",
+    Mail: "mail",
+}
+TOLD_MAX = 10_000  # Ends that were told; a forgotten one is told again.
+WAIT_MAX = 50  # Agents whose reports a model reads in one result, if it has named none.
+
+
+class TreeOffice:
+    """Implements `Office` for the agents of one workspace."""
+
+    def __init__(
+        self,
+        world: World,
+        agents: Agents,
+        runs: Runs,
+        starter: Starter,
+        write: Callable[[Caller, Mail], Awaitable[Result]],
+    ) -> None:
+        self._world = world
+        self._agents = agents
+        self._runs = runs
+        self._starter = starter
+        self._write = write  # A letter.
+        self._told = Kept[str](TOLD_MAX)  # Runs whose end an agent was told.
+
+    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+        run = self._runs.find(call.run_id)
+        if run is None:
+            return _refused("the run that wants it has ended")
+        try:
+            caller = await self.caller_of(run)
+            if (name := TOOLS[type(errand)]) not in caller.above.tools:
+                return _refused(f"there is no tool {name!r} for this agent")
+            match errand:
+                case Start():
+                    return await self._start(errand, caller, run, call, watch)
+                case Wait():
+                    return await self._wait(errand, caller, run, watch)
+                case Send():
+                    return await self._send(errand, caller, run, watch)
+                case Stop():
+                    return await self._stop(errand, caller)
+                case List():
+                    return await self._list(errand, caller)
+                case Mail():
+                    return await self._write(caller, errand)
+                case _:
+                    assert_never(errand)
+        except Unfit as exc:
+            return _refused(str(exc))
+        except AppError as exc:
+            return _refused(f"{exc.message}; {exc.hint}" if exc.hint else exc.message)
+
+    async def caller_of(self, run: LiveRun) -> Caller:
+        """A run, as whoever starts agents."""
+        names = list(self._world.tools())
+        model = SelectedModel(model=run.model, provider=run.provider)
+        if run.duty is None:
+            session_id = run.session_id
+            above = top(names, model)
+            return Caller(session_id, (session_id,), (session_id,), above, run.asked.consent, run)
+        stored = await self._agents.get(run.agent_id)
+        agent, terms = stored.agent, decode(stored.terms, Terms)
+        above = Above(
+            agent.depth,
+            allowed_tools(names, terms),
+            is_narrowed=terms.tools is not None,
+            places=places_of(agent.worktree, terms),
+            is_read_only=agent.is_read_only,
+            model=model,
+        )
+        sessions = (*run.duty.above, run.session_id)
+        return Caller(agent.agent_id, stored.path, sessions, above, run.asked.consent, run)
+
+    # --- starting and waiting
+
+    async def _start(
+        self, errand: Start, caller: Caller, run: LiveRun, call: Call, watch: Watch
+    ) -> Result:
+        detached = not errand.wait
+        runs = await self._starter.start(errand.assignments, caller, call, detached=detached)
+        if detached:
+            reports = [Report((await self._agents.get(one.agent_id)).agent) for one in runs]
+            return result_of(reports, "They work now; agent_wait gets what they report.")
+        try:
+            async with self._agents.away(run):
+                await self._until_ended(runs, "all", watch)
+        except asyncio.CancelledError:
+            await self._starter.end(runs)
+            raise
+        return result_of([await self._report(one) for one in runs])
+
+    async def _wait(self, errand: Wait, caller: Caller, run: LiveRun, watch: Watch) -> Result:
+        if errand.agents:
+            wanted = [(await self._get_own(name, caller)).agent for name in errand.agents]
+        else:  # Of those that nobody named, what was told before is not told again.
+            children = await self._agents.children(caller.agent_id)
+            wanted = [one for one in children if self._live_of(one) or not self._is_told(one)]
+            wanted.sort(key=lambda one: not self._live_of(one))
+        live = [one for agent in wanted for one in self._live_of(agent)]
+        ended = [agent for agent in wanted if not self._live_of(agent)]
+        more, wanted = len(wanted) - WAIT_MAX, wanted[:WAIT_MAX] if not errand.agents else wanted
+        words = f"{more} more are told next time." if more > 0 and not errand.agents else ""
+        if not _is_enough(errand.until, ended):
+            async with self._agents.away(run):
+                waiting = self._until_ended(live, errand.until, watch)
+                if await within(self._world.clock, errand.timeout_s, waiting) is None:
+                    words = f"Time is up after {errand.timeout_s:g} s; who still works goes on."
+        return result_of([await self._report_of(agent.agent_id) for agent in wanted], words)
+
+    async def _until_ended(self, runs: Sequence[LiveRun], until: Until, watch: Watch) -> bool:
+        """Wait for all of them, for one, or for one that fails; each is told as it ends."""
+        async with asyncio.TaskGroup() as group:
+            left = {group.create_task(run.ended.wait(), name="end of a run"): run for run in runs}
+            while left:
+                done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                ended = [left.pop(task) for task in done]
+                for run in ended:
+                    watch(f"agent {run.agent_id}: {_outcome(run)}\n")
+                outcomes = {_outcome(run) for run in ended}
+                if until == "any" or (until == "first_error" and outcomes != {"completed"}):
+                    break
+            for task in left:
+                task.cancel()
+        return True
+
+    def _live_of(self, agent: Agent) -> list[LiveRun]:
+        line = self._runs.line(agent.session_id)
+        return [one for one in line if one.agent_id == agent.agent_id]
+
+    def _is_told(self, agent: Agent) -> bool:
+        return self._told.find(agent.run_id) is not None
+
+    async def _report(self, run: LiveRun) -> Report:
+        self._told.keep(run.id, run.agent_id)
+        done = self._agents.done(run.id)
+        try:
+            agent = (await self._agents.get(run.agent_id)).agent
+        except NotFound:
+            agent = _gone(run)
+        return Report(agent, run.answer, done.files, done.note)
+
+    async def _report_of(self, agent_id: str) -> Report:
+        details = await self._agents.details(agent_id)
+        if details.agent.state != "ended":
+            return Report(details.agent)
+        run_id = details.agent.run_id
+        self._told.keep(run_id, agent_id)
+        done = self._agents.done(run_id)
+        return Report(details.agent, details.result, done.files, done.note)
+
+    # --- sending, stopping, listing
+
+    async def _send(self, errand: Send, caller: Caller, run: LiveRun, watch: Watch) -> Result:
+        stored = await self._get_own(errand.agent, caller)
+        agent = stored.agent
+        if not errand.text.strip():
+            return _refused("there is nothing to say")
+        duty = Duty(
+            agent.agent_id,
+            stored.path,
+            await self._agents.sessions_above(agent.session_id),
+            works_for=run,
+            is_detached=not errand.wait,
+        )
+        asked = Asked(
+            prompt=errand.text,
+            limits=agent.budget,
+            model=agent.selected,
+            consent=run.asked.consent,
+            joins=True,
+        )
+        check_going(run)
+        if not self._runs.is_busy(agent.session_id):
+            self._starter.check_room(caller, 1)
+        sent = self._runs.accept(agent.session_id, asked, duty=duty)
+        was_at_work = sent.state == "queued"
+        if not errand.wait:
+            await asyncio.shield(sent.accepted)
+            how = "it reads it before its next step" if was_at_work else "it works on it now"
+            present = (await self._agents.get(agent.agent_id)).agent
+            return result_of([Report(present)], f"Sent: {how}.")
+        try:
+            await asyncio.shield(sent.accepted)
+            async with self._agents.away(run):
+                await self._until_ended([sent], "all", watch)
+        except asyncio.CancelledError:
+            await self._starter.end([sent])
+            raise
+        return result_of([await self._report(sent.host or sent)])
+
+    async def _stop(self, errand: Stop, caller: Caller) -> Result:
+        wanted = [await self._get_own(name, caller) for name in errand.agents]
+        stopped: list[LiveRun] = []
+        for stored in wanted:
+            stopped += self._runs.of_session(stored.agent.session_id)
+            for commit in self._runs.cancel_session(stored.agent.session_id, "agent"):
+                await asyncio.shield(commit)
+        await within(self._world.clock, END_S, all_ended(stopped))
+        again = [await self._agents.get(stored.agent.agent_id) for stored in wanted]
+        result = result_of([Report(stored.agent) for stored in again])
+        return Result(result.content, metadata=result.metadata)
+
+    async def _list(self, errand: List, caller: Caller) -> Result:
+        top, depth = caller.agent_id, caller.above.depth
+        if errand.agent:
+            stored = await self._get_own(errand.agent, caller)
+            top, depth = stored.agent.agent_id, stored.agent.depth
+        agents = [decode(one, Agent) for one in await self._agents.list(top)]
+        return listing_of(agents, depth)
+
+    async def _get_own(self, name: str, caller: Caller) -> StoredAgent:
+        """An agent below the caller; raises `Unfit` with what is known of any other."""
+        try:
+            stored = await self._agents.get(name)
+        except NotFound:
+            if await self._world.store.read(find_session(name)) is not None:
+                raise Unfit(f"agent {name} does not work for you; mail reaches it") from None
+            raise Unfit(f"there is no agent {name!r} in this project") from None
+        if caller.agent_id not in stored.path[:-1]:
+            agent = stored.agent
+            state = agent.outcome if agent.state == "ended" else agent.state
+            raise Unfit(f"agent {name} ({state}) does not work for you; mail reaches it")
+        return stored
+
+
+def _is_enough(until: Until, ended: Sequence[Agent]) -> bool:
+    """Whether a wait is over because of those that ended before it began."""
+    match until:
+        case "all":
+            return False
+        case "any":
+            return bool(ended)
+        case "first_error":
+            return any(agent.outcome != "completed" for agent in ended)
+
+
+def _outcome(run: LiveRun) -> str:
+    return "left behind" if run.ending is None else outcome_of_run(run.ending.outcome)
+
+
+def _gone(run: LiveRun) -> Agent:
+    """One whose session was deleted after it had ended."""
+    return Agent(
+        agent_id=AgentId(run.agent_id),
+        parent_id="",
+        session_id=run.session_id,
+        name=run.agent_id,
+        model=run.model,
+        provider=run.provider,
+        state="ended",
+        outcome=None if run.ending is None else outcome_of_run(run.ending.outcome),
+        reason="Its session was deleted; what it used is not known here",
+        run_id=run.id,
+    )
+
+
+def _refused(words: str) -> Result:
+    return Result(f"Not done: {words}.", is_error=True)

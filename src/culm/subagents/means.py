@@ -1,0 +1,25 @@
+"""What agents of all workspaces of a server work with: picked once, by `assemble.py`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from culm.fleet.host.dispatch import Fleet
+from culm.mail.base import Post
+
+T = TypeVar("T")
+
+
+class Blocking(Protocol):
+    """Does what blocks as the disk does, beside the event loop."""
+
+    async def __call__(self, job: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    fleet: Fleet  # Whose workers do what agents are given.
+    fabric_dir: Path  # Where those are found.
+    make_post: Callable[[Path], Post]  # The mailboxes in a folder.
+    blocking: Blocking

@@ -1,0 +1,233 @@
+"""Starting agents: all of a call's or none, each with its session, its row and its first run."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from culm.clock import Clock
+from culm.config.tooling import Tooling
+from culm.errors import LimitExceeded
+from culm.ids import AgentId, Ids, SessionId
+from culm.model.choice import Models
+from culm.permission.gate import Consent
+from culm.run.budget import Account
+from culm.run.live_run import Asked, Duty, LiveRun
+from culm.run.runs import STOP_S, Runs
+from culm.settings import Settings
+from culm.store.agents import NewAgent, add_agent
+from culm.store.base import together
+from culm.store.sessions import add_session, count_sessions
+from culm.store.store import Store
+from culm.subagents.agent_worktrees import AgentWorktrees
+from culm.subagents.roles import roles_with
+from culm.subagents.start_policy import Above, Planned, Unfit, plan_agent
+from culm.tools.agent_requests import Assignment
+from culm.tools.base import Call
+from culm.tools.process.waiting import within
+from culm.wire.codec import encode
+from culm.wire.config import SelectedModel
+
+END_S = STOP_S - 0.5  # For agents to end before the call that waits for them is given up.
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who starts agents: a run and its agent, or a client that talks to none."""
+
+    agent_id: str
+    path: tuple[str, ...]  # Of agents, down to it.
+    sessions: tuple[SessionId, ...]  # Of those, where they have one.
+    above: Above
+    consent: Consent
+    run: LiveRun | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.sessions[-1] if self.sessions else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Of one workspace."""
+
+    store: Store
+    models: Models
+    runs: Runs
+    worktrees: AgentWorktrees
+    tooling: Callable[[], Tooling]
+    clock: Clock
+    ids: Ids
+    settings: Settings
+    on_root: Callable[[SessionId], None]  # Told the session of an agent that a client starts.
+
+    async def start(
+        self,
+        assignments: Sequence[Assignment],
+        caller: Caller,
+        call: Call | None,
+        *,
+        detached: bool,
+    ) -> list[LiveRun]:
+        """Their first runs, which are durable; raises `Unfit`, `AppError` if not all can be."""
+        planned = [self._plan(assignment, caller) for assignment in assignments]
+        self.check_room(caller, len(planned))
+        await self._check_sessions(len(planned))
+        ids = [self.ids.agent() for _ in planned]
+        wanted = [agent_id for agent_id, one in zip(ids, planned, strict=True) if one.worktree]
+        made = await self.worktrees.make(wanted)
+        try:
+            news = [
+                self._new(number, agent_id, one, caller, call, detached=detached)
+                for number, (agent_id, one) in enumerate(zip(ids, planned, strict=True), 1)
+            ]
+            news = [self.worktrees.placed(new, made.get(new.id)) for new in news]
+            return await self._begin(news, planned, caller)
+        except Exception:  # boundary: nothing is left of what cannot be started
+            await self.worktrees.undo(made.values())
+            raise
+
+    def _plan(self, assignment: Assignment, caller: Caller) -> Planned:
+        roles = roles_with(self.tooling().roles)
+        depth_max = self.settings.agents_depth_max
+        return plan_agent(assignment, caller.above, roles, self._choose, depth_max=depth_max)
+
+    def _choose(self, wanted: str, above: SelectedModel) -> SelectedModel:
+        """A model by its name; without one, that of whoever starts the agent."""
+        if not wanted:
+            return above
+        if wanted in ("large", "small"):
+            return self.models.choose(wanted) or above
+        provider, _, model = wanted.partition("/")
+        if not model:
+            provider, model = above.provider, wanted
+        reason = self.models.why_not(provider, model) or self.models.why_unlisted(provider, model)
+        if reason:
+            usable = ", ".join(self.models.names()) or "none"
+            raise Unfit(f"model {wanted!r} cannot be used: {reason}; there are {usable}")
+        return SelectedModel(model=model, provider=provider)
+
+    def check_room(self, caller: Caller, more: int) -> None:
+        limit = self.settings.agents_children_max
+        duties = (run.duty for run in self.runs.live() if run.duty is not None)
+        at_work = len({duty.agent_id for duty in duties if duty.path[:-1] == caller.path})
+        left = max(0, limit - at_work)
+        if more > left:
+            raise Unfit(f"an agent may have {limit} others at work; {left} more can be")
+        if caller.run is not None and (used := _used_up(caller.run.account)):
+            raise Unfit(used)
+
+    async def _check_sessions(self, more: int) -> None:
+        """Each has one; what would be refused one by one is refused before there is any."""
+        limit = self.settings.sessions_max
+        if await self.store.read(count_sessions) + more > limit:
+            raise LimitExceeded("sessions in this workspace", limit)
+
+    def _new(
+        self,
+        number: int,
+        agent_id: AgentId,
+        planned: Planned,
+        caller: Caller,
+        call: Call | None,
+        *,
+        detached: bool,
+    ) -> NewAgent:
+        return NewAgent(
+            id=agent_id,
+            session_id=self.ids.session() if call is None else session_id_of(call, number),
+            parent_id=caller.agent_id,
+            parent_session_id=caller.session_id,
+            name=planned.name,
+            role=planned.role,
+            provider=planned.model.provider,
+            model=planned.model.model,
+            terms=encode(planned.terms).decode(),
+            budget=planned.limits,
+            is_detached=detached,
+            is_read_only=planned.is_read_only,
+            depth=caller.above.depth + 1,
+            path=caller.path,
+        )
+
+    async def _begin(
+        self, news: Sequence[NewAgent], planned: Sequence[Planned], caller: Caller
+    ) -> list[LiveRun]:
+        """Accept them in one step; if one cannot be, none goes on."""
+        check_going(caller.run)
+        self.check_room(caller, len(news))  # Others may have been started meanwhile.
+        wanted = [_asked(one, caller) for one in planned]
+        self.runs.check_room(wanted)
+        runs: list[LiveRun] = []
+        try:
+            for new, asked in zip(news, wanted, strict=True):
+                runs.append(self._accept(new, asked, caller))
+            for run in runs:
+                await asyncio.shield(run.accepted)
+        except Exception:  # boundary: what a store says of it ends the others, too
+            await self.end(runs)
+            raise
+        except asyncio.CancelledError:
+            await self.end([run for run in runs if run.waited_for_by is not None])
+            raise
+        return runs
+
+    def _accept(self, new: NewAgent, asked: Asked, caller: Caller) -> LiveRun:
+        """Its row, its session and its first run are there together, or not at all."""
+        if not new.parent_id:
+            self.on_root(new.session_id)
+        session = add_session(
+            new.session_id,
+            new.name,
+            parent_id=new.parent_session_id,
+            sessions_max=self.settings.sessions_max,
+        )
+        return self.runs.accept(
+            new.session_id,
+            asked,
+            duty=Duty(
+                new.id,
+                (*new.path, new.id),
+                caller.sessions,
+                works_for=caller.run,
+                is_detached=new.is_detached,
+            ),
+            before=together(session, add_agent(new)),
+        )
+
+    async def end(self, runs: Sequence[LiveRun]) -> None:
+        """Whoever wanted their results is gone: they end before it does. Bounded."""
+        for run in runs:
+            self.runs.orphan(run)
+        stopping = [run for run in runs if run.task is not None or run.state == "accepted"]
+        await within(self.clock, END_S, all_ended(stopping))
+
+
+def _asked(planned: Planned, caller: Caller) -> Asked:
+    return Asked(
+        prompt=planned.assignment.prompt,
+        limits=planned.limits,
+        model=planned.model,
+        consent=caller.consent,
+    )
+
+
+def check_going(run: LiveRun | None) -> None:
+    """In the step in which something is accepted for a run: raises `Unfit` if that is over."""
+    if run is not None and (run.stop is not None or run.ended.is_set()):
+        raise Unfit("the run that wants it is being stopped")
+
+
+def session_id_of(call: Call, number: int) -> SessionId:
+    """As a Crush client expects it of a call's first; further ones are numbered."""
+    of_call = f"{call.message_id}$${call.id}"
+    return SessionId(of_call if number == 1 else f"{of_call}.{number}")
+
+
+async def all_ended(runs: Sequence[LiveRun]) -> None:
+    for run in runs:
+        await run.ended.wait()
+
+
+def _used_up(account: Account) -> str:
+    limit = account.is_used_up()
+    return f"the budget is used up: {limit}" if limit else ""

@@ -1,0 +1,100 @@
+"""The turn of an agent's run, held by a worker: from its provision to how it ended.
+
+Owns what one such turn needs while it lasts. The run itself is `run/`'s, which also stops it: the
+task that awaits this is cancelled, and with it the worker ends.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from culm.errors import AppError
+from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
+from culm.fleet.host.dispatch import Fleet
+from culm.fleet.host.run_control import Controls
+from culm.model.choice import Models
+from culm.run.journal import TurnJournal
+from culm.run.live_run import LiveRun
+from culm.run.runs import Runs
+from culm.store.agents import StoredAgent
+from culm.subagents.provisioning import Place, provision_of, spec_of
+from culm.subagents.replay import Around, Replay
+from culm.subagents.start_policy import Terms
+from culm.wire.codec import decode
+from culm.wire.endings import Ending
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a turn went, for who wants to know more than its end."""
+
+    ending: Ending
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What all turns of a workspace's agents are held with."""
+
+    fleet: Fleet
+    models: Models
+    runs: Runs
+    place: Callable[[], Place]
+    around: Around
+
+    async def hold(self, run: LiveRun, journal: TurnJournal, stored: StoredAgent) -> Held:
+        """Raises `AppError`."""
+        agent, terms = stored.agent, decode(stored.terms, Terms)
+        history = list(journal.history)
+        await journal.begin_step()  # Durable before the worker does anything.
+        chosen = await self.models.resolve(self.models.get(run.provider, run.model))
+        consent = run.asked.consent
+        provision = provision_of(agent, terms, chosen, consent, self.place())
+        spec = spec_of(run, [*history, *journal.said_messages], agent.parent_session_id)
+        controls = Controls()
+        replay = Replay(run, journal, self.around, lambda: self._steer(run, controls))
+        run.hears = lambda other: other.id in replay.admitted
+        run.on_join = replay.steer
+        run.pid = lambda: controls.pid or 0
+        try:
+            driven = await self.fleet.run(provision, spec, replay, controls)
+        finally:
+            replay.count()
+            run.on_join, run.pid = lambda: None, lambda: 0
+            for other in self.runs.line(run.session_id):
+                other.is_told = False  # What was said in vain waits for its own turn.
+        ending = _ending_of(driven.outcome, replay.ending if driven.is_told else None)
+        if ending.outcome == "end_turn" and replay.ending is None:
+            await replay.finish(replay.answer or driven.outcome.result or "")
+        return Held(ending, tuple(replay.files))
+
+    def _steer(self, run: LiveRun, controls: Controls) -> None:
+        """Say to the worker what waits to join, each once."""
+        for other in self.runs.joining(run):
+            if other.is_told or other.asked.attachments:
+                continue
+            try:
+                other.is_told = controls.steer(other.asked.prompt, other.id)
+            except AppError as exc:
+                log.info("run %s waits for its own turn: %s", other.id, exc.message)
+                return
+
+
+def _ending_of(outcome: Outcome, told: Ending | None) -> Ending:
+    """As the last answer says it, or else as the worker's last word does."""
+    error = outcome.error or ""
+    match outcome.status:
+        case "completed":
+            return told or Ending("end_turn")
+        case "cancelled" | "suspended":
+            return Ending("error", "The worker stopped", "It ended its run, and nobody told it to.")
+        case "error" if error.startswith(DENIED_PREFIX):
+            return Ending("denied", "Denied", error.partition(": ")[2])
+        case "error" if told is not None and told.outcome not in ("end_turn", "canceled"):
+            return told
+        case "error" if error.startswith(LIMIT_PREFIX):
+            return Ending("budget", "Limit reached", error.partition(": ")[2] or error)
+        case "error":
+            return Ending("error", "The worker failed", error)

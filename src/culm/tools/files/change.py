@@ -1,0 +1,295 @@
+"""What write, edit and multiedit have in common: one file is looked at, shown changed, replaced.
+
+`prepare` reads the file and works out its new contents; a person sees both. `run` opens the same
+real path again, passing no link, and replaces the file only if it still has the old contents.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from culm.config.sources import PROJECT_FILES
+from culm.ids import SessionId
+from culm.model.base import ToolSpec
+from culm.store.history import add_write
+from culm.tools.arguments import BadArguments, parse_arguments
+from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.files.diffs import Difference, difference, excerpts
+from culm.tools.files.file_executor import Stop
+from culm.tools.files.kinds import check_text, read_head, size_text
+from culm.tools.files.paths import KERNEL_FOLDERS, Inside, Missing, is_below
+from culm.tools.files.read_access import exact
+from culm.tools.files.read_stamps import OwnWrites, find_staleness, stamp_of
+from culm.tools.files.read_tool import in_words
+from culm.tools.files.replace import Miss
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.texts import Text, is_sound, read_text
+from culm.tools.files.writing import check_writable, create_file, read_all, replace_file
+from culm.tools.tool_context import Kit
+from culm.wire.codec import Json, clean, encode
+from culm.wire.runs import CrashPolicy
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+FILE_BYTES_MAX = 10 << 20  # What is larger is data; a command changes it better than a model.
+HISTORY_CHARS_MAX = 2 << 20  # Of larger files no versions are kept.
+LOCK_S = 5.0  # For another write in the same workspace to end.
+NAME_BYTES_MAX = 255  # Of one component, as every file system here has it.
+CONFIGURATIONS = frozenset(PROJECT_FILES)
+_REPOSITORY = re.compile(r"/\.git(?=/|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The file that is to be changed, as it is now."""
+
+    path: str  # Real.
+    shown: str
+    text: Text
+    digest: str | None  # Of its bytes; None if there is no file.
+    stamp: str = ""
+
+    @property
+    def exists(self) -> bool:
+        return self.digest is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What a tool makes of a file's text."""
+
+    text: str
+    fields: Mapping[str, Json] = field(default_factory=dict[str, Json])  # More metadata.
+    note: str = ""  # For the model, behind what was done.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file, and the contents it is to have."""
+
+    found: Found
+    rewrite: Rewrite
+    data: bytes
+    difference: Difference
+    # Both texts as UTF-8 can carry them: whole, and as clients are shown them.
+    before: str
+    after: str
+    excerpts: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTool(Generic[A]):
+    """A tool that changes one file. After a crash a person decides: it may have happened."""
+
+    kit: Kit
+    spec: ToolSpec
+    arguments: type[A]
+    path_of: Callable[[A], str]
+    rewrite: Callable[[A, Found], Rewrite]  # Pure; raises `Miss`, `Refused`.
+    answer: Callable[[Change], tuple[str, Mapping[str, Json]]]  # What is said, and the metadata.
+    parallel: bool = False
+    crash: CrashPolicy = "ask"
+    own: OwnWrites = field(default_factory=OwnWrites)
+
+    async def prepare(self, call: Call) -> Plan | Result:
+        try:
+            arguments = parse_arguments(call.arguments or {}, self.arguments)
+        except BadArguments as exc:
+            return Result(f"{call.name}: {exc}", is_error=True)
+        seen = await in_words(self.kit.work, lambda _: self._look(arguments))
+        if isinstance(seen, Result):
+            return seen
+        found, change = seen
+        if found.exists and not self.own.has(call.session_id, found.path, found.stamp):
+            stale = await find_staleness(self.kit.store, call.session_id, found.path, found.stamp)
+            if stale is not None:
+                return Result(f"{found.shown} {stale}. Nothing was written.", is_error=True)
+        if isinstance(change, str):
+            return Result(change, is_error=True)
+        return Plan(_action(self.kit, call, change), lambda _: self._run(call, change))
+
+    def _look(self, arguments: A) -> tuple[Found, Change | str]:
+        """The file and what becomes of it, or why that cannot be. Runs in a thread."""
+        found = find_file(self.kit.inside, self.path_of(arguments))
+        try:
+            return found, _change(found, self.rewrite(arguments, found))
+        except (Miss, Refused) as exc:
+            return found, clean(str(exc))
+
+    async def _run(self, call: Call, change: Change) -> Result:
+        written: list[str] = []  # Its stamp, as soon as the file has its new contents.
+        name = change.found.shown
+        try:
+            stamp = await self.kit.work.run(lambda stop: self._write(change, stop, written))
+        except Refused as exc:
+            return Result(str(exc), is_error=True)
+        except TimeoutError:
+            wall_s = f"{self.kit.work.wall_s:g}"
+            text = f"The disk did not answer within {wall_s} seconds. Whether {name} was written"
+            return Result(f"{text} is not known: view it before you go on.", is_error=True)
+        except asyncio.CancelledError:
+            if written:  # The file is what it is; so shall be the record.
+                self._note(call, change, written[0])
+            raise
+        self._note(call, change, stamp)
+        text, about = self.answer(change)
+        return Result(text, metadata=encode(about).decode())
+
+    def _note(self, call: Call, change: Change, stamp: str) -> None:
+        """Keep both versions, and that the session knows the file."""
+        is_kept = max(len(change.before), len(change.after)) <= HISTORY_CHARS_MAX
+        unit = add_write(
+            (self.kit.ids.file(), self.kit.ids.file()),
+            SessionId(call.session_id),
+            change.found.path,
+            (change.before, change.after) if is_kept else None,
+            stamp,
+        )
+        self.own.note(self.kit, call.session_id, change.found.path, stamp, unit)
+
+    def _write(self, change: Change, stop: Stop, written: list[str]) -> str:
+        temporary = f".culm-{self.kit.ids.file()}.tmp"
+        if not self.kit.inside.writing.acquire(timeout=LOCK_S):
+            raise Refused("Another file of this workspace takes long to be written; try again.")
+        try:
+            stamp = _put(self.kit.inside, change, stop, temporary)
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            raise Refused(
+                f"{change.found.shown} cannot be written: {reason}. Nothing was changed."
+            ) from exc
+        finally:
+            self.kit.inside.writing.release()
+        written.append(stamp)
+        return stamp
+
+
+def find_file(inside: Inside, path: str) -> Found:
+    """The file to be changed, or the place of a new one; raises `Refused`."""
+    try:
+        target = inside.resolve(path)
+    except Missing as missing:
+        return _new_file(inside, missing)
+    name = inside.shown(target.path)
+    _check_name(target.path, name)
+    if target.is_directory:
+        raise Refused(f"{name} is a directory, not a file.")
+    with inside.open_real(target.path) as place:
+        if place.is_directory:
+            raise Refused(f"{name} is a directory, not a file.")
+        check_writable(place.status, name)
+        if place.status.st_size > FILE_BYTES_MAX:
+            size = size_text(place.status.st_size)
+            raise Refused(f"{name} has {size}; files over 10 MiB are changed with a command.")
+        check_text(read_head(place), place)
+        data = read_all(place.descriptor, FILE_BYTES_MAX)
+        if len(data) > FILE_BYTES_MAX:
+            raise Refused(f"{name} grows while it is read.")
+        try:
+            text = read_text(data)
+        except UnicodeDecodeError:
+            raise Refused(f"{name} begins like UTF-16 and is none; it is not changed.") from None
+        return Found(target.path, name, text, _digest(data), stamp_of(place.status))
+
+
+def _new_file(inside: Inside, missing: Missing) -> Found:
+    path = "/".join((missing.within.rstrip("/"), missing.name, *missing.rest))
+    name = inside.shown(path)
+    _check_name(path, name)
+    if ".." in missing.rest:
+        raise Refused(f"{missing} So nothing above or beside it can be named through it.")
+    if any(len(part.encode()) > NAME_BYTES_MAX for part in missing.rest):
+        raise Refused(f"A name in {name} is longer than {NAME_BYTES_MAX} bytes.")
+    if any(is_below(path, folder) for folder in KERNEL_FOLDERS):
+        raise Refused(f"{name} is the kernel's; nothing is written there.")
+    if missing.rest and not inside.holds(path):
+        raise Refused(f"{missing} Directories are made only in the workspace.")
+    return Found(path, name, Text(""), None)
+
+
+def _check_name(path: str, name: str) -> None:
+    if exact(path) != path:
+        raise Refused(f"The name of {name} is no UTF-8; such files are changed with a command.")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _change(found: Found, rewrite: Rewrite) -> Change:
+    if found.exists and rewrite.text == found.text.text:
+        raise Refused(f"{found.shown} has exactly this content already; nothing was written.")
+    data = found.text.spell(rewrite.text)
+    if len(data) > FILE_BYTES_MAX:
+        raise Refused(f"{found.shown} would have {size_text(len(data))}; 10 MiB are the limit.")
+    before, after = clean(found.text.text), clean(rewrite.text)
+    changed = difference(found.text.text, rewrite.text)
+    return Change(found, rewrite, data, changed, before, after, excerpts(before, after))
+
+
+def check_sound(*texts: str) -> None:
+    """Raise `Refused` for text that cannot be in a file."""
+    if not all(is_sound(text) for text in texts):
+        raise Refused("The text has half a surrogate pair in it, which no file can hold.")
+
+
+def _action(kit: Kit, call: Call, change: Change) -> Action:
+    path = change.found.path
+    before, after = change.excerpts
+    verb = "Change" if change.found.exists else "Create"
+    return Action(
+        tool=call.name,
+        name="write",
+        description=f"{verb} {shown(path)}",
+        path=shown(os.path.dirname(path)),  # noqa: PTH120 - of a text
+        params={"file_path": shown(path), "old_content": before, "new_content": after},
+        resolved={"path": path, "old": change.found.digest, "new": _digest(change.data)},
+        paths=(path,),
+        grains=(f"write:{_granted(kit, path)}",),
+        why="" if kit.inside.holds(path) else f"{shown(path)} is outside the workspace",
+    )
+
+
+def _granted(kit: Kit, path: str) -> str:
+    """The directory that "for this session" means: the workspace, or the one the file is in."""
+    if special := special_place(kit, path):
+        return special
+    return str(kit.inside.root) if kit.inside.holds(path) else os.path.dirname(path)  # noqa: PTH120
+
+
+def special_place(kit: Kit, path: str) -> str:
+    """What a consent must name to cover a file that says what is run or allowed; "" for others.
+
+    A consent to edit the project is none to write a hook of git, nor to change what culm itself
+    goes by, should that be in the workspace.
+    """
+    # Some disks do not tell `.GIT` from `.git`; where it is a file, it names another repository.
+    if found := _REPOSITORY.search(path):
+        return path[: found.end()]
+    data = os.path.realpath(kit.outputs.parents[2])  # Above `projects/<key>/outputs`.
+    if path.rpartition("/")[2].lower() in CONFIGURATIONS:
+        return path
+    return path if kit.inside.holds(data) and is_below(path, data) else ""
+
+
+def _put(inside: Inside, change: Change, stop: Stop, temporary: str) -> str:
+    found = change.found
+    with inside.open_parent(found.path, make=not found.exists) as (within, name):
+        if not found.exists:
+            status = create_file(
+                within, name, found.shown, change.data, temporary, lambda: not stop.is_set()
+            )
+            return stamp_of(status)
+
+        def is_wanted(descriptor: int) -> bool:
+            if stop.is_set():
+                raise Refused(f"{found.shown} was not written: there was no time left.")
+            return _digest(read_all(descriptor, FILE_BYTES_MAX)) == found.digest
+
+        return stamp_of(replace_file(within, name, found.shown, change.data, temporary, is_wanted))

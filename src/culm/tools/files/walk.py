@@ -1,0 +1,108 @@
+"""Listing a directory and walking the tree below it, within bounds and never through a link."""
+
+import os
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from culm.tools.files.safe_open import DEPTH_MAX, open_directory
+from culm.tools.search.patterns import SKIPPED_DIRECTORIES, IgnoreRules
+
+NAMES_MAX = 10_000  # Read of one directory; larger ones hold data, not what somebody wrote.
+Stopped = Callable[[], bool]
+
+
+class Entry(NamedTuple):
+    """One name in a directory."""
+
+    within: int  # The descriptor of its directory; of use while whoever listed it has it open.
+    parts: tuple[str, ...]  # From the workspace down.
+    is_directory: bool
+    is_link: bool
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1]
+
+
+class Walked:
+    """What a walk could not see. It is filled while the walk goes on."""
+
+    def __init__(self) -> None:
+        self.unread = 0  # Directories that could not be opened, or are too deep.
+        self.is_cut = False  # Some directory has too many names.
+        self.is_stopped = False
+
+
+def list_directory(
+    descriptor: int, within: tuple[str, ...], stopped: Stopped
+) -> tuple[list[Entry], bool]:
+    """What is in a directory, by name, and whether that is all; raises OSError."""
+    found: list[Entry] = []
+    with os.scandir(descriptor) as listing:
+        for number, entry in enumerate(listing):
+            if number >= NAMES_MAX or stopped():
+                return sorted(found, key=_by_name), False
+            is_directory = entry.is_dir(follow_symlinks=False)
+            parts = (*within, entry.name)
+            found.append(Entry(descriptor, parts, is_directory, entry.is_symlink()))
+    return sorted(found, key=_by_name), True
+
+
+def _by_name(entry: Entry) -> str:
+    return entry.name
+
+
+def walk(
+    descriptor: int,
+    within: tuple[str, ...],
+    rules: IgnoreRules,
+    stopped: Stopped,
+    walked: Walked,
+    *,
+    hidden: bool,
+) -> Generator[Entry]:
+    """Every file and link below an open directory that no rule hides, a directory at a time.
+
+    Close it before `descriptor`; what it cannot read it counts in `walked`.
+    """
+    try:
+        entries, is_whole = list_directory(descriptor, within, stopped)
+    except OSError:
+        walked.unread += 1
+        return
+    walked.is_stopped |= stopped()
+    walked.is_cut |= not (is_whole or walked.is_stopped)
+    for entry in entries:
+        if stopped():
+            walked.is_stopped = True
+            return
+        if _is_skipped(entry, rules, hidden=hidden):
+            continue
+        if entry.is_directory:
+            yield from _walk_into(entry, rules, stopped, walked, hidden=hidden)
+        else:
+            yield entry
+
+
+def _walk_into(
+    entry: Entry, rules: IgnoreRules, stopped: Stopped, walked: Walked, *, hidden: bool
+) -> Generator[Entry]:
+    try:
+        if len(entry.parts) > DEPTH_MAX:
+            raise OSError
+        descriptor = open_directory(entry.name, entry.within)
+    except OSError:
+        walked.unread += 1
+        return
+    try:
+        yield from walk(descriptor, entry.parts, rules, stopped, walked, hidden=hidden)
+    finally:
+        os.close(descriptor)
+
+
+def _is_skipped(entry: Entry, rules: IgnoreRules, *, hidden: bool) -> bool:
+    if entry.is_directory and entry.name in SKIPPED_DIRECTORIES:
+        return True
+    if entry.name.startswith(".") and entry.is_directory and not hidden:
+        return True
+    return rules.hides(entry.parts, is_directory=entry.is_directory)

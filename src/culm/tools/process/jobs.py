@@ -1,0 +1,138 @@
+"""Commands that go on in the background, of one workspace.
+
+A job outlives its call and its run. It ends with its session, with its workspace and with the
+server, or when it is killed; what it put out stays readable for a while.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from culm.tools.files.safe_open import shown
+from culm.tools.process.output import Output
+from culm.tools.process.running import Ended, Running
+
+RUNNING_MAX = 50  # Servers and watchers of a project are a few; more is a loop.
+FINISHED_MAX = 50  # Kept to be read, at most 30,000 bytes each; the oldest go first.
+LISTED_MAX = 20
+COMMAND_CHARS_LISTED = 60
+
+
+@dataclass(slots=True)
+class Job:
+    id: str
+    session_id: str
+    command: str
+    description: str
+    cwd: str
+    running: Running
+    output: Output
+    ended: Ended | None = None
+    seen_bytes: int = 0  # Of the output, by its own session.
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """Its tasks belong to the group of whoever makes it, who calls `end`; or see `open_jobs`."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: dict[str, Job] = {}
+        self._finished: dict[str, Job] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._count = 0
+        self._closing = False
+
+    def has_room(self) -> bool:
+        return not self._closing and len(self._running) < RUNNING_MAX
+
+    def adopt(
+        self,
+        running: Running,
+        output: Output,
+        *,
+        session_id: str,
+        command: str,
+        description: str,
+        cwd: str,
+    ) -> Job | None:
+        """Take over a running command; None if there is no room, and it stays the caller's."""
+        if not self.has_room():
+            return None
+        self._count += 1
+        job = Job(f"job-{self._count}", session_id, command, description, cwd, running, output)
+        self._running[job.id] = job
+        keep = self._tasks.create_task(self._keep(job), name=f"{job.id} of session {session_id}")
+        self._keepers[job.id] = keep
+        return job
+
+    def find(self, job_id: str) -> Job | None:
+        return self._running.get(job_id) or self._finished.get(job_id)
+
+    def described(self) -> str:
+        """The jobs there are, for whoever named another; the youngest first."""
+        known = [*reversed(self._running.values()), *reversed(self._finished.values())]
+        if not known:
+            return "There are no background jobs."
+        lines = [
+            f"{job.id} ({'done' if job.ended else 'running'}): {_short(job.command)}"
+            for job in known[:LISTED_MAX]
+        ]
+        return "\n".join(("The jobs of this workspace:", *lines))
+
+    async def kill(self, job: Job) -> Ended:
+        """End it for certain; one that is over is left as it is."""
+        if job.ended is not None:
+            return job.ended
+        ended = self._finish(job, await job.running.kill())
+        if keeper := self._keepers.pop(job.id, None):
+            keeper.cancel()  # It would wait for ever for a process that cannot be ended.
+        return ended
+
+    async def end_session(self, session_id: str) -> None:
+        """End all jobs of a session that is deleted."""
+        await self._end(job for job in self._running.values() if job.session_id == session_id)
+
+    async def end(self) -> None:
+        """End all jobs; no more are taken."""
+        self._closing = True
+        await self._end(self._running.values())
+
+    async def _end(self, jobs: Iterable[Job]) -> None:
+        async with asyncio.TaskGroup() as kills:
+            for job in tuple(jobs):
+                kills.create_task(self.kill(job), name=f"end {job.id}")
+
+    async def _keep(self, job: Job) -> None:
+        self._finish(job, await job.running.ended())
+        self._keepers.pop(job.id, None)
+
+    def _finish(self, job: Job, ended: Ended) -> Ended:
+        """Note how it ended, once: whoever learns it first."""
+        if job.ended is None:
+            job.ended = ended
+            job.output.close()
+            del self._running[job.id]
+            self._finished[job.id] = job
+            while len(self._finished) > FINISHED_MAX:
+                del self._finished[next(iter(self._finished))]
+            job.is_over.set()
+        return job.ended
+
+
+def _short(command: str) -> str:
+    text = shown(" ".join(command.split()))
+    cut = len(text) > COMMAND_CHARS_LISTED
+    return f"{text[:COMMAND_CHARS_LISTED]}…" if cut else text
+
+
+@asynccontextmanager
+async def open_jobs() -> AsyncGenerator[Jobs]:
+    """The background jobs of a workspace; at the end of the block they have all ended."""
+    async with asyncio.TaskGroup() as tasks:
+        jobs = Jobs(tasks)
+        try:
+            yield jobs
+        finally:
+            await jobs.end()

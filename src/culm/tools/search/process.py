@@ -1,0 +1,163 @@
+"""The process that `grep` searches in: it reads one request, writes what it finds, and ends.
+
+Python's `re` cannot be interrupted, and holds the interpreter while it matches: `(a+)+$` against
+a few dozen letters would stop the server for hours. So a model's pattern is compiled and matched
+only here, where a kill ends it. The process is given an open directory to walk down from and
+cannot be sent elsewhere. Half its time is its start, so it imports little: no dataclasses (they
+load `inspect`), no pathlib, nothing from outside the standard library.
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from typing import BinaryIO, NamedTuple
+
+from culm.tools.files.safe_open import Refused, open_file
+from culm.tools.files.walk import Walked, walk
+from culm.tools.search.patterns import Glob, parse_gitignore, parse_glob
+
+FILE_BYTES_MAX = 2 << 20  # What is larger is data or was made by a tool.
+LINE_CHARS_SHOWN = 500
+MEMORY_BYTES_MAX = 1 << 30  # A pattern can be made to take any amount.
+NICENESS = 5  # The server comes first.
+
+
+class Query(NamedTuple):
+    """What to search for; `descriptor` is a file, or a directory to walk down from."""
+
+    descriptor: int
+    parts: tuple[str, ...]  # Where that is, from the workspace down.
+    is_directory: bool
+    pattern: str
+    literal: bool
+    include: str
+    gitignore: str
+    matches_max: int
+    wall_s: float
+
+
+class Match(NamedTuple):
+    path: str
+    line: int  # From 1.
+    text: str
+
+
+class End(NamedTuple):
+    """The last word. Without it the search did not come to its end."""
+
+    problem: str = ""  # The pattern cannot be used: why.
+    skipped: int = 0  # Files that are too large, or cannot be read.
+    unread: int = 0
+    is_cut: bool = False  # A directory has too many names.
+    has_more: bool = False
+
+
+def main() -> None:
+    """Search as standard input says; one JSON object a line on standard output."""
+    query = Query(**json.loads(sys.stdin.buffer.read()))
+    # The server kills us in time. If it is gone, this does; nothing catches the signal.
+    signal.setitimer(signal.ITIMER_REAL, query.wall_s + 1)
+    os.nice(NICENESS)
+    with suppress(ValueError, OSError):  # Not every system knows this limit.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    out = sys.stdout.buffer
+    try:
+        end = _search(query, out)
+    except BrokenPipeError:
+        os._exit(0)  # Nobody listens any more; there is nothing to flush.
+    _write(out, end)
+
+
+def _write(out: BinaryIO, word: Match | End) -> None:
+    # ASCII, so that a name that is no UTF-8 passes.
+    out.write(json.dumps(word._asdict()).encode() + b"\n")
+    out.flush()
+
+
+def _search(query: Query, out: BinaryIO) -> End:
+    try:
+        expression = re.compile(re.escape(query.pattern) if query.literal else query.pattern)
+    except (re.error, OverflowError, RecursionError, MemoryError) as exc:
+        return End(problem=str(exc) or type(exc).__name__)
+    needle = query.pattern.encode(errors="surrogatepass") if query.literal else b""
+    walked = Walked()
+    skipped = found = 0
+    with closing(_files(query, walked)) as files:
+        for path, data in files:
+            if data is None:
+                skipped += 1
+                continue
+            if needle and needle not in data:
+                continue
+            for match in _matches(expression, path, data):
+                if found == query.matches_max:
+                    return End("", skipped, walked.unread, walked.is_cut, has_more=True)
+                found += 1
+                _write(out, match)
+    return End("", skipped, walked.unread, walked.is_cut)
+
+
+def _files(query: Query, walked: Walked) -> Generator[tuple[str, bytes | None]]:
+    """Each text with its path; None for one that is not searched."""
+    include = parse_glob(query.include, hidden=True) if query.include else None
+    if not query.is_directory:
+        size = os.fstat(query.descriptor).st_size
+        yield "/".join(query.parts), _read(query.descriptor, size)
+        return
+    rules = parse_gitignore(query.gitignore)
+    start = tuple(query.parts)
+    entries = walk(query.descriptor, start, rules, lambda: False, walked, hidden=True)
+    with closing(entries):
+        for entry in entries:
+            if entry.is_link or (include and not is_included(include, entry.parts, len(start))):
+                continue
+            path = "/".join(entry.parts)
+            try:
+                descriptor, status = open_file(entry.name, entry.within, path)
+            except Refused:
+                continue  # No file.
+            except OSError:
+                yield path, None
+                continue
+            try:
+                yield path, _read(descriptor, status.st_size)
+            finally:
+                os.close(descriptor)
+
+
+def is_included(include: Glob, parts: Sequence[str], skip: int) -> bool:
+    """Whether a glob means a file by its name, or by its path without the first `skip` parts."""
+    return include.matches(parts[-1:]) or include.matches(parts[skip:])
+
+
+def _read(descriptor: int, size: int) -> bytes | None:
+    if size > FILE_BYTES_MAX:
+        return None
+    try:
+        data = os.read(descriptor, FILE_BYTES_MAX)
+    except OSError:
+        return None
+    return b"" if b"\0" in data else data  # No text.
+
+
+def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[Match]:
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    text = text.removesuffix("\n").removesuffix("\r")
+    for number, line in enumerate(text.split("\n") if data else (), 1):
+        found = expression.search(line)
+        if found is not None:
+            yield Match(path, number, around(line, found.start()))
+
+
+def around(line: str, start: int) -> str:
+    """The line, or of a long one what stands around the match."""
+    if len(line) <= LINE_CHARS_SHOWN:
+        return line
+    begin = max(0, min(start - LINE_CHARS_SHOWN // 4, len(line) - LINE_CHARS_SHOWN))
+    cut = line[begin : begin + LINE_CHARS_SHOWN]
+    return f"{'… ' if begin else ''}{cut}{' …' if begin + len(cut) < len(line) else ''}"

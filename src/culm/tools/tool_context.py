@@ -1,0 +1,25 @@
+"""What the tools of one workspace work with; made once per workspace."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.clock import Clock
+from culm.ids import Ids
+from culm.processes.base import Custody
+from culm.store.store import Store
+from culm.tools.files.file_executor import FileWork
+from culm.tools.files.paths import Inside
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    workspace_id: str
+    inside: Inside
+    work: FileWork
+    custody: Custody
+    store: Store
+    clock: Clock
+    ids: Ids
+    env: Callable[[], Mapping[str, str]]  # Of processes, as it is now.
+    outputs: Path  # Where output that is too long for a model is kept; read without asking.

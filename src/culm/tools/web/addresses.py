@@ -1,0 +1,206 @@
+"""Addresses on the network: what a URL names, and which addresses are not for everybody.
+
+Owns how a URL is read and which addresses are private. All of it is pure: who looks up a name and
+who connects is `getting.py`.
+"""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from urllib.parse import urljoin
+
+from yarl import URL
+
+from culm.tools.files.safe_open import Refused
+from culm.wire.codec import printable
+
+URL_CHARS_MAX = 4096
+_SHOWN_CHARS_MAX = 200
+
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+# A name that ends so is a number to every resolver: 127.0.0.1, but 2130706433 and 0x7f.1, too.
+_NUMERIC = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
+
+_RESERVED = "a reserved network"
+_KINDS_4 = tuple(
+    (IPv4Network(network), kind)
+    for network, kind in (
+        ("127.0.0.0/8", "this machine"),
+        ("0.0.0.0/8", "this machine"),
+        ("10.0.0.0/8", "a private network"),
+        ("172.16.0.0/12", "a private network"),
+        ("192.168.0.0/16", "a private network"),
+        ("100.64.0.0/10", "a provider's inner network"),
+        ("169.254.169.254/32", "the metadata of a cloud machine"),
+        ("168.63.129.16/32", "the inner service of a cloud"),
+        ("169.254.0.0/16", "the local link"),
+        ("224.0.0.0/4", "a multicast group"),
+        # Named here because versions of Python differ in what they call global.
+        ("192.0.0.0/24", _RESERVED),
+        ("192.88.99.0/24", _RESERVED),
+    )
+)
+_KINDS_6 = tuple(
+    (IPv6Network(network), kind)
+    for network, kind in (
+        ("::1/128", "this machine"),
+        ("::/128", "this machine"),
+        ("fc00::/7", "a private network"),
+        ("fec0::/10", "a private network"),
+        ("64:ff9b:1::/48", "a private network"),
+        ("fe80::/10", "the local link"),
+        ("ff00::/8", "a multicast group"),
+    )
+)
+_PUBLIC_6 = IPv6Network("2000::/3")  # All that was ever given out for the public network.
+_NAT64 = IPv6Network("64:ff9b::/96")
+_OLD_EMBEDDED = IPv6Network("::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a URL names, in one spelling: what is shown, checked and asked for is the same."""
+
+    url: str  # Without a fragment; a name in it is ASCII, an address canonical.
+    scheme: str
+    host: str  # Without brackets.
+    port: int
+
+    @property
+    def place(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        return f"{self.scheme}://{self.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A site with the addresses it has, which are the only ones to connect to."""
+
+    site: Site
+    addresses: tuple[str, ...]
+    private: tuple[str, ...]  # Those of them that a person has to be asked about, in order.
+
+
+def parse_site(text: str) -> Site:
+    """Read a URL to get something from; raises `Refused`, in words for the model."""
+    text = text.strip()
+    if len(text) > URL_CHARS_MAX:
+        raise Refused(f"A URL may have {URL_CHARS_MAX} characters; this one has {len(text)}.")
+    # Programs differ in how they read these, so what was checked might not be what is asked for.
+    if not text.isprintable() or "\\" in text or " " in text:
+        raise Refused(f"{_brief(text)} has a blank or another character in it that no URL has.")
+    try:
+        url = URL(text)
+        host, port = url.raw_host, url.port
+    except ValueError as exc:
+        raise Refused(f"{_brief(text)} is no URL: {printable(str(exc))}.") from exc
+    if url.scheme not in ("http", "https"):
+        raise Refused(f"{_brief(text)} is no URL that begins with http:// or https://.")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise Refused("A URL with a user or a password in it is not used.")
+    if not host or not port:
+        raise Refused(f"{_brief(text)} names no host and port.")
+    host = _canonical_host(host)
+    canonical = str(url.with_host(host).with_fragment(None))
+    if url.raw_path_qs == "/" and not canonical.endswith("/"):
+        canonical += "/"
+    return Site(canonical, url.scheme, host, port)
+
+
+def join_site(at: Site, location: str) -> Site:
+    """Where a redirect leads; raises `Refused`."""
+    try:
+        return parse_site(urljoin(at.url, location.strip()))
+    except (Refused, ValueError) as exc:
+        raise Refused(f"{at.url} redirects to what cannot be followed: {exc}") from exc
+
+
+def sort_out(site: Site, addresses: tuple[str, ...]) -> Checked:
+    private = sorted({one for one in addresses if find_private_kind(one) is not None})
+    return Checked(site, addresses, tuple(private))
+
+
+def private_text(checked: Checked) -> str:
+    """Which private addresses these are, for people: `127.0.0.1 (this machine)`."""
+    return ", ".join(f"{one} ({find_private_kind(one)})" for one in checked.private)
+
+
+def check_redirect(asked: Checked, at: Site, found: Checked) -> None:
+    """Raise `Refused` unless what was asked for covers going on from `at` to `found`."""
+    site = found.site
+    if at.scheme == "https" and site.scheme == "http":
+        raise Refused(
+            f"{at.url} redirects to {site.url}, where nothing is encrypted; that is not "
+            "followed. Ask for that address itself if it is wanted."
+        )
+    is_same_place = (site.host, site.port) == (asked.site.host, asked.site.port)
+    if found.private and not (is_same_place and set(found.private) <= set(asked.private)):
+        raise Refused(
+            f"{at.url} redirects to {site.url}, which is {private_text(found)}; that was not "
+            "asked for. Ask for that address itself if it is wanted."
+        )
+
+
+def find_private_kind(address: str) -> str | None:
+    """What a private address belongs to, in words; None if it is public."""
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, IPv4Address):
+        return _kind_4(parsed)
+    for network, kind in _KINDS_6:
+        if parsed in network:
+            return kind
+    inner = _embedded(parsed)
+    if inner:
+        return next((kind for one in inner if (kind := _kind_4(one)) is not None), None)
+    return None if parsed in _PUBLIC_6 and parsed.is_global else _RESERVED
+
+
+def _kind_4(address: IPv4Address) -> str | None:
+    for network, kind in _KINDS_4:
+        if address in network:
+            return kind
+    return None if address.is_global else _RESERVED
+
+
+def _embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
+    """The older addresses that a newer one stands for: a packet to it ends up there."""
+    if address.ipv4_mapped is not None:
+        return (address.ipv4_mapped,)
+    if address.sixtofour is not None:
+        return (address.sixtofour,)
+    if address.teredo is not None:
+        return address.teredo
+    if address in _NAT64 or address in _OLD_EMBEDDED:
+        return (IPv4Address(int(address) & 0xFFFFFFFF),)
+    return ()
+
+
+def _canonical_host(host: str) -> str:
+    """One spelling of a host; raises `Refused` for what is none."""
+    if "%" in host:
+        raise Refused(f"{_brief(host)} has a % in it, which no host has.")
+    if ":" in host:
+        try:
+            return str(IPv6Address(host))
+        except ValueError as exc:
+            raise Refused(f"{_brief(host)} is no address.") from exc
+    host = host.removesuffix(".")
+    if _NUMERIC.fullmatch(host):
+        try:
+            return socket.inet_ntoa(socket.inet_aton(host))
+        except OSError as exc:
+            raise Refused(f"{_brief(host)} is no address.") from exc
+    if not _NAME.fullmatch(host):
+        raise Refused(f"{_brief(host)} is no host name.")
+    return host
+
+
+def _brief(text: str) -> str:
+    cut = text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…"
+    return printable(cut) or "An empty text"

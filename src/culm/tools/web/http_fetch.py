@@ -1,0 +1,266 @@
+"""Getting something over HTTP from exactly the addresses that were checked.
+
+Owns the exchange: looking up names, connecting, redirects, what a body is decoded and bounded by.
+A name is looked up once for each hop and the connection goes to the addresses that came out, so an
+answer of DNS that changes between the check and the use makes no difference. TLS still wants a
+certificate of the name. No proxy of the environment is used, for it would look up the name itself,
+and no cookies are kept.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from msgspec import Meta
+from yarl import URL
+
+from culm import __version__
+from culm.clock import Clock
+from culm.tools.files.safe_open import Refused, shown
+from culm.tools.web.addresses import Checked, Site, check_redirect, join_site, sort_out
+
+TIMEOUT_S = 30  # Of a call that does not say.
+TIMEOUT_MAX_S = 120
+UrlText = Annotated[str, Meta(min_length=1, description="With http:// or https:// in front.")]
+TimeoutSeconds = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=TIMEOUT_MAX_S,
+        description=f"Seconds for all of it, at most {TIMEOUT_MAX_S}. 0: {TIMEOUT_S}.",
+    ),
+]
+LOOKUP_S = 10.0  # A resolver that answers later has been asked three times.
+REDIRECTS_MAX = 5
+ADDRESSES_MAX = 16  # Of one name; more are not tried.
+HEADER_BYTES_MAX = 16 << 10  # One field. Cookies and policies of large sites have some 8 KiB.
+PIECE_BYTES_MAX = 64 << 10
+AGENT = f"culm/{__version__}"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+_Address = tuple[int, int, int, str, tuple[object, ...]]  # As `getaddrinfo` gives them.
+Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]  # A host and a port to its addresses.
+
+
+async def resolve_by_system(host: str, port: int) -> tuple[str, ...]:
+    """The addresses of a name as the system has them; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # Of a link-local address the interface is left off: it is then refused by the system.
+    return tuple(str(address[0]).partition("%")[0] for *_, address in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How the network is reached; the real one, unless a test plays another."""
+
+    resolve: Resolve = resolve_by_system
+    tls: ssl.SSLContext | bool = True
+
+
+@asynccontextmanager
+async def bounded(clock: Clock, seconds: float) -> AsyncGenerator[None]:
+    """Within the block no more time passes by that clock than this; raises TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as bound:
+        timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+async def check(site: Site, network: Network) -> Checked:
+    """Look up where a site is; raises `Refused`."""
+    try:
+        found = await network.resolve(site.host, site.port)
+    except (OSError, UnicodeError) as exc:
+        said = getattr(exc, "strerror", None) or exc
+        raise Refused(f"The host {site.host} was not found: {said}.") from exc
+    addresses = tuple(dict.fromkeys(found))[:ADDRESSES_MAX]
+    if not addresses:
+        raise Refused(f"The host {site.host} has no address.")
+    return sort_out(site, addresses)
+
+
+class Page:
+    """An answer whose head has come. Made by `open_page`."""
+
+    def __init__(self, site: Site, response: aiohttp.ClientResponse) -> None:
+        self.site = site  # Where the redirects ended.
+        self.status = response.status
+        self.reason = shown(response.reason or "")[:100]
+        self.kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        self.charset = _charset(response)
+        self.bytes_said = response.content_length
+        self._response = response
+        self._body = _body_of(site, response)
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """The body without its compression, in pieces of bounded size; raises `Refused`."""
+        try:
+            while raw := await self._response.content.readany():
+                for piece in self._body.feed(raw):
+                    yield piece
+        except (aiohttp.ClientError, OSError) as exc:
+            raise Refused(f"{self.site.url} ended within its answer: {_said(exc)}.") from exc
+        except (zlib.error, RuntimeError) as exc:  # The latter is aiohttp's for broken chunks.
+            raise Refused(f"The answer of {self.site.url} is broken.") from exc
+        if not self._body.is_whole:
+            raise Refused(f"{self.site.url} ended within its answer.")
+
+
+@asynccontextmanager
+async def open_page(asked: Checked, network: Network) -> AsyncGenerator[Page]:
+    """Ask for a page and follow where it leads; raises `Refused`.
+
+    Whoever enters the block bounds its time. Leaving it drops the connection.
+    """
+    at = asked
+    for _ in range(REDIRECTS_MAX + 1):
+        async with _open(at, network) as response:
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or location is None:
+                yield Page(at.site, response)
+                return
+        found = await check(join_site(at.site, location), network)
+        check_redirect(asked, at.site, found)
+        at = found
+    raise Refused(f"{asked.site.url} redirects more than {REDIRECTS_MAX} times.")
+
+
+@asynccontextmanager
+async def _open(checked: Checked, network: Network) -> AsyncGenerator[aiohttp.ClientResponse]:
+    connector = aiohttp.TCPConnector(
+        resolver=_Pinned(checked),
+        socket_factory=_only(checked),
+        use_dns_cache=False,
+        force_close=True,
+        ssl=network.tls,
+    )
+    async with aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,  # What is decompressed is counted, so it is done here.
+        headers={"User-Agent": AGENT, "Accept": "*/*", "Accept-Encoding": "gzip"},
+        read_bufsize=PIECE_BYTES_MAX,
+        max_line_size=HEADER_BYTES_MAX,
+        max_field_size=HEADER_BYTES_MAX,
+        trust_env=False,
+    ) as session:
+        try:
+            response = await session.get(URL(checked.site.url, encoded=True), allow_redirects=False)
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            if isinstance(exc, TimeoutError):
+                raise  # By whoever bounds the time.
+            raise Refused(f"{checked.site.url} cannot be read: {_said(exc)}.") from exc
+        try:
+            yield response
+        finally:
+            response.close()
+
+
+class _Pinned(AbstractResolver):
+    """Knows one host, and of it the addresses that were checked."""
+
+    def __init__(self, checked: Checked) -> None:
+        self._checked = checked
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        assert host == self._checked.site.host, host
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in self._checked.addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _only(checked: Checked) -> Callable[[_Address], socket.socket]:
+    """Make sockets for the checked addresses; the last look, right before a connection is made."""
+
+    def make(address: _Address) -> socket.socket:
+        family, kind, protocol, _, where = address
+        if where[0] not in checked.addresses or where[1] != checked.site.port:
+            raise Refused(f"{checked.site.url} would have been got from {where}, not checked.")
+        return socket.socket(family, kind, protocol)
+
+    return make
+
+
+class _Plain:
+    is_whole = True  # aiohttp minds the length.
+
+    def feed(self, raw: bytes) -> Generator[bytes]:
+        yield raw
+
+
+class _Zipped:
+    """gzip, undone a bounded piece at a time: a small answer may hide a huge one."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(31)
+        self._is_begun = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self._member.eof or not self._is_begun
+
+    def feed(self, raw: bytes) -> Generator[bytes]:
+        self._is_begun = True
+        while raw:
+            if self._member.eof:
+                self._member = zlib.decompressobj(31)
+            if piece := self._member.decompress(raw, PIECE_BYTES_MAX):
+                yield piece
+            raw = self._member.unconsumed_tail or self._member.unused_data
+
+
+def _body_of(site: Site, response: aiohttp.ClientResponse) -> _Plain | _Zipped:
+    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding in ("identity", ""):
+        return _Plain()
+    if coding in ("gzip", "x-gzip"):
+        return _Zipped()
+    raise Refused(f"{site.url} is compressed as {shown(coding)[:50]}, which was not asked for.")
+
+
+def _charset(response: aiohttp.ClientResponse) -> str | None:
+    try:
+        return response.charset
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _said(exc: Exception) -> str:
+    """Why it failed, in a few words."""
+    match exc:
+        case aiohttp.ClientConnectorCertificateError():
+            error = exc.certificate_error
+            said = getattr(error, "verify_message", "") or str(error)
+            return f"its certificate is not accepted ({shown(said)[:200].rstrip('.')})"
+        case aiohttp.ClientConnectorError():
+            number = exc.os_error.errno or 0  # asyncio's own words are for programmers.
+            return f"no connection ({os.strerror(number) if number > 0 else exc.os_error})"
+        case aiohttp.ClientResponseError():
+            return f"no HTTP that can be read ({shown(exc.message)[:200]})"
+        case _:
+            return shown(str(exc) or type(exc).__name__)[:200].rstrip(".")

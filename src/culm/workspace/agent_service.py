@@ -1,0 +1,325 @@
+"""The agents of one workspace, as its routes see them; and how they are put together.
+
+Each operation checks, does what must not be torn apart in one step, and then waits for what is
+durable, so that a client that leaves changes nothing. The agents themselves are `agents/`'s.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from culm.config.tooling import Tooling
+from culm.errors import AgentNotFound, AgentNotReady, InvalidRequest
+from culm.events.hub import Live
+from culm.ids import AgentId, SessionId
+from culm.mail.base import check_address
+from culm.mail.letters import Sender
+from culm.permission.gate import Consent
+from culm.processes.linux import find_stat
+from culm.run.limits import check_limits
+from culm.run.live_run import Asked
+from culm.run.project_context import context_paths_of
+from culm.run.runs import Runs
+from culm.run.turn import World
+from culm.store.agents import StoredAgent, agents_at_work, children_of
+from culm.store.base import Event
+from culm.subagents.agent_worktrees import AgentWorktrees
+from culm.subagents.delegation import TreeOffice
+from culm.subagents.mail_room import MailRoom
+from culm.subagents.outgoing_mail import Outbox
+from culm.subagents.provisioning import Place
+from culm.subagents.roles import roles_with, words_of
+from culm.subagents.start_policy import Unfit, top
+from culm.subagents.starter import Caller, Starter, all_ended
+from culm.subagents.tree import Agents
+from culm.tools.agent_requests import Assignment
+from culm.tools.agent_tools import make_agent_tools
+from culm.tools.base import Tool
+from culm.tools.process.waiting import within
+from culm.wire.agents import (
+    Agent,
+    ChangeBudget,
+    LetterShown,
+    RawAgent,
+    ReplyToLetter,
+    SaidToAgent,
+    SendLetter,
+    StartAgent,
+)
+from culm.wire.codec import decode, encode
+from culm.wire.endings import Ending
+from culm.wire.processes import Process
+from culm.wire.rules import parse_approve
+from culm.wire.runs import Limits, RunChanged
+from culm.workspace.about import About
+from culm.workspace.config import Configuration
+from culm.workspace.roots import project_folder, project_key
+from culm.workspace.run_service import CANCEL_WAIT_S
+from culm.workspace.toolbox import Equipment, Workshop
+from culm.worktrees.worktree import Worktrees
+
+NO_WORKERS = Ending("error", "No workers", "This server has nobody who does what agents are given.")
+
+
+class Crew:
+    """Made with its workspace, where there is a fleet."""
+
+    def __init__(
+        self,
+        world: World,
+        agents: Agents,
+        starter: Starter,
+        runs: Runs,
+        mail: MailRoom,
+        outbox: Outbox,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.agents = agents
+        self.mail = mail
+        self.outbox = outbox
+        self._world = world
+        self._starter = starter
+        self._runs = runs
+        self._check_open = check_open
+        self._at_work: dict[str, Live] = {}  # The latest of each agent that has not ended.
+
+    # --- agents
+
+    async def start_agent(self, body: StartAgent) -> Agent:
+        """Start one outside a conversation; when this returns its assignment is accepted."""
+        self._check_open()
+        model = self._world.models.choose("large")
+        if model is None:
+            raise AgentNotReady
+        names = list(self._world.tools())
+        consent = Consent(body.headless, parse_approve(body.approve))
+        caller = Caller("", (), (), top(names, model), consent)
+        assignment = Assignment(
+            prompt=body.prompt,
+            name=body.name,
+            role=body.role,
+            model=body.model,
+            tools=body.tools,
+            read_only=body.read_only,
+            worktree=body.worktree,
+            limits=body.limits,
+        )
+        try:
+            (run,) = await self._starter.start([assignment], caller, None, detached=True)
+        except Unfit as exc:
+            raise InvalidRequest(str(exc)) from exc
+        return (await self.agents.get(run.agent_id)).agent
+
+    async def say(self, agent_id: str, text: str) -> SaidToAgent:
+        """Steer one that works, or give one that has ended more to do."""
+        self._check_open()
+        if not text.strip():
+            raise InvalidRequest("there is nothing to say")
+        found = await self.agents.find_duty(agent_id)
+        if found is None:
+            raise AgentNotFound(agent_id)
+        agent, duty = found
+        asked = Asked(prompt=text, limits=agent.budget, model=agent.selected)
+        steers = any(run.stop is None for run in self._runs.line(agent.session_id))
+        run = self._runs.accept(agent.session_id, asked, duty=duty, steers=steers)
+        await asyncio.shield(run.accepted)
+        return SaidToAgent(run.id)
+
+    async def cancel(self, agent_id: str) -> Agent:
+        """Stop an agent and all below it, and say, within a bound, what came of it."""
+        agent = (await self.agents.get(agent_id)).agent
+        stopped = self._runs.of_session(agent.session_id)
+        for commit in self._runs.cancel_session(agent.session_id, "agent"):
+            await asyncio.shield(commit)
+        await within(self._world.clock, CANCEL_WAIT_S, all_ended(stopped))
+        return (await self.agents.get(agent_id)).agent
+
+    async def set_budget(self, agent_id: str, change: ChangeBudget) -> Agent:
+        """Of an agent and all below it; of a session's own agent, for what it does now."""
+        self._check_open()
+        check_limits(change.over(Limits()))
+        line = self._runs.line(SessionId(agent_id))
+        if not line or line[0].duty is not None:
+            agent = (await self.agents.get(agent_id)).agent
+            return await self.agents.set_budget(agent_id, change.over(agent.budget))
+        run = line[0]
+        await asyncio.shield(self._runs.set_limits(run, change.over(run.account.limits)))
+        return Agent(
+            agent_id=AgentId(agent_id),
+            parent_id="",
+            session_id=run.session_id,
+            depth=0,
+            provider=run.provider,
+            model=run.model,
+            state="running",
+            run_id=run.id,
+            cost=run.account.spent.cost,
+            tokens=run.account.spent.tokens,
+            budget=run.account.limits,
+        )
+
+    async def list_below(self, agent_id: str) -> list[RawAgent]:
+        """All agents, or those below one, which may be named by its session."""
+        if agent_id and (found := await self.agents.find_duty(agent_id)) is not None:
+            agent_id = found[0].agent_id
+        return await self.agents.list(agent_id)
+
+    # --- mail
+
+    async def send_letter(self, body: SendLetter) -> LetterShown:
+        self._check_open()
+        if body.kind == "reply":
+            raise InvalidRequest(
+                "a reply answers a letter, and none is named",
+                hint="POST it to mail/letters/{letter_id}/reply",
+            )
+        sender = await self.outbox.sender_of(body.from_)
+        return await self.outbox.send(
+            body.to, body.kind, body.text, sender, expires_s=body.expires_s
+        )
+
+    async def reply_to_letter(self, letter_id: str, body: ReplyToLetter) -> LetterShown:
+        self._check_open()
+        letter = await self.outbox.get(letter_id)
+        sender = Sender(session_id=letter.to, agent_id=letter.to)
+        if body.from_:
+            sender = await self.outbox.sender_of(body.from_)
+        return await self.outbox.reply(letter_id, letter.from_, body.text, sender)
+
+    async def ring(self, agent_id: str) -> None:
+        """Somebody has delivered: look now."""
+        if agent_id:
+            self.mail.look(check_address(agent_id))
+        else:
+            await self.mail.look_everywhere()
+
+    # --- how things stand
+
+    async def prepare(self) -> None:
+        """Before anybody goes on: know who is at work, and what the last server left."""
+        roots = await self._world.store.read(children_of(""))
+        self.agents.roots.update(agent.session_id for agent in roots)
+        for agent in await self._world.store.read(agents_at_work):
+            self._at_work[agent.agent_id] = Live("agent_changed", agent.session_id, encode(agent))
+        await self.agents.sweeper.find_left()
+
+    async def start(self) -> None:
+        """Who goes on does: remove what was left, and look for letters."""
+        self.agents.sweeper.start()
+        await self.mail.start()
+
+    def close(self) -> None:
+        """Begin nothing more by itself."""
+        self.mail.close()
+        self.agents.sweeper.close()
+
+    async def stop(self) -> None:
+        """The runs have ended, or are left behind."""
+        await self.mail.stop()
+
+    def on_told(self, events: Iterable[Event]) -> None:
+        """Know which agents have not ended, for whoever begins to listen; sweep behind the rest."""
+        for event in events:
+            if event.type == "run_changed" and b'"state":"ended"' in event.payload:
+                self._on_run_ended(decode(event.payload, RunChanged))
+            if event.type not in ("agent_started", "agent_changed", "agent_ended"):
+                continue
+            if event.op == "deleted" or b'"state":"ended"' in event.payload:
+                self._at_work.pop(event.entity_id, None)
+            else:
+                shown = Live("agent_changed", event.session_id, event.payload)
+                self._at_work[event.entity_id] = shown
+
+    def _on_run_ended(self, run: RunChanged) -> None:
+        if run.agent_id:
+            self.agents.sweeper.on_run_ended(run.agent_id)
+
+    def shown(self) -> Iterable[Live]:
+        return list(self._at_work.values())
+
+    async def forget(self, session_id: str, agents: Iterable[StoredAgent]) -> None:
+        """A session is deleted, with these agents."""
+        await self.mail.forget(session_id)
+        for stored in agents:
+            await self.mail.forget(stored.agent.agent_id)
+            await self.agents.forget(stored)
+
+    async def workers(self) -> list[Process]:
+        """The processes that do what agents were given."""
+        now_s = self._world.clock.now_s()
+        runs = [run for run in self._runs.live() if run.duty is not None and run.pid()]
+        stats = await asyncio.to_thread(lambda: [find_stat(run.pid()) for run in runs])
+        return [
+            Process(
+                pid=run.pid(),
+                command=f"culm worker {run.agent_id}",
+                kind="worker",
+                session_id=run.session_id,
+                run_id=run.id,
+                tool_call_id="",
+                age_s=round(max(0.0, now_s - run.began_s), 3),
+                rss_bytes=0 if stat is None else stat.rss_bytes,
+                pids=[run.pid()],
+                stopping=run.stop is not None,
+            )
+            for run, stat in zip(runs, stats, strict=True)
+        ]
+
+
+def make_crew(
+    world: World,
+    runs: Runs,
+    workshop: Workshop,
+    configuration: Configuration,
+    about: About,
+    equipment: Equipment,
+    check_open: Callable[[], None],
+    on_mail: Callable[[], None],
+) -> Crew | None:
+    """None where there is nobody to do what agents are given."""
+    means = equipment.agents
+    if means is None:
+        return None
+
+    def place() -> Place:
+        return Place(
+            workspace=about.path,
+            fabric_dir=means.fabric_dir,
+            project_key=project_key(about.path),
+            env=workshop.kit.env(),
+            tooling=configuration.tooling,
+            tools=list(workshop.tools()),
+            context=context_paths_of(configuration.shown.options),
+            depth_max=world.settings.agents_depth_max,
+            steps_max=world.settings.run_steps_max,
+            compacts=world.models.compacts,
+        )
+
+    folder = project_folder(about.root, about.path)
+    worktrees = AgentWorktrees(Worktrees(workshop.kit), about.path, folder / "worktrees")
+    agents = Agents(world, means.fleet, worktrees, place)
+    starter = Starter(
+        world.store,
+        world.models,
+        runs,
+        worktrees,
+        lambda: configuration.tooling,
+        world.clock,
+        world.ids,
+        world.settings,
+        agents.roots.add,
+    )
+    post = means.make_post(folder / "mailboxes")
+    outbox = Outbox(post, agents, world.store, world.clock, world.ids, means.blocking)
+    mail = MailRoom(
+        post, outbox, runs, world.store, world.clock, world.ids, world.tasks, means.blocking
+    )
+    mail.on_busy = on_mail
+    office = TreeOffice(world, agents, runs, starter, outbox.serve)
+    agents.join(runs, office)
+
+    def tools_of(tooling: Tooling) -> Mapping[str, Tool]:
+        roles = words_of(roles_with(tooling.roles))
+        return make_agent_tools(office, may_start=True, roles=roles)
+
+    workshop.offer(tools_of)
+    return Crew(world, agents, starter, runs, mail, outbox, check_open)

@@ -1,0 +1,229 @@
+"""The configuration of one workspace: what it says, what is shown of it, and that it changed.
+
+Clients change its documents (`config/documents.py`), people its files (`config/sources.py`), which
+are looked at every second; which of them lies over which is `layers_of`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from culm.clock import Clock, pause
+from culm.config.checking import Document
+from culm.config.documents import SCOPES, DocumentFile, Edit, shown_config
+from culm.config.layers import provider_ids
+from culm.config.references import run_command
+from culm.config.sources import Loaded, Sources
+from culm.config.tooling import Tooling, read_tooling
+from culm.errors import InvalidRequest, Rejected
+from culm.ids import WorkspaceId
+from culm.model.choice import Present, check_models
+from culm.model.local_servers import NOTHING, Found
+from culm.model.merge import USER_LAYER, WORKSPACE_LAYER, laid, layers_of
+from culm.store.store import Store
+from culm.wire.codec import encode
+from culm.wire.config import Config
+from culm.wire.events import ConfigChanged
+
+log = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 1.0
+
+LookAround = Callable[[Mapping[str, str]], Awaitable[Found]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the configuration of a workspace comes from."""
+
+    sources: Sources
+    documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, this workspace's.
+    look_around: LookAround
+
+
+class Configuration:
+    """Made with the workspace, and closed with it."""
+
+    def __init__(
+        self,
+        workspace_id: WorkspaceId,
+        path: Path,
+        origins: Origins,
+        store: Store,
+        *,
+        base_env: Mapping[str, str],
+        env: Mapping[str, str],
+        data_directory: str,
+        debug: bool,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._workspace_id = workspace_id
+        self._origins = origins
+        self._store = store
+        self._path = path
+        self._base_env = base_env  # The server's own ...
+        self._env = {**base_env, **env}  # ... and over it the one a client brought.
+        self._data_directory = data_directory
+        self._debug = debug
+        self._found = NOTHING
+        self._loaded = Loaded()
+        self._whole: Document | None = None  # Until a layer changes.
+        self._shown: Config | None = None
+        self._tooling: Tooling | None = None
+        self._untold = False
+        self._is_loaded = False
+        self._loading = asyncio.Lock()
+        for document in origins.documents:
+            document.listen(self.tell_changed)
+
+    def close(self) -> None:
+        for document in self._origins.documents:
+            document.unlisten(self.tell_changed)
+
+    # --- what it says
+
+    @property
+    def shown(self) -> Config:
+        """What clients are shown: no key, no token."""
+        if self._shown is None:
+            self._shown = self._show(self.document)
+        return self._shown
+
+    @property
+    def document(self) -> Document:
+        """All of it, keys included; but no key goes to an address that came after it."""
+        if self._whole is None:
+            self._whole = laid(self._layers(), self._env)
+        return self._whole
+
+    @property
+    def present(self) -> Present:
+        return Present(self.document, self._env)
+
+    @property
+    def tooling(self) -> Tooling:
+        """What it says about tools and permissions, as far as it is trusted."""
+        if self._tooling is None:
+            self._tooling = read_tooling(self.document)
+        return self._tooling
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment of tools."""
+        return {**self._env, **self.tooling.env}
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What a person should know of it, in sentences."""
+        return self._loaded.notices
+
+    def _layers(self) -> list[Document]:
+        user, own = (document.value for document in self._origins.documents)
+        return layers_of(self._found, self._loaded, user, own)
+
+    def _show(self, document: Document) -> Config:
+        return shown_config(document, data_directory=self._data_directory, debug=self._debug)
+
+    # --- changing
+
+    async def change(self, scope: int, edit: Edit) -> None:
+        """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
+        if scope not in SCOPES:
+            raise InvalidRequest("scope must be 0 (the user's) or 1 (the workspace's)")
+
+        def check(new: Document) -> None:
+            layers = self._layers()
+            layers[WORKSPACE_LAYER if scope else USER_LAYER] = new
+            whole = laid(layers, self._env)
+            self._show(whole)
+            read_tooling(whole)
+            check_models(whole)
+
+        await asyncio.shield(self._origins.documents[scope].change(edit, check))
+
+    async def use_env(self, env: Mapping[str, str]) -> None:
+        """A client brought its environment; what is found in it counts when this returns.
+
+        It is for tools and keys: in memory only, never answered, stored or logged.
+        """
+        env = {**self._base_env, **env}
+        if env != self._env:
+            self._env = env
+            self.on_change()  # References lead elsewhere now.
+            await self.load()
+
+    async def run_command(self, command: str) -> str:
+        """What a command prints that stands in place of a value; raises `Unresolved`.
+
+        It does not run in the workspace: what lies there is its writer's, and many a program looks
+        where it stands for something to run.
+        """
+        env = {**self._env, "CULM_WORKSPACE": str(self._path)}
+        return await run_command(command, env, Path(env.get("HOME") or "/"))
+
+    async def load(self) -> None:
+        """Read all of it anew, and tell if it differs."""
+        async with self._loading:
+            found = await self._origins.look_around(self._env)
+            users = provider_ids(self._origins.documents[0].value)
+            loaded = await self._origins.sources.load({*found.providers, *users})
+            loaded = self._showable(found, loaded)
+        for notice in loaded.notices:
+            if notice not in self._loaded.notices:
+                log.warning("%s", notice)
+        before = self.document if self._is_loaded else None
+        self._found, self._loaded = found, loaded
+        self._forget_document()
+        if before is not None and self.document != before:
+            self.tell_changed()
+        self._is_loaded = True
+
+    def _showable(self, found: Found, loaded: Loaded) -> Loaded:
+        """What was loaded; or if no client could be shown it, that without the project's part.
+
+        If that is still too much, what was loaded before.
+        """
+        user, own = (document.value for document in self._origins.documents)
+        notices = loaded.notices
+        for kept in (loaded, Loaded(loaded.user), Loaded(self._loaded.user)):
+            try:
+                whole = laid(layers_of(found, kept, user, own), self._env)
+                self._show(whole)
+                read_tooling(whole)
+            except Rejected as exc:
+                notices = (*loaded.notices, f"the files are not used as they are: {exc.message}")
+            else:
+                return replace(kept, notices=notices)
+        return Loaded(notices=notices)
+
+    async def watch(self, clock: Clock) -> None:
+        """Notice what people change in the files; ends with its task."""
+        sources = self._origins.sources
+        while sources.can_change:
+            await pause(clock, WATCH_EVERY_S)
+            try:
+                if await sources.changed():
+                    await self.load()
+            except Exception:  # boundary: what somebody puts there must not end the workspace
+                log.exception("the configuration of %s cannot be read", self._path)
+
+    def _forget_document(self) -> None:
+        self._whole = self._shown = self._tooling = None
+
+    def tell_changed(self) -> None:
+        """Tell it durably; if that cannot be now, when the store is well again."""
+        self._forget_document()
+        self._untold = False
+        self.on_change()
+        payload = encode(ConfigChanged(self._workspace_id))
+
+        def failed(_: Exception) -> None:
+            self._untold = True
+
+        self._store.append("config_changed", "updated", payload=payload, on_fail=failed)
+
+    def on_healthy_store(self) -> None:
+        if self._untold:
+            self.tell_changed()

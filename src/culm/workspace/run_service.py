@@ -1,0 +1,346 @@
+"""What clients ask of a workspace's agent: prompts, cancels, the queue, runs at rest.
+
+Each operation checks, calls `Runs` in one step and then waits for what is durable, so that a
+client that leaves changes nothing. The life of a run is `run/`'s.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from culm.errors import (
+    AgentNotReady,
+    InvalidRequest,
+    ModelFailed,
+    ModelMissing,
+    QueueDiffers,
+    RunIdReused,
+    RunNotFound,
+    RunNotHeld,
+    RunStarted,
+    SessionNotFound,
+    TooLarge,
+    WorkspaceClosing,
+)
+from culm.ids import RunId, SessionId
+from culm.model.choice import Models
+from culm.permission.gate import Consent
+from culm.run.limits import check_limits
+from culm.run.live_run import Asked, Duty, LiveRun, digest_of
+from culm.run.runs import Runs
+from culm.store.base import Connection
+from culm.store.runs import drop_run, edit_prompt, find_run, list_runs, order_queue
+from culm.store.sessions import find_session
+from culm.store.store import Store
+from culm.store.stored_runs import Body, Stored, body_of, find_stored
+from culm.wire.agent import AgentInfo, Attachment, Prompt
+from culm.wire.agents import Agent as SubAgent
+from culm.wire.config import SelectedModel
+from culm.wire.rules import parse_approve
+from culm.wire.runs import CancelAnswer, Limits, QueuedPrompt, Run, State
+
+RUNS_SHOWN = 500
+PROMPT_CHARS_MAX = 4 << 20
+ATTACHMENT_BYTES_MAX = 10 << 20  # Each; a Crush client sends at most 5 MiB.
+ATTACHMENTS_MAX = 100
+MIME_TYPES = ("text/", "image/")
+_RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # It stands in URLs and in a header.
+CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
+
+
+FindDuty = Callable[[str], Awaitable[tuple[SubAgent, Duty] | None]]
+
+
+class Agent:
+    """The agent of one workspace, as its routes see it."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        store: Store,
+        models: Models,
+        find_duty: FindDuty,
+        check_open: Callable[[], None],
+    ) -> None:
+        self._runs = runs
+        self._store = store
+        self._models = models
+        self._find_duty = find_duty  # Who works in a session, if that is not the session's own.
+        self._check_open = check_open  # Raises once the workspace is closing.
+
+    def info(self) -> AgentInfo:
+        """Ready if a model is named, even one that cannot be used: asking it says what is wrong."""
+        is_busy = bool(self._runs.live())
+        named = self._models.choose("large")
+        if named is None:
+            return AgentInfo(is_busy=is_busy)
+        info = self._models.info(named)
+        return AgentInfo(is_busy=is_busy, is_ready=True, model=info, model_cfg=named)
+
+    def small_model(self, provider_id: str) -> SelectedModel:
+        return self._models.small_of(provider_id)
+
+    # --- asking for something
+
+    async def prompt(self, body: Prompt) -> RunId:
+        """Accept a prompt; when this returns it is durable.
+
+        The same id with the same content is the same run, whatever became of it; with other
+        content it is refused.
+        """
+        run_id, digest = RunId(body.run_id), digest_of(body)
+        if run_id and self._runs.find(run_id) is None and await self._was_accepted(run_id, digest):
+            return run_id
+        if not run_id or self._runs.find(run_id) is None:
+            self._check_ready()
+            _check_prompt(body)
+        asked = Asked(
+            "prompt",
+            body.prompt,
+            tuple(body.attachments),
+            body.limits,
+            body.model,
+            Consent(bool(run_id) and not body.interactive, parse_approve(body.approve)),
+        )
+        asked, duty = await self._for_whom(SessionId(body.session_id), asked)
+        run = self._runs.accept(
+            SessionId(body.session_id), asked, run_id=run_id or None, digest=digest, duty=duty
+        )
+        await asyncio.shield(run.accepted)
+        return run.id
+
+    async def _for_whom(self, session_id: SessionId, asked: Asked) -> tuple[Asked, Duty | None]:
+        """What is asked in an agent's session is asked of that agent, as it was started."""
+        found = await self._find_duty(session_id)
+        if found is None:
+            return asked, None
+        agent, duty = found
+        limits = agent.budget if asked.limits == Limits() else asked.limits
+        return replace(asked, model=asked.model or agent.selected, limits=limits), duty
+
+    async def _was_accepted(self, run_id: RunId, digest: str) -> bool:
+        """Whether a run that is not live any more had this id; raises `RunIdReused`."""
+        known = await self._store.read(partial(find_stored, run_id=run_id))
+        if known is not None and known.digest != digest:
+            raise RunIdReused(run_id)
+        return known is not None
+
+    def _check_ready(self) -> None:
+        """Before anything else: without a model nothing that is asked can be done."""
+        self._check_open()
+        if self._models.choose("large") is None:
+            raise AgentNotReady
+
+    async def steer(self, session_id: SessionId, prompt: str) -> Run:
+        """Say something to what runs; it hears it before its next step."""
+        self._check_ready()
+        body = Prompt(session_id=session_id, prompt=prompt)
+        _check_prompt(body)
+        asked, duty = await self._for_whom(session_id, Asked("prompt", prompt))
+        run = self._runs.accept(session_id, asked, digest=digest_of(body), steers=True, duty=duty)
+        await asyncio.shield(run.accepted)
+        return await self.get_run(run.id)
+
+    async def accept_summary(self, session_id: SessionId) -> LiveRun | None:
+        """Begin to summarize a session; None if there is nothing in it."""
+        self._check_ready()
+        session = await self._store.read(find_session(session_id))
+        if session is None:
+            raise SessionNotFound(session_id)
+        if not session.message_count:
+            return None
+        asked, duty = await self._for_whom(session_id, Asked("summary"))
+        # It is made here and is no assignment, but whoever stops those above stops it, too.
+        above = () if duty is None else duty.above
+        run = self._runs.accept(session_id, asked, above=above)
+        await asyncio.shield(run.accepted)
+        return run
+
+    async def summarize(self, session_id: SessionId) -> None:
+        """Summarize a session and wait for it; raises `ModelFailed` if that failed."""
+        run = await self.accept_summary(session_id)
+        if run is None:
+            return
+        await run.ended.wait()
+        if run.ending is None:
+            raise WorkspaceClosing  # Before it ended; the next start finds it.
+        if run.ending.failed:
+            raise ModelFailed(run.ending.title, run.ending.details or run.ending.title)
+
+    # --- stopping
+
+    async def cancel(self, session_id: SessionId) -> None:
+        """Stop every run of a session that is live now; durable when this returns."""
+        await _all(self._runs.cancel_session(session_id))
+
+    async def clear(self, session_id: SessionId) -> None:
+        """Stop those that only wait."""
+        await _all(self._runs.cancel(self._runs.queued(session_id), "queue"))
+
+    async def cancel_run(self, run_id: str) -> CancelAnswer:
+        """Stop one run and say, within a bound, what came of it."""
+        run = self._runs.find(run_id)
+        if run is None:
+            stored = await self.get_run(run_id)
+            if stored.state == "ended":
+                return CancelAnswer("already_ended", stored)
+            if stored.state == "held":
+                return CancelAnswer("canceled", await self.drop(run_id))
+            run = self._runs.find(run_id)  # A person started it meanwhile.
+            if run is None:
+                return CancelAnswer("already_ended", await self.get_run(run_id))
+        await _all(self._runs.cancel_run(run))
+        try:
+            async with asyncio.timeout(CANCEL_WAIT_S):
+                await run.ended.wait()
+        except TimeoutError:
+            return CancelAnswer("not_stopped", await self.get_run(run_id))
+        if run.ending is None:
+            raise WorkspaceClosing
+        return CancelAnswer(run.settled or "finished_first", await self.get_run(run_id))
+
+    # --- looking
+
+    async def get_run(self, run_id: str) -> Run:
+        run = await self._store.read(find_run(run_id))
+        if run is None:
+            raise RunNotFound(run_id)
+        return self._present(run)
+
+    async def list_runs(self, session_id: str, state: State | None) -> list[Run]:
+        """The latest first."""
+        # What a run waits for is known here, not there.
+        stored = "" if state in ("waiting", "ending") else state or ""
+        runs = await self._store.read(list_runs(session_id, stored, RUNS_SHOWN))
+        shown = [self._present(run) for run in runs]
+        return [run for run in shown if state is None or run.state == state]
+
+    def queue(self, session_id: SessionId) -> list[QueuedPrompt]:
+        waiting = self._runs.queued(session_id)
+        return [QueuedPrompt(run.id, run.asked.prompt) for run in waiting]
+
+    def _present(self, run: Run) -> Run:
+        live = self._runs.find(run.id)
+        if live is None:
+            return run
+        if live.shown_state in ("ending", "waiting"):
+            run.state = live.shown_state  # Which the store cannot know, or does not keep.
+        return run
+
+    # --- the queue
+
+    async def edit(self, run_id: str, prompt: str) -> Run:
+        """Change what waits; raises `RunStarted` if it does not wait any more."""
+        self._check_open()
+        run = await self._get_waiting(run_id)
+        while run.changing is not None and not run.changing.done():
+            await asyncio.wait({run.changing})  # One after the other: each may fail alone.
+            run = await self._get_waiting(run_id)
+        before = run.asked
+        _check_prompt(Prompt(run.session_id, prompt, attachments=list(before.attachments)))
+        run.asked = replace(before, prompt=prompt)
+
+        def failed(_: Exception) -> None:
+            run.asked = before
+
+        run.changing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
+        run.changing.add_done_callback(lambda _: self._runs.join(run.session_id))
+        await asyncio.shield(run.changing)
+        return await self.get_run(run_id)
+
+    async def order(self, session_id: SessionId, run_ids: Sequence[RunId]) -> list[QueuedPrompt]:
+        """Let the queue have this order; raises `QueueDiffers` if it has other runs by now."""
+        self._check_open()
+        waiting = self._runs.queued(session_id)
+        if sorted(run_ids) != sorted(run.id for run in waiting):
+            raise QueueDiffers
+        if not waiting:
+            return []
+        written = self._store.write(
+            order_queue(session_id, run_ids), lambda _: self._runs.reorder(session_id, run_ids)
+        )
+        for run in waiting:
+            run.changing = written  # None of them is taken before it is known who is first.
+        written.add_done_callback(lambda _: self._runs.join(session_id))
+        await asyncio.shield(written)
+        return self.queue(session_id)
+
+    async def _get_waiting(self, run_id: str) -> LiveRun:
+        run = self._runs.find(run_id)
+        if run is None:
+            await self.get_run(run_id)  # Raises if there never was one.
+        if run is None or not run.is_waiting:
+            raise RunStarted(run_id)
+        return run
+
+    # --- runs at rest
+
+    async def start(self, run_id: str) -> Run:
+        """Let a held run go on; raises `RunNotHeld`, `ModelMissing`."""
+        self._check_open()
+        held, body = await self._get_held(run_id)
+        if reason := self._models.why_not(held.run.provider, held.run.model):
+            raise ModelMissing(reason)
+        await asyncio.shield(self._runs.release(held, body).accepted)
+        return await self.get_run(run_id)
+
+    async def drop(self, run_id: str) -> Run:
+        """End a held run, or one that only waits, without a trace in its conversation."""
+        if (live := self._runs.find(run_id)) is not None:
+            if not live.is_waiting:
+                raise RunStarted(run_id)
+            await _all(self._runs.cancel_run(live))
+        else:
+            held, _ = await self._get_held(run_id)
+            dropped = self._store.write(
+                drop_run(held.run.id), lambda _: self._runs.forget_held(held.run.id)
+            )
+            await asyncio.shield(dropped)
+        return await self.get_run(run_id)
+
+    async def _get_held(self, run_id: str) -> tuple[Stored, Body]:
+        def query(connection: Connection) -> tuple[Stored | None, Body]:
+            return find_stored(connection, run_id), body_of(connection, run_id)
+
+        found, body = await self._store.read(query)
+        if found is None:
+            raise RunNotFound(run_id)
+        if found.run.state != "held":
+            raise RunNotHeld(run_id, found.run.state)
+        return found, body
+
+
+async def _all(commits: Iterable[asyncio.Future[list[RunId]]]) -> None:
+    for commit in commits:
+        await asyncio.shield(commit)
+
+
+def _check_prompt(body: Prompt) -> None:
+    """Raises `InvalidRequest`, `TooLarge`."""
+    if not body.session_id:
+        raise InvalidRequest("session id is missing")
+    if body.run_id and not _RUN_ID.fullmatch(body.run_id):
+        raise InvalidRequest("run_id must be 1 to 200 visible ASCII characters", hint="a UUID is")
+    if len(body.prompt) > PROMPT_CHARS_MAX:
+        raise TooLarge(f"prompt may have at most {PROMPT_CHARS_MAX} characters")
+    if len(body.attachments) > ATTACHMENTS_MAX:
+        raise TooLarge(f"a prompt may have at most {ATTACHMENTS_MAX} attachments")
+    for attachment in body.attachments:
+        _check_attachment(attachment)
+    has_text_file = any(a.mime_type.startswith("text/") for a in body.attachments)
+    if not body.prompt.strip() and not has_text_file:
+        raise InvalidRequest("prompt is empty")
+    check_limits(body.limits)
+
+
+def _check_attachment(attachment: Attachment) -> None:
+    name = attachment.file_name or attachment.file_path or "attachment"
+    if len(attachment.content) > ATTACHMENT_BYTES_MAX:
+        raise TooLarge(f"{name} may have at most {ATTACHMENT_BYTES_MAX} bytes")
+    if not attachment.mime_type.startswith(MIME_TYPES):
+        raise InvalidRequest(
+            f"{name} is of type {attachment.mime_type!r}, which no model is given",
+            hint="attach text or an image",
+        )

@@ -1,0 +1,202 @@
+"""What the agent of one workspace works with: its tools, the clearance before them, the processes
+behind them.
+
+Owns what tools share within a workspace, and ends every process that was started for it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from culm.clock import Clock
+from culm.config.tooling import Tooling
+from culm.errors import InvalidRequest, SessionNotFound
+from culm.events.hub import Live
+from culm.ids import Ids, SessionId, WorkspaceId
+from culm.model.choice import MakeModel
+from culm.permission.gate import Clearance
+from culm.permission.hooks import Hooks
+from culm.permission.policy import Terms
+from culm.processes.base import Custody
+from culm.run.messages import Messages
+from culm.run.project_context import ContextPaths
+from culm.run.system_prompt import Surroundings
+from culm.store.asks import list_asks
+from culm.store.sessions import find_session
+from culm.store.store import Store
+from culm.subagents.means import Means
+from culm.tools.base import Tool
+from culm.tools.files.file_executor import FileWork
+from culm.tools.files.paths import Inside
+from culm.tools.own_tools import own_tools
+from culm.tools.process.jobs import Jobs
+from culm.tools.process.user_command import run_user_command
+from culm.tools.tool_context import Kit
+from culm.wire.agent import ShellOutput
+from culm.wire.asks import Ask, R
+from culm.wire.messages import ShellCommand, ShellCommandPart
+from culm.wire.processes import Process
+from culm.workspace.config import Configuration
+from culm.workspace.roots import project_folder
+
+log = logging.getLogger(__name__)
+
+ASKS_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an agent works with, the same in every workspace of a server."""
+
+    make_model: MakeModel
+    make_tools: Callable[[Kit, Jobs], Mapping[str, Tool]]  # Those of a workspace.
+    look_at: Callable[[Path, ContextPaths, float], Awaitable[Surroundings]]
+    env: Mapping[str, str]  # The server's own; a client's goes over it.
+    custody: Custody
+    work: FileWork
+    agents: Means | None = None  # Without them no agent is started.
+
+
+class Workshop:
+    """Made with its workspace."""
+
+    def __init__(
+        self,
+        workspace_id: WorkspaceId,
+        path: Path,
+        root: Path,
+        store: Store,
+        messages: Messages,
+        configuration: Configuration,
+        equipment: Equipment,
+        tasks: asyncio.TaskGroup,
+        clock: Clock,
+        ids: Ids,
+        *,
+        tell: Callable[[Live], None],
+        is_watched: Callable[[], bool],
+        skip: bool,
+    ) -> None:
+        self.kit = Kit(
+            workspace_id=workspace_id,
+            inside=Inside(path),
+            work=equipment.work,
+            custody=equipment.custody,
+            store=store,
+            clock=clock,
+            ids=ids,
+            env=lambda: configuration.env,
+            outputs=project_folder(root, path) / "outputs",
+        )
+        self.clearance = Clearance(
+            store,
+            clock,
+            ids,
+            tell=tell,
+            run_hooks=lambda call: self._hooks.run(call),
+            terms=self._terms,
+            is_watched=is_watched,
+            skip=skip,
+        )
+        self._configuration = configuration
+        self._jobs = Jobs(tasks)
+        self._tasks = tasks
+        self._store = store
+        self._messages = messages
+        self._built_in = equipment.make_tools(self.kit, self._jobs)
+        self._make_more: Callable[[Tooling], Mapping[str, Tool]] = lambda _: {}
+        self._made_for: Tooling | None = None  # A turn asks more than once; it changes rarely.
+        self._tools: Mapping[str, Tool] = {}
+        self._hooks = Hooks(self.kit, lambda: configuration.tooling.hooks)
+
+    def offer(self, make: Callable[[Tooling], Mapping[str, Tool]]) -> None:
+        """Have these beside the others, which go before them; made anew with the configuration."""
+        self._make_more = make
+        self._made_for = None
+
+    def tools(self) -> Mapping[str, Tool]:
+        """Those that are configured now: ours, and the user's own where their names are free."""
+        tooling = self._configuration.tooling
+        if tooling is not self._made_for:
+            self._made_for, self._tools = tooling, self._make(tooling)
+        if "bash" in self._tools:
+            self.kit.custody.warm_nowait()  # While the model thinks.
+        return self._tools
+
+    def _make(self, tooling: Tooling) -> Mapping[str, Tool]:
+        built_in = {**self._make_more(tooling), **self._built_in}
+        tools = {**built_in, **own_tools(self.kit, tooling.own_tools, built_in)}
+        return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
+
+    def _terms(self) -> Terms:
+        tooling = self._configuration.tooling
+        return Terms(
+            workspace=str(self.kit.inside.root),
+            home=os.path.realpath(self.kit.env().get("HOME") or Path.home()),
+            rules=tooling.rules,
+            allowed_tools=tooling.allowed_tools,
+        )
+
+    async def start(self) -> None:
+        await self.clearance.grants.load()
+
+    async def run_shell(self, session_id: SessionId, command: str, width: int) -> ShellOutput:
+        """Run a user's own command, unasked, and let the session show it. To cancel this ends it.
+
+        Raises `InvalidRequest`, `SessionNotFound`.
+        """
+        if not command.strip():
+            raise InvalidRequest("command is empty")
+        if await self._store.read(find_session(session_id)) is None:
+            raise SessionNotFound(session_id)
+        root = str(self.kit.inside.root)
+        output, exit_code = await run_user_command(self.kit, command, root, width, session_id)
+        part = ShellCommandPart(ShellCommand(command, output, exit_code))
+        _, written = self._messages.add(session_id, "user", [part])
+        await asyncio.shield(written)
+        return ShellOutput(output, exit_code)
+
+    async def list_asks(self, kind: type[R], session_id: str, state: str) -> list[Ask[R]]:
+        """What people are or were asked, of one kind, the latest first."""
+        wanted = "" if state == "all" else state
+        return await self._store.read(list_asks(kind, session_id, wanted, ASKS_SHOWN))
+
+    async def processes(self) -> list[Process]:
+        """What runs for this workspace now."""
+        held = await self.kit.custody.processes(self.kit.workspace_id)
+        return [
+            Process(
+                pid=one.pid,
+                command=one.title,
+                kind=one.owner.kind,
+                session_id=one.owner.session_id,
+                run_id=one.owner.run_id,
+                tool_call_id=one.owner.tool_call_id,
+                age_s=round(one.age_s, 3),
+                rss_bytes=one.rss_bytes,
+                pids=list(one.pids),
+                stopping=one.stopping,
+            )
+            for one in held
+        ]
+
+    async def find_left(self, run_id: str) -> list[int]:
+        """The processes of a run that were told to end and are still there."""
+        held = await self.kit.custody.processes(self.kit.workspace_id)
+        stopping = (one for one in held if one.owner.run_id == run_id and one.stopping)
+        return sorted({pid for one in stopping for pid in one.pids})
+
+    def forget_session(self, session_id: str) -> None:
+        """It is deleted: what runs for it ends."""
+        self.clearance.forget_session(session_id)
+        self._tasks.create_task(self._jobs.end_session(session_id), name=f"jobs {session_id}")
+
+    async def stop(self) -> None:
+        """End every process of this workspace, and verify it."""
+        await self._jobs.end()
+        left = await self.kit.custody.end_all(self.kit.workspace_id)
+        if left:
+            log.error("processes %s do not end; they are left behind", left)

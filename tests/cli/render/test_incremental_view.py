@@ -1,0 +1,262 @@
+"""What of a run and of its agents has been shown, and what a new state of them adds."""
+
+from msgspec.structs import replace
+
+from culm.cli.render.incremental_view import Shown, TreeShown
+from culm.client.mirror import Mirror
+from culm.client.tree import Branch, Tree
+from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
+from culm.wire.agents import Agent
+from culm.wire.asks import AskChanged
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Message,
+    Part,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+from culm.wire.runs import Run, RunChanged, State
+
+
+class Told:
+    """A face that writes down what it was told to show."""
+
+    def __init__(self, name: str = "") -> None:
+        self.seen: list[tuple[str, str]] = []
+        self._name = name
+
+    def said(self, message_id: MessageId, text: str) -> None:
+        self.seen.append((f"{self._name}said", text))
+
+    def text(self, message_id: MessageId, text: str) -> None:
+        self.seen.append((f"{self._name}text {message_id}", text))
+
+    def again(self, message_id: MessageId) -> None:
+        self.seen.append(("again", message_id))
+
+    def call(self, call: ToolCall) -> None:
+        self.seen.append((f"{self._name}call", call.name))
+
+    def output(self, call_id: str, text: str) -> None:
+        self.seen.append((f"output {call_id}", text))
+
+    def result(self, result: ToolResult) -> None:
+        self.seen.append((f"{self._name}result", result.content))
+
+    def allowed(self, call: ToolCall) -> None:
+        self.seen.append((f"{self._name}allowed", call.name))
+
+    def ask(self, ask: AskChanged) -> None:
+        self.seen.append((f"{self._name}ask", ask.description))
+
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        self.seen.append((f"{self._name}answered", f"{ask.state} {by_us}"))
+
+    def note(self, words: str) -> None:
+        self.seen.append(("note", words))
+
+    def agent(self, agent: Agent) -> "Told":
+        told = Told(f"{agent.name}: ")
+        told.seen = self.seen
+        return told
+
+    def started(self, agent: Agent) -> None:
+        self.seen.append((f"{self._name}started", agent.state))
+
+    def ended(self, agent: Agent) -> None:
+        self.seen.append((f"{self._name}ended", agent.outcome or ""))
+
+    def end(self, run: Run, text: str, agents: int = 0) -> None:
+        self.seen.append(("end", text))
+
+
+def answer(
+    name: str, text: str, *, rev: int = 0, finished: bool = False, run_id: str = "ours"
+) -> Message:
+    parts: list[Part] = [TextPart(Text(text))]
+    if finished:
+        parts.append(FinishPart(Finish("end_turn", 1)))
+    return Message(MessageId(name), "assistant", SESSION, parts, rev=rev, run_id=run_id)
+
+
+SESSION = SessionId("s")
+OURS = RunId("ours")
+
+
+def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
+    """Let the run be in each state in turn, with these messages beside those before."""
+    mirror = Mirror()
+    shown = Shown(told, OURS)
+    live: list[bool] = []
+    for state, messages in states:
+        mirror.runs.clear()
+        if state != "ended":
+            mirror.runs[OURS] = RunChanged(OURS, SESSION, state, 1, run_id_given=True)
+        for message in messages:
+            mirror.put_message(message)
+        live.append(shown.show(mirror))
+    return live
+
+
+def test_text_is_shown_as_it_grows_and_never_twice() -> None:
+    told = Told()
+    over = show(
+        told,
+        ("active", [answer("1", "One")]),
+        ("active", [answer("1", "One, two")]),
+        ("active", [answer("1", "One, two", rev=1, finished=True)]),
+        ("active", [answer("2", "Three")]),
+        ("ended", [answer("2", "Three", rev=1, finished=True)]),
+    )
+    assert told.seen == [("text 1", "One"), ("text 1", ", two"), ("text 2", "Three")]
+    assert over == [False, False, False, False, True]
+
+
+def test_an_answer_that_is_asked_again_is_shown_anew() -> None:
+    told = Told()
+    show(
+        told,
+        ("active", [answer("1", "One, tw")]),
+        ("active", [answer("1", "Two", rev=1)]),
+        ("active", [answer("1", "Two, three", rev=2, finished=True)]),
+    )
+    assert told.seen == [
+        ("text 1", "One, tw"),
+        ("again", "1"),
+        ("text 1", "Two"),
+        ("text 1", ", three"),
+    ]
+
+
+def test_text_that_a_crash_has_lost_is_told_and_not_repeated() -> None:
+    told = Told()
+    show(
+        told,
+        ("active", [answer("1", "One, two")]),
+        ("ended", [answer("1", "One", rev=1, finished=True)]),
+    )
+    assert told.seen == [("text 1", "One, two"), ("note", "(the last 5 characters were lost)")]
+
+
+def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
+    told = Told()
+    show(
+        told,
+        ("queued", [answer("1", "Theirs", run_id="theirs")]),
+        ("active", [answer("1", "Theirs.", finished=True, run_id="theirs"), answer("2", "Ours")]),
+    )
+    assert told.seen == [("text 2", "Ours")]
+
+
+def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> None:
+    told, mirror = Told(), Mirror()
+    shown = Shown(told, OURS, "me")
+    mirror.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
+    parts = [ToolCallPart(ToolCall(name, name, "{}", finished=True)) for name in ("a", "b")]
+    mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts), run_id=OURS))
+    mirror.outputs["a"] = "on"
+    shown.show(mirror)
+    mirror.outputs["a"] = "one\n"
+    mirror.granted["b"] = None
+    ask = AskChanged(AskId("x"), SESSION, OURS, "a", "a", "execute", "Do a", "", "open")
+    mirror.asks[ask.ask_id] = ask
+    shown.show(mirror)
+    mirror.asks[ask.ask_id] = replace(ask, state="allowed", by="me")
+    mirror.granted["a"] = None
+    results: list[Part] = [ToolResultPart(ToolResult(name, name, name)) for name in ("a", "b")]
+    mirror.put_message(Message(MessageId("2"), "tool", SESSION, results, run_id=OURS))
+    shown.show(mirror)
+    assert told.seen == [
+        *(("call", "a"), ("call", "b"), ("output a", "on")),
+        *(("ask", "Do a"), ("allowed", "b"), ("output a", "e\n")),
+        *(("answered", "allowed True"), ("result", "a"), ("result", "b")),
+    ]
+
+
+# --- with agents
+
+
+def calling(session_id: SessionId, name: str) -> Message:
+    parts: list[Part] = [ToolCallPart(ToolCall("c", name, "{}", finished=True))]
+    return Message(MessageId(f"{session_id} 1"), "assistant", session_id, parts, run_id=OURS)
+
+
+def result(session_id: SessionId, content: str) -> Message:
+    parts: list[Part] = [ToolResultPart(ToolResult("c", "agent", content))]
+    return Message(MessageId(f"{session_id} 2"), "tool", session_id, parts, run_id=OURS)
+
+
+def put(tree: Tree, agent: Agent, *messages: Message) -> None:
+    branch = tree.branches.setdefault(agent.session_id, Branch(agent))
+    branch.agent = agent
+    tree.touched[agent.session_id] = None
+    for message in messages:
+        tree.put_message(message)
+
+
+def test_agents_are_shown_between_the_call_that_started_them_and_its_result() -> None:
+    told, tree = Told(), Tree(SESSION, OURS)
+    shown = TreeShown(told, OURS, tree, "me")
+    outer = Agent(AgentId("o"), "s", SessionId("so"), name="outer")
+    inner = Agent(AgentId("i"), "o", SessionId("si"), name="inner")
+    # All of it arrives before anybody looks.
+    tree.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
+    tree.put_message(calling(SESSION, "agent"))
+    put(tree, outer, calling(outer.session_id, "agent"))
+    words = answer("words", "I look.", finished=True)
+    put(tree, replace(inner, state="ended", outcome="error"), replace(words, session_id="si"))
+    put(tree, outer, result(outer.session_id, "inner failed"))
+    tree.put_message(result(SESSION, "outer did"))
+    assert not shown.show(tree)
+    assert told.seen == [
+        *(("call", "agent"), ("outer: started", "pending"), ("outer: call", "agent")),
+        *(("inner: started", "ended"), ("inner: text words", "I look."), ("inner: ended", "error")),
+        *(("outer: result", "inner failed"), ("result", "outer did")),
+    ]
+    assert ([agent.name for agent in shown.at_work()], shown.agents) == (["outer"], 2)
+
+
+def test_an_agent_that_is_given_more_is_shown_again_and_what_it_said_before_is_not() -> None:
+    told, tree = Told(), Tree(SESSION, OURS)
+    shown = TreeShown(told, OURS, tree)
+    agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a")
+    ended = replace(agent, state="ended", outcome="completed")
+    first = replace(answer("1", "One.", finished=True), session_id=agent.session_id)
+    second = replace(answer("2", "Two.", finished=True), session_id=agent.session_id)
+    put(tree, agent)
+    shown.show(tree)
+    put(tree, ended, first)
+    shown.show(tree)
+    assert tree.branches == {}
+    # The whole session is read anew, after a gap in the events.
+    put(tree, ended, first, second)
+    shown.show_all()
+    assert told.seen == [
+        *(("a: started", "pending"), ("a: text 1", "One."), ("a: ended", "completed")),
+        *(("a: started", "ended"), ("a: text 2", "Two."), ("a: ended", "completed")),
+    ]
+    assert shown.agents == 1
+
+
+def test_what_an_agent_asks_is_shown_whichever_of_its_runs_it_is() -> None:
+    told, tree = Told(), Tree(SESSION, OURS)
+    shown = TreeShown(told, OURS, tree, "me")
+    agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a", state="running")
+    put(tree, agent)
+    mirror = tree.branches[agent.session_id].mirror
+    ask = AskChanged(
+        *(AskId("x"), agent.session_id, RunId("its"), "c", "bash", "execute", "Do it", ""),
+        state="open",
+    )
+    for state in (ask, replace(ask, state="denied", by="other")):
+        mirror.asks[ask.ask_id] = state
+        put(tree, agent)
+        shown.show(tree)
+    assert told.seen == [
+        *(("a: started", "running"), ("a: ask", "Do it"), ("a: answered", "denied False")),
+    ]

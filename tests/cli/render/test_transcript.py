@@ -1,0 +1,153 @@
+"""A conversation as a page: whole, and nothing in it leaves its place."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.cli.render.transcript import (
+    contained,
+    fenced,
+    markdown_of,
+    markdown_of_run,
+    plain,
+    quoted,
+)
+from culm.ids import MessageId, SessionId
+from culm.wire.messages import (
+    Binary,
+    BinaryPart,
+    Finish,
+    FinishPart,
+    Message,
+    Part,
+    Role,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+from culm.wire.sessions import Session
+
+
+def message(role: Role, *parts: Part, model: str = "") -> Message:
+    provider = "demo" if model else ""
+    session_id = SessionId("s")
+    return Message(MessageId("m"), role, session_id, list(parts), model, provider)
+
+
+def said(text: str) -> TextPart:
+    return TextPart(Text(text))
+
+
+LOOK = ToolCallPart(ToolCall("c", "bash", '{"command":"ls"}', finished=True))
+SEEN = ToolResultPart(ToolResult("c", "bash", "a\n```\nb"))
+TALK = [
+    message("user", said("What is *here*?"), BinaryPart(Binary("a/b.png", "image/png", b"12"))),
+    message("assistant", said("Let me look."), LOOK, model="demo-1"),
+    message("tool", SEEN),
+    message(
+        "assistant", said("Two."), FinishPart(Finish("canceled", 0, "Stopped")), model="demo-1"
+    ),
+]
+
+PAGE = """\
+# A \\# title
+
+- Session: `s`
+- Date: 1970-01-01 00:00 UTC
+- Model: demo/demo-1
+- Cost: $0.0100
+
+## User
+
+> What is *here*?
+
+Attachment: a/b.png (image/png, 2 bytes)
+
+## Assistant (demo/demo-1)
+
+Let me look.
+
+**Call:** bash
+
+```json
+{
+  "command": "ls"
+}
+```
+
+**Result:** bash
+
+````
+a
+```
+b
+````
+
+## Assistant (demo/demo-1)
+
+Two.
+
+*Ended: canceled: Stopped*
+"""
+
+
+def test_a_page_has_who_said_what_and_each_result_below_its_call() -> None:
+    session = Session(SessionId("s"), title="A # title", cost=0.01)
+    told: list[int] = []
+    assert "".join(markdown_of(session, TALK, step=told.append)) == PAGE
+    assert told == [1] * len(TALK)
+
+
+def test_a_result_without_its_call_is_shown_where_it_came() -> None:
+    page = "".join(markdown_of(Session(SessionId("s")), [message("tool", SEEN)]))
+    assert page.endswith("## Tool\n\n**Result:** bash\n\n````\na\n```\nb\n````\n")
+
+
+def test_a_run_is_told_with_its_prompt_once() -> None:
+    alone = "".join(markdown_of_run("Hi.", TALK[3:]))
+    assert alone.startswith("# Hi.\n\n## User\n\n> Hi.\n\n## Assistant (demo/demo-1)\n")
+    assert "".join(markdown_of_run("What is *here*?", TALK)).count("## User") == 1
+
+
+@given(st.text("`~ab \n\x1b"))
+def test_nothing_inside_ends_a_fence(text: str) -> None:
+    first, *inner, last = fenced(text, "sh").split("\n")
+    fence = first.removesuffix("sh")
+    assert (last, set(fence)) == (fence, {"`"})
+    assert all(len(run) < len(fence) for run in re.findall("`+", "\n".join(inner)))
+    assert "\x1b" not in "".join(inner)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\n```py\nb", "a\n```py\nb\n```"),
+        ("````\n```\nb", "````\n```\nb\n````"),
+        ("~~~\n```\nb", "~~~\n```\nb\n~~~"),
+        ("```\na\n``` x", "```\na\n``` x\n```"),
+        ("```\na\n```", "```\na\n```"),
+        ("``` a`b", "``` a`b"),  # No fence: it has a backtick behind it.
+        ("<!-- a", "\\<!-- a"),
+        ("<PRE>a", "\\<PRE>a"),
+        ("```\n<!-- a\n```", "```\n<!-- a\n```"),
+        ("a <b> \x1b[2Jc", "a <b> [2Jc"),
+    ],
+)
+def test_what_a_text_leaves_open_is_ended_with_it(text: str, shown: str) -> None:
+    assert contained(text) == shown
+
+
+def test_headings_of_a_text_are_below_the_heading_of_its_message() -> None:
+    text = "# A\n##### B\n#c\nD\n---\nE\n==\n\n---\n```\n# in code\n```"
+    shown = "### A\n###### B\n#c\nD\n\\---\nE\n\\==\n\n---\n```\n# in code\n```"
+    assert contained(text, 2) == shown
+
+
+def test_a_quotation_has_every_line_and_one_line_has_no_signs() -> None:
+    assert quoted("a\n\n# b") == "> a\n>\n> # b"
+    assert plain("*a*\n[b](c)") == "\\*a\\* \\[b\\](c)"

@@ -1,0 +1,43 @@
+"""Keys that are pressed while a run goes on."""
+
+import asyncio
+import os
+import select
+import termios
+from contextlib import closing
+
+import pytest
+
+from culm.cli.terminal.keys import Keys
+from tests.support import WAIT_S
+
+
+@pytest.mark.parametrize(
+    ("typed", "times"), [(b"\x1b", 1), (b"\x1b\x1b", 1), (b"\x1b[A", 0), (b"q", 0)]
+)
+async def test_only_escape_says_anything_also_pressed_twice(typed: bytes, times: int) -> None:
+    ours, theirs = os.openpty()
+    escapes: list[None] = []
+    with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
+        before = termios.tcgetattr(theirs)
+        keys = Keys(theirs, lambda: escapes.append(None))
+        with keys.listening():
+            terminal.write(typed)
+            async with asyncio.timeout(WAIT_S):
+                while select.select([theirs], [], [], 0)[0]:
+                    await asyncio.sleep(0)
+        assert len(escapes) == times
+        assert keys.typed() == ("q" if typed == b"q" else "")
+        assert termios.tcgetattr(theirs) == before
+
+
+async def test_what_was_typed_meanwhile_is_one_line_without_what_was_taken_back() -> None:
+    ours, theirs = os.openpty()
+    with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
+        keys = Keys(theirs, lambda: None)
+        with keys.listening():
+            terminal.write("gp\x7fo \ton\nnöw\x01".encode())
+            async with asyncio.timeout(WAIT_S):
+                while select.select([theirs], [], [], 0)[0]:
+                    await asyncio.sleep(0)
+        assert keys.typed() == "go on nöw"

@@ -1,0 +1,404 @@
+"""What Anthropic streams, and the events it becomes."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.model.anthropic.answer import Reading
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    ModelEvent,
+    ReasoningDelta,
+    StopReason,
+    TextDelta,
+    Usage,
+)
+from culm.model.failures import Peer
+from culm.wire.codec import Json
+from tests.model import provider
+from tests.model.anthropic_shapes import (
+    END,
+    STOP,
+    answer_to,
+    begin,
+    call,
+    delta,
+    end,
+    event,
+    failure_of,
+    finish,
+    redacted,
+    start,
+    text,
+    thinking,
+)
+from tests.model.provider import stream
+from tests.support import contract
+
+PEER = Peer("acme", "api.acme.example", "model-1")
+NOTHING = Usage()
+END_TURN = Done("end_turn", NOTHING)
+
+
+def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    return provider.read(Reading(PEER), chunks)
+
+
+def told(sent: bytes) -> list[ModelEvent | str]:
+    return merged(read(iter([sent])))
+
+
+def merged(events: list[ModelEvent | str]) -> list[ModelEvent | str]:
+    """The same events, with neighbours of one kind told together."""
+    found: list[ModelEvent | str] = []
+    for now in events:
+        match (found[-1] if found else None), now:
+            case TextDelta(text=a), TextDelta(text=b):
+                found[-1] = TextDelta(a + b)
+            case ReasoningDelta(text=a, signature=s), ReasoningDelta(text=b, signature=t):
+                found[-1] = ReasoningDelta(a + b, s + t)
+            case CallDelta(key=k, text=a), CallDelta(key=j, text=b) if k == j:
+                found[-1] = CallDelta(k, a + b)
+            case _:
+                found.append(now)
+    return found
+
+
+RICH = (
+    start(input_tokens=9, cache_read_input_tokens=70, cache_creation_input_tokens=5)
+    + event("ping")
+    + thinking(0, "Grüße", " 🦆", signature="c2ln")
+    + text(1, "I ", "lök.")
+    + call(2, "toolu_1", "view", '{"path', '": "a"}')
+    + call(3, "toolu_2", "grep", '{"pattern": "é"}')
+    + finish("tool_use", output_tokens=42)
+    + STOP
+)
+RICH_EVENTS = [
+    ReasoningDelta("Grüße 🦆", "c2ln"),
+    TextDelta("I lök."),
+    CallBegan(0, "toolu_1", "view"),
+    CallDelta(0, '{"path": "a"}'),
+    CallBegan(1, "toolu_2", "grep"),
+    CallDelta(1, '{"pattern": "é"}'),
+    Done("tool_use", Usage(9, 42, 70, 5)),
+]
+
+
+async def test_an_answer_with_everything_is_told_in_its_order() -> None:
+    assert merged([*await answer_to(stream(RICH))]) == RICH_EVENTS
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        text(0, "a").replace(b"\n", b"\r\n") + END,
+        text(0, "a").replace(b"data: ", b"data:") + END,
+        text(0, "a").replace(b"\n\n", b"\n") + END,
+        b": hello\n\nid: 7\nretry: 10\ndata:\n\ndata: \n\nunknown\n\n" + text(0, "a") + END,
+        begin(0, "text", text="a") + end(0) + END,
+        delta(0, "text_delta", text="a") + END,
+        text(0, "", "a") + delta(0, "text_delta") + delta(0, "text_delta", text=None) + END,
+        event("ping") + text(0, "a") + event("culm_unknown", index=7, message="hello") + END,
+        text(0, "a") + event("culm_unknown", delta={"type": "x", "text": "y"}) + END,
+        text(0, "a") + delta(0, "citations_delta", citation={"title": "t"}) + END,
+        text(0, "a") + delta(0, "mystery_delta", text="not ours") + END,
+        begin(1, "server_tool_use", id="s", name="web_search", input={"q": 1})
+        + delta(1, "input_json_delta", partial_json='{"q": 2}')
+        + end(1)
+        + begin(2, "web_search_tool_result", content=[{"type": "x"}])
+        + end(2)
+        + text(0, "a")
+        + END,
+        text(0, "a") + delta(9, "input_json_delta", partial_json="{}") + END,
+        text(0, "a") + END + text(1, "after the end"),
+        text(0, "a") + finish() + b"data: [DONE]\n\n",
+        text(0, "a") + finish(),
+        text(0, "a") + finish().rstrip(b"\n"),
+        text(0, "a") + finish() + STOP.rstrip(b"\n"),
+        text(0, "a") + finish() + b"event: message_stop\ndata: {",
+        text(0, "a") + finish(None) + finish("stop_sequence") + STOP,
+    ],
+)
+def test_what_nobody_has_heard_of_is_passed_over(sent: bytes) -> None:
+    assert told(sent) == [TextDelta("a"), END_TURN]
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [(rb"a\ud83d", "a\ufffd"), (rb"\ud83d\ude00", "😀"), (b"a\xffb", "a\ufffdb")],
+)
+def test_characters_that_are_broken_are_replaced(raw: bytes, said: str) -> None:
+    line = delta(0, "text_delta", text="HERE").replace(b"HERE", raw)
+    assert told(line + END) == [TextDelta(said), END_TURN]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told_as"),
+    [
+        ("end_turn", "end_turn"),
+        ("stop_sequence", "end_turn"),
+        ("pause_turn", "end_turn"),
+        ("max_tokens", "max_tokens"),
+        ("model_context_window_exceeded", "max_tokens"),
+        ("tool_use", "tool_use"),
+        ("refusal", "content_filter"),
+        ("something new", "unknown"),
+    ],
+)
+def test_every_reason_to_stop_has_a_word_of_ours(reason: str, told_as: StopReason) -> None:
+    assert told(finish(reason) + STOP) == [Done(told_as, NOTHING)]
+
+
+def test_an_end_with_calls_is_one_that_waits_for_results() -> None:
+    assert told(call(0, "a", "ls") + END)[-1] == Done("tool_use", NOTHING)
+    assert told(call(0, "a", "ls") + finish("max_tokens"))[-1] == Done("max_tokens", NOTHING)
+    assert told(call(0, "a", "ls") + STOP)[-1] == Done("tool_use")
+
+
+# --- usage
+
+
+@pytest.mark.parametrize(
+    ("sent", "usage"),
+    [
+        (start(input_tokens=3, output_tokens=1) + finish(output_tokens=8), Usage(3, 8)),
+        (start(input_tokens=0) + finish(input_tokens=3, output_tokens=8), Usage(3, 8)),
+        (start(input_tokens=3) + finish(input_tokens=0, output_tokens=8), Usage(3, 8)),
+        (start(cache_read_input_tokens=4, cache_creation_input_tokens=5), Usage(0, 0, 4, 5)),
+        (finish("end_turn", output_tokens=2) + finish(output_tokens=6), Usage(0, 6)),
+        (start(input_tokens=-3), Usage()),
+        (event("message_start", message={"usage": None}), None),
+        (event("message_start", message=None), None),
+    ],
+)
+def test_tokens_are_counted_over_the_whole_answer(sent: bytes, usage: Usage | None) -> None:
+    stopped = event("message_delta", delta={"stop_reason": "end_turn"})
+    assert told(sent + stopped + STOP) == [Done("end_turn", usage)]
+
+
+# --- calls
+
+
+def test_arguments_that_come_with_the_beginning_are_told_once() -> None:
+    whole = begin(0, "tool_use", id="a", name="ls", input={"path": "."})
+    pieces = delta(0, "input_json_delta", partial_json='{"path":"x"}')
+    began = CallBegan(0, "a", "ls")
+    done = Done("tool_use", NOTHING)
+    assert told(whole + end(0) + END) == [began, CallDelta(0, '{"path":"."}'), done]
+    assert told(whole + END) == [began, CallDelta(0, '{"path":"."}'), done]
+    assert told(whole + pieces + end(0) + END) == [began, CallDelta(0, '{"path":"x"}'), done]
+
+
+def test_a_call_without_arguments_is_a_call() -> None:
+    assert told(call(0, "a", "ls", "") + END) == [
+        CallBegan(0, "a", "ls"),
+        Done("tool_use", NOTHING),
+    ]
+    assert told(begin(0, "tool_use") + END) == [CallBegan(0, "", ""), Done("tool_use", NOTHING)]
+
+
+def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None:
+    sent = (
+        begin(1, "tool_use", id="a", name="f", input={})
+        + begin(2, "tool_use", id="b", name="g", input={})
+        + delta(2, "input_json_delta", partial_json="{")
+        + delta(1, "input_json_delta", partial_json="{}")
+        + delta(2, "input_json_delta", partial_json="}")
+    )
+    assert told(sent + END) == [
+        CallBegan(0, "a", "f"),
+        CallBegan(1, "b", "g"),
+        CallDelta(1, "{"),
+        CallDelta(0, "{}"),
+        CallDelta(1, "}"),
+        Done("tool_use", NOTHING),
+    ]
+
+
+def test_a_second_call_at_the_same_index_is_a_second_call() -> None:
+    whole = begin(0, "tool_use", id="a", name="f", input={"x": 1})
+    assert told(whole + whole + END) == [
+        CallBegan(0, "a", "f"),
+        CallDelta(0, '{"x":1}'),
+        CallBegan(1, "a", "f"),
+        CallDelta(1, '{"x":1}'),
+        Done("tool_use", NOTHING),
+    ]
+
+
+# --- trouble
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"data: {\n",
+        b"data: [1]\n",
+        b"data: hello\n",
+        b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":5}}\n',
+        b'data: {"type":"message_stop"} {}\n',
+        b'data: {"x":' + b"[" * 100_000 + b"\n",
+    ],
+)
+async def test_a_line_that_makes_no_sense_is_a_failure_that_stays(line: bytes) -> None:
+    failure = await failure_of(stream(text(0, "a") + line + END))
+    assert failure.title == "Unreadable answer"
+    assert "acme sent a line that is no part of an answer" in failure.message
+    assert len(failure.message) < 2200
+    assert not failure.transient
+
+
+BROKEN_OFF = "The provider reported an error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "title", "said", "transient"),
+    [
+        ({"error": {"type": "overloaded_error", "message": "busy"}}, BROKEN_OFF, "busy", True),
+        ({"error": {"type": "api_error", "message": "oops"}}, BROKEN_OFF, "oops", True),
+        ({"error": {"type": "timeout_error", "message": "late"}}, BROKEN_OFF, "late", True),
+        (
+            {"error": {"type": "rate_limit_error", "message": "slow down"}},
+            "Too many requests",
+            "slow down",
+            True,
+        ),
+        ({"error": {"type": "invalid_request_error", "message": "bad"}}, BROKEN_OFF, "bad", False),
+        (
+            {"error": {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}},
+            "The conversation is too long",
+            "prompt is too long",
+            False,
+        ),
+        ({"error": "just words"}, BROKEN_OFF, "just words", False),
+        ({"message": "no object"}, BROKEN_OFF, "no object", False),
+        ({}, BROKEN_OFF, "it does not say why", False),
+    ],
+)
+async def test_an_error_inside_the_stream_is_a_failure(
+    fields: dict[str, Json], title: str, said: str, *, transient: bool
+) -> None:
+    failure = await failure_of(stream(text(0, "a") + event("error", **fields)))
+    assert (failure.title, failure.transient) == (title, transient)
+    assert said in failure.message
+
+
+@pytest.mark.parametrize("sent", [b"\n", start(), text(0, "a"), text(0, "a") + finish()[:-9]])
+async def test_a_stream_that_ends_without_a_reason_was_cut(sent: bytes) -> None:
+    failure = await failure_of(stream(sent))
+    assert failure.title == "The stream was cut"
+    assert failure.transient
+
+
+# --- however the bytes were cut
+
+
+MESSY = (
+    b": hi\r\n\r\n"
+    + redacted(0, "ZW5j")
+    + RICH.removesuffix(finish("tool_use", output_tokens=42) + STOP)
+    + thinking(4, "more", signature="dHdv")
+    + delta(5, "text_delta", text="HERE").replace(b"HERE", b"\\ud83d")
+    + finish("tool_use", output_tokens=42)
+)
+SAMPLES = [RICH, RICH.replace(b"\n", b"\r\n"), MESSY, MESSY.replace(b"\n", b"\r\n")]
+
+
+def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
+    begun = 0
+    for place in [*sorted(places), len(sent)]:
+        yield sent[begun:place]
+        begun = place
+
+
+@contract("MODEL-1")
+@pytest.mark.parametrize("sent", SAMPLES, ids=["rich", "rich crlf", "messy", "messy crlf"])
+def test_a_cut_at_any_place_gives_the_same_events(sent: bytes) -> None:
+    whole = told(sent)
+    assert isinstance(whole[-1], Done)
+    for place in range(len(sent) + 1):
+        assert merged(read(pieces(sent, [place]))) == whole, place
+    assert merged(read(sent[n : n + 1] for n in range(len(sent)))) == whole
+
+
+@contract("MODEL-1")
+@pytest.mark.parametrize("ending", [b"", STOP, b"data: {\n" + STOP, b"data: {"])
+@given(places=st.lists(st.integers(0, len(MESSY)), max_size=60))
+def test_any_cuts_of_the_bytes_give_the_same_events(ending: bytes, places: list[int]) -> None:
+    sent = MESSY + ending
+    assert merged(read(pieces(sent, places))) == told(sent)
+
+
+@pytest.mark.parametrize("sent", SAMPLES, ids=["rich", "rich crlf", "messy", "messy crlf"])
+def test_a_stream_that_ends_anywhere_gives_a_prefix_of_its_events(sent: bytes) -> None:
+    whole = read(iter([sent]))
+    for length in range(len(sent)):
+        *events, last = read(iter([sent[:length]]))
+        assert events == whole[: len(events)]
+        assert last == "The stream was cut" or isinstance(last, Done)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_crash_it(sent: bytes) -> None:
+    assert read(iter([b"data:" + sent]))
+
+
+NAMES = [
+    "type",
+    "index",
+    "delta",
+    "content_block",
+    "message",
+    "usage",
+    "error",
+    "text",
+    "thinking",
+    "signature",
+    "partial_json",
+    "stop_reason",
+    "data",
+    "id",
+    "name",
+    "input",
+    "input_tokens",
+    "output_tokens",
+]
+KINDS = [
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "error",
+    "ping",
+    "text",
+    "thinking",
+    "tool_use",
+    "redacted_thinking",
+    "text_delta",
+    "thinking_delta",
+    "signature_delta",
+    "input_json_delta",
+]
+
+
+@given(
+    st.lists(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(KINDS),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner)
+            ),
+        ),
+        max_size=4,
+    )
+)
+def test_no_json_crashes_it(values: list[Json]) -> None:
+    assert read(b"data: " + json.dumps(value).encode() + b"\n" for value in values)

@@ -1,0 +1,165 @@
+"""Thinking, from the answer it came in to the request it goes back with."""
+
+import json
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.model.anthropic.answer import Reading
+from culm.model.anthropic.reasoning_roundtrip import Thought, thoughts_of
+from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
+from culm.model.failures import Peer
+from culm.wire.codec import Json
+from culm.wire.messages import (
+    Message,
+    Reasoning,
+    ReasoningPart,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+)
+from tests.model import anthropic_shapes as shapes
+from tests.model.anthropic_messages import call, result, said, told, used, words
+from tests.model.anthropic_shapes import MODEL
+
+PEER = Peer("acme", "api.acme.example", MODEL)
+THINKING: Json = {"type": "thinking", "thinking": "hm", "signature": "sig"}
+
+
+def signed(signature: str = "sig") -> ReasoningPart:
+    return ReasoningPart(Reasoning("hm", signature))
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (said("assistant", signed(), call("c")), [THINKING, used("c")]),
+        (said("assistant", signed(""), call("c")), [used("c")]),
+        (said("assistant", signed(), call("c"), model="another"), [used("c")]),
+        (said("assistant", signed(), call("c"), provider="another"), [used("c")]),
+        (said("assistant", signed("sig\nof another adapter"), call("c")), [used("c")]),
+    ],
+)
+def test_thinking_goes_back_to_the_model_that_signed_it(
+    answer: Message, content: list[Json]
+) -> None:
+    found = told(said("user", "hello"), answer, said("tool", result("c")))
+    assert found[1]["content"] == content
+
+
+def test_thinking_goes_back_while_its_turn_goes_on() -> None:
+    step = said("assistant", signed(), call("c")), said("tool", result("c"))
+    found = told(
+        said("user", "hello"), *step, said("assistant", "done"), said("user", "again"), *step
+    )
+    assert found[1]["content"] == [used("c")]
+    assert found[-2]["content"] == [THINKING, used("c_2")]
+
+
+def kept(sent: bytes) -> Message:
+    """The message that an answer becomes: one reasoning, one text, and its calls."""
+    reasoning, text, calls = Reasoning(), Text(), list[ToolCall]()
+    for event in Reading(PEER).on_lines(sent.split(b"\n")):
+        match event:
+            case ReasoningDelta():
+                reasoning.thinking += event.text
+                reasoning.signature += event.signature
+            case TextDelta():
+                text.text += event.text
+            case CallBegan():
+                calls.append(ToolCall(event.id, event.name))
+            case CallDelta():
+                calls[event.key].input += event.text
+            case _:
+                raise AssertionError("an answer that goes on")
+    return said("assistant", ReasoningPart(reasoning), TextPart(text), *map(ToolCallPart, calls))
+
+
+def sent_back(content: list[Json]) -> list[Json]:
+    """What becomes of an answer with this content in the request that follows it."""
+    streamed = b"".join(as_bytes(n, block) for n, block in enumerate(content))
+    calls = [block["id"] for block in content if block["type"] == "tool_use"]
+    found = told(said("user", "hello"), kept(streamed), said("tool", *map(result, calls)))
+    return found[1]["content"] if len(found) > 1 else []
+
+
+def as_bytes(index: int, block: Json) -> bytes:
+    match block["type"]:
+        case "text":
+            return shapes.text(index, block["text"])
+        case "thinking":
+            return shapes.thinking(index, block["thinking"], signature=block["signature"])
+        case "redacted_thinking":
+            return shapes.redacted(index, block["data"])
+        case _:
+            return shapes.call(index, block["id"], block["name"], json.dumps(block["input"]))
+
+
+def test_the_signature_of_a_single_block_is_kept_as_it_is() -> None:
+    (reasoning, _) = kept(shapes.thinking(0, "h", "m", signature="sig")).parts
+    assert reasoning == ReasoningPart(Reasoning("hm", "sig"))
+
+
+def test_blocks_of_thinking_are_kept_line_by_line() -> None:
+    sent = (
+        shapes.redacted(0, "ZW5j")
+        + shapes.thinking(1, "one", signature="MQ==")
+        + shapes.text(2, "words")
+        + shapes.thinking(3, "two", signature="Mg==")
+        + shapes.call(4, "c", "ls")
+        + shapes.thinking(5, "", signature="Mw==")
+    )
+    (part, *_) = kept(sent).parts
+    assert part == ReasoningPart(
+        Reasoning(
+            "one\n\ntwo\n\n",
+            "\nredacted 0 0 0 ZW5j\nthinking 0 0 0 MQ==\nthinking 5 5 0 Mg==\nthinking 10 5 1 Mw==",
+        )
+    )
+
+
+def test_thinking_that_was_cut_before_its_signature_is_lost() -> None:
+    cut = shapes.begin(1, "thinking") + shapes.delta(1, "thinking_delta", thinking="tw")
+    part = cast("ReasoningPart", kept(shapes.thinking(0, "one", signature="MQ==") + cut).parts[0])
+    assert thoughts_of(part.data) == [Thought("thinking", "one", 0, 0, "MQ==")]
+
+
+TOKENS = st.text("abcXYZ019+/=", min_size=1, max_size=8)
+CHARACTERS = st.characters(codec="utf-8")
+
+
+@st.composite
+def any_thought(draw: st.DrawFn) -> Json:
+    if draw(st.booleans()):
+        return {"type": "redacted_thinking", "data": draw(TOKENS)}
+    text = draw(st.text(CHARACTERS, max_size=8))
+    return {"type": "thinking", "thinking": text, "signature": draw(TOKENS)}
+
+
+@st.composite
+def any_saying(draw: st.DrawFn) -> tuple[list[Json], int]:
+    """Some text or none, and a number of calls."""
+    text = draw(st.text(CHARACTERS, max_size=8))
+    return ([words(text)] if text.strip() else []), draw(st.integers(0, 2))
+
+
+@given(
+    first=any_saying(),
+    rest=st.lists(st.tuples(st.lists(any_thought(), min_size=1, max_size=3), any_saying())),
+)
+def test_an_answer_goes_back_exactly_as_it_came(
+    first: tuple[list[Json], int], rest: list[tuple[list[Json], tuple[list[Json], int]]]
+) -> None:
+    content: list[Json] = []
+    calls = 0
+    for thoughts, (text, more) in [([], first), *rest]:
+        content += [
+            *thoughts,
+            *text,
+            *(used(f"c{n}", path="é") for n in range(calls, calls + more)),
+        ]
+        calls += more
+    assert sent_back(content) == content

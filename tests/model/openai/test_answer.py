@@ -1,0 +1,478 @@
+"""What a provider streams, and the events it becomes."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.errors import ModelFailed
+from culm.model.base import (
+    CallBegan,
+    CallDelta,
+    Done,
+    ModelEvent,
+    ReasoningDelta,
+    StopReason,
+    TextDelta,
+    Usage,
+    joined,
+)
+from culm.model.failures import Peer
+from culm.model.lines import Lines
+from culm.model.openai.answer import (
+    DETAILS_CHARS_MAX,
+    HELD_CHARS_MAX,
+    NAMELESS_MAX,
+    Reading,
+)
+from culm.model.openai.reasoning_roundtrip import Kept, encode_kept
+from culm.model.vendor_quirks import Accent
+from culm.wire.codec import Json
+from tests.model import provider
+from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream
+
+END_TURN = Done("end_turn")
+
+
+def call(**fields: Json) -> bytes:
+    """A delta with one piece of a call."""
+    function = {k: fields.pop(k) for k in ("name", "arguments") if k in fields}
+    return delta(tool_calls=[{**fields, "function": function}])
+
+
+async def test_text_and_reasoning_become_deltas_in_their_order() -> None:
+    sent = (
+        delta(role="assistant", content="")
+        + delta(reasoning_content="hm")
+        + delta(reasoning=" so", content=None)
+        + delta(content="Grüße ")
+        + delta(content="🦆")
+        + STOP
+    )
+    assert list(joined(await answer_to(stream(sent)))) == [
+        ReasoningDelta("hm"),
+        ReasoningDelta(" so"),
+        TextDelta("Grüße 🦆"),
+        END_TURN,
+    ]
+
+
+async def test_reasoning_that_is_sent_under_both_names_is_told_once() -> None:
+    sent = delta(reasoning_content="hm", reasoning="hm") + STOP
+    assert await answer_to(stream(sent)) == [ReasoningDelta("hm"), END_TURN]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        delta(content="a").replace(b"\n", b"\r\n") + STOP,
+        delta(content="a").replace(b"data: ", b"data:") + STOP,
+        delta(content="a").replace(b"\n\n", b"\n") + STOP,
+        b": hello\n\nevent: message\nid: 7\nretry: 10\n" + delta(content="a") + STOP,
+        b"data:\n\ndata: \n\nunknown\n\n" + delta(content="a") + STOP,
+        delta(content="a", surprise={"x": [1]}) + data({"object": "ping"}) + STOP,
+        delta(content="a") + data({"choices": None, "usage": None, "error": None}) + STOP,
+        delta(content="a") + data({"choices": [], "usage": None}) + STOP,
+        delta(content="a") + data({"choices": [{"delta": None}]}) + STOP,
+        delta(content="a") + data({"choices": [{}]}) + STOP,
+        delta("", content="a") + STOP,
+        delta(content="a", tool_calls=None) + delta(tool_calls=[]) + STOP,
+        delta(content="a") + STOP + delta(content="after the end"),
+        delta("stop", content="a"),
+        delta("stop", content="a").rstrip(b"\n"),
+        delta(content="a") + delta("stop") + b"data: [DONE]",
+        delta(content="a") + delta("stop") + b'data: {"choi',
+    ],
+)
+async def test_servers_that_take_liberties_are_understood(sent: bytes) -> None:
+    assert await answer_to(stream(sent)) == [TextDelta("a"), END_TURN]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (rb"a\ud83d", "a\ufffd"),
+        (rb"\ude00b", "\ufffdb"),
+        (rb"\ud83dA", "\ufffdA"),
+        (rb"\ud83d\ude00", "😀"),
+        (b"a\xffb", "a\ufffdb"),
+        (b"null", "null"),
+        (rb"\u0000", "\0"),
+    ],
+)
+async def test_characters_that_are_broken_are_replaced(raw: bytes, text: str) -> None:
+    sent = b'data: {"choices":[{"delta":{"content":"' + raw + b'"}}]}\n\n' + STOP
+    assert await answer_to(stream(sent)) == [TextDelta(text), END_TURN]
+
+
+async def test_pieces_of_parallel_calls_are_told_apart_by_their_index() -> None:
+    sent = (
+        call(index=0, id="a", name="view", arguments="")
+        + call(index=1, id="b", name="grep", arguments='{"p')
+        + call(index=0, arguments='{"x":')
+        + call(index=1, id="", name="", arguments='":1}')
+        + call(index=0, id=None, name=None, arguments="2}")
+        + delta("tool_calls")
+    )
+    assert await answer_to(stream(sent)) == [
+        CallBegan(0, "a", "view"),
+        CallBegan(1, "b", "grep"),
+        CallDelta(1, '{"p'),
+        CallDelta(0, '{"x":'),
+        CallDelta(1, '":1}'),
+        CallDelta(0, "2}"),
+        Done("tool_use"),
+    ]
+
+
+TWO_CALLS = [
+    CallBegan(0, "a", "view"),
+    CallDelta(0, "{}"),
+    CallBegan(1, "b", "view"),
+    CallDelta(1, "[]"),
+    Done("tool_use"),
+]
+TWO_CALLS_WITHOUT_ID = [
+    CallBegan(0, "", "view"),
+    CallDelta(0, "{}"),
+    CallBegan(1, "", "view"),
+    CallDelta(1, "[]"),
+    Done("tool_use"),
+]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "events"),
+    [
+        pytest.param(
+            [
+                call(id="a", name="view"),
+                call(arguments="{}"),
+                call(id="b", name="view"),
+                call(arguments="[]"),
+            ],
+            TWO_CALLS,
+            id="no index",
+        ),
+        pytest.param(
+            [
+                call(index=0, id="a", name="view", arguments="{}"),
+                call(index=0, id="b", name="view", arguments="[]"),
+            ],
+            TWO_CALLS,
+            id="a new id at the same index",
+        ),
+        pytest.param(
+            [
+                call(index=0, id="a", name="view"),
+                call(index=0, id="a", name="view", arguments="{}"),
+                call(index=1, id="b", name="view"),
+                call(index=1, id="b", name="view", arguments="[]"),
+            ],
+            TWO_CALLS,
+            id="id and name in every piece",
+        ),
+        pytest.param(
+            [
+                call(index=0, id="a"),
+                call(index=0, arguments="{"),
+                call(index=0, name="view", arguments="}"),
+                call(index=1, name="view", id="b", arguments="[]"),
+            ],
+            TWO_CALLS,
+            id="the name comes late",
+        ),
+        pytest.param(
+            [
+                call(index=0, id="", name="view", arguments="{}"),
+                call(index=0, id="", name="view", arguments="[]"),
+            ],
+            TWO_CALLS_WITHOUT_ID,
+            id="whole calls, all at index 0, without ids",
+        ),
+        pytest.param(
+            [call(name="view", arguments="{}"), call(name="view"), call(arguments="[]")],
+            TWO_CALLS_WITHOUT_ID,
+            id="neither index nor id",
+        ),
+        pytest.param(
+            [call(index=0, id="a", arguments="{}"), delta(tool_calls=[{"index": 0}])],
+            [CallBegan(0, "a", ""), CallDelta(0, "{}"), Done("tool_use")],
+            id="the name never comes",
+        ),
+    ],
+)
+async def test_calls_are_put_together_as_servers_send_them(
+    pieces: list[bytes], events: list[ModelEvent]
+) -> None:
+    assert await answer_to(stream(b"".join(pieces) + STOP)) == events
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"),
+    [
+        ("stop", "end_turn"),
+        ("length", "max_tokens"),
+        ("tool_calls", "tool_use"),
+        ("function_call", "tool_use"),
+        ("content_filter", "content_filter"),
+        ("who_knows", "unknown"),
+    ],
+)
+async def test_the_reason_is_told_in_our_words(finish: str, reason: StopReason) -> None:
+    assert await answer_to(stream(delta(finish))) == [Done(reason)]
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("stop", "tool_use"), ("length", "max_tokens"), (None, "tool_use")]
+)
+async def test_calls_want_results_even_if_the_provider_says_stop(
+    finish: str | None, reason: StopReason
+) -> None:
+    sent = call(index=0, id="a", name="f") + delta(finish) + b"data: [DONE]\n\n"
+    assert (await answer_to(stream(sent)))[-1] == Done(reason)
+
+
+async def test_a_stream_that_says_done_without_a_reason_is_complete() -> None:
+    sent = delta(content="a") + b"data: [DONE]\n\n"
+    assert await answer_to(stream(sent)) == [TextDelta("a"), Done("unknown")]
+
+
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 3}, Usage(10, 3)),
+        (
+            {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}, "cost": 0.25},
+            Usage(6, 0, 4, cost=0.25),
+        ),
+        (
+            {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}},
+            Usage(0, 0, 4),
+        ),
+        (
+            {"prompt_tokens": None, "completion_tokens": 3.0, "prompt_tokens_details": None},
+            Usage(0, 3),
+        ),
+    ],
+)
+async def test_usage_comes_with_the_end(told: Json, usage: Usage) -> None:
+    after = delta("stop") + data({"choices": [], "usage": told}) + b"data: [DONE]\n\n"
+    assert await answer_to(stream(after)) == [Done("end_turn", usage)]
+    within = data({"choices": [{"finish_reason": "stop"}], "usage": told})
+    assert await answer_to(stream(within)) == [Done("end_turn", usage)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"data: {\n",
+        b"data: [1]\n",
+        b"data: hello\n",
+        b'data: {"choices":[{"delta":{"content":5}}]}\n',
+        b'data: {"choices":[]} {"choices":[]}\n',
+        b'data: {"x":' + b"[" * 100_000 + b"\n",
+    ],
+)
+async def test_a_line_that_makes_no_sense_is_a_failure_that_stays(line: bytes) -> None:
+    failure = await failure_of(stream(delta(content="a") + line + STOP))
+    assert failure.title == "Unreadable answer"
+    assert "acme sent a line that is no part of an answer" in failure.message
+    assert len(failure.message) < 2200
+    assert not failure.transient
+
+
+@pytest.mark.parametrize(
+    ("error", "title", "said", "transient"),
+    [
+        (
+            {"message": "Overloaded", "type": "server_error", "code": None},
+            "The provider reported an error",
+            "acme broke off its answer: Overloaded",
+            True,
+        ),
+        (
+            {"message": "bad tool", "type": "invalid_request_error"},
+            "The provider reported an error",
+            "acme broke off its answer: bad tool",
+            False,
+        ),
+        ("just words", "The provider reported an error", "just words", False),
+        ({"code": 429, "message": "slow down"}, "Too many requests", "slow down", True),
+        ({"code": "503", "message": "later"}, "The provider has a problem", "later", True),
+        ({"code": 401, "message": "no"}, "Authentication problem", "no", False),
+        ({"what": "ever"}, "The provider reported an error", '{"what":"ever"}', False),
+    ],
+)
+async def test_an_error_inside_the_stream_is_a_failure(
+    error: Json, title: str, said: str, *, transient: bool
+) -> None:
+    failure = await failure_of(stream(delta(content="a") + data({"error": error})))
+    assert failure.title == title
+    assert said in failure.message
+    assert failure.transient == transient
+
+
+@pytest.mark.parametrize("sent", [b"\n", delta(content="a"), delta(content="a")[:-9]])
+async def test_a_stream_that_ends_without_a_reason_was_cut(sent: bytes) -> None:
+    failure = await failure_of(stream(sent))
+    assert failure.title == "The stream was cut"
+    assert failure.transient
+
+
+# --- however the bytes were cut
+
+PEER = Peer("acme", "api.acme.example", "model-1")
+SAMPLE = (
+    b": hi\r\n\r\n"
+    + delta(reasoning="é")
+    + delta(content="Grüße 🦆").replace(b"\n", b"\r\n")
+    + 'data:{"choices":[{"delta":{"content":"ünïcödé 🦆"}}]}\n\n'.encode()
+    + b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n'
+    + call(index=0, id="a", name="f", arguments='{"k": "')
+    + call(index=0, arguments='v"}')
+    + delta("tool_calls")
+    + data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}})
+)
+
+
+def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    return provider.read(Reading(PEER), chunks)
+
+
+def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
+    start = 0
+    for place in [*sorted(places), len(sent)]:
+        yield sent[start:place]
+        start = place
+
+
+@pytest.mark.parametrize("ending", [b"", b"data: [DONE]\n\n", b"data: {\n" + STOP, b"data: {"])
+@given(places=st.lists(st.integers(0, len(SAMPLE)), max_size=60))
+def test_any_cut_of_the_bytes_gives_the_same_events(ending: bytes, places: list[int]) -> None:
+    sent = SAMPLE + ending
+    assert read(pieces(sent, places)) == read(iter([sent]))
+
+
+@given(end=st.integers(0, len(SAMPLE)))
+def test_a_stream_cut_anywhere_gives_a_prefix_of_its_events(end: int) -> None:
+    *events, last = read(iter([SAMPLE[:end]]))
+    whole = read(iter([SAMPLE]))
+    assert events == whole[: len(events)]
+    assert last == "The stream was cut" or isinstance(last, Done)
+
+
+def test_a_document_without_end_is_refused_before_it_is_held() -> None:
+    page = [b"<html>\n", *[b"x" * 500_000 + b"\n"] * 40]
+    assert read(iter(page)) == ["Unreadable answer"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'data: {"object":"error","message":"\\ud83d","n":1' + b"0" * 400 + b"}\n",
+        b'data: {"error":{"x":"\\ud83d","n":1' + b"0" * 400 + b"}}\n",
+        b"error: not even JSON\n",
+    ],
+)
+def test_an_error_that_is_broken_itself_is_a_failure(sent: bytes) -> None:
+    assert len(read(iter([sent]))) == 1
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_crash_it(sent: bytes) -> None:
+    assert read(iter([b"data:" + sent]))
+    assert read(iter([sent]))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "choices",
+                        "delta",
+                        "content",
+                        "tool_calls",
+                        "function",
+                        "index",
+                        "id",
+                        "usage",
+                        "error",
+                        "finish_reason",
+                        "name",
+                        "arguments",
+                        "code",
+                        "message",
+                        "type",
+                        "object",
+                        "message",
+                        "reasoning_details",
+                        "extra_content",
+                    ]
+                ),
+                inner,
+            )
+        ),
+    )
+)
+def test_no_json_crashes_it(value: Json) -> None:
+    assert read(iter([b"data: " + json.dumps(value).encode() + b"\n"]))
+
+
+# --- what must be held until it is whole
+
+
+def detail(**fields: Json) -> bytes:
+    return delta(reasoning_details=[fields])
+
+
+def kept(sent: bytes) -> list[ModelEvent | str]:
+    """As `read`, from a provider that wants its details back."""
+    lines, reading = Lines(), Reading(PEER, Accent(returns_details=True))
+    try:
+        return [*reading.on_lines(lines.feed(sent)), *reading.on_end(lines.rest())]
+    except ModelFailed as exc:
+        return [exc.title]
+
+
+def test_a_long_thought_in_many_pieces_goes_back_as_one() -> None:
+    pieces = 50_000
+    sent = detail(type="reasoning.text", index=0, text="hm, ") * pieces + STOP
+    whole = {"type": "reasoning.text", "index": 0, "text": "hm, " * pieces}
+    signature = encode_kept(Kept(details=(whole,)))
+    assert kept(sent) == [ReasoningDelta("", signature), END_TURN]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        detail(type="reasoning.text", index=0, text="x" * 100_000),
+        detail(type="reasoning.encrypted", index=0, data="x" * 100_000),
+    ],
+    ids=["text", "encrypted"],
+)
+def test_thoughts_that_do_not_end_are_refused(piece: bytes) -> None:
+    times = DETAILS_CHARS_MAX // 100_000
+    assert kept(piece * times + STOP)[-1] == END_TURN
+    assert kept(piece * (times + 1) + STOP) == ["Unreadable answer"]
+
+
+def test_arguments_of_a_call_without_a_name_are_held_only_so_far() -> None:
+    piece = call(index=0, id="c", arguments="x" * 1024)
+    times = HELD_CHARS_MAX // 1024
+    assert read(iter([piece * times, STOP]))[-1] == Done("tool_use")
+    assert read(iter([piece * (times + 1), STOP])) == ["Unreadable answer"]
+
+
+def test_only_so_many_calls_may_wait_for_their_name() -> None:
+    nameless = [call(index=n, id=f"c{n}") for n in range(NAMELESS_MAX + 1)]
+    assert read(iter([*nameless[:-1], STOP]))[-1] == Done("tool_use")
+    assert read(iter([*nameless, STOP])) == ["Unreadable answer"]
+    named = [call(index=n, id=f"c{n}", name="ls") for n in range(NAMELESS_MAX + 1)]
+    assert read(iter([*named, STOP]))[-1] == Done("tool_use")

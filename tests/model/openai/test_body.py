@@ -1,0 +1,275 @@
+"""What a provider is told of a conversation."""
+
+import json
+from base64 import b64encode
+
+import pytest
+
+from culm.ids import MessageId, SessionId
+from culm.model.base import Access, Request, ToolSpec
+from culm.model.openai.body import encode_body
+from culm.wire.codec import Json
+from culm.wire.config import Model as ModelInfo
+from culm.wire.messages import (
+    Binary,
+    BinaryPart,
+    Finish,
+    FinishPart,
+    ImageUrl,
+    ImageUrlPart,
+    Message,
+    Part,
+    Reasoning,
+    ReasoningPart,
+    Role,
+    ShellCommand,
+    ShellCommandPart,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolResult,
+    ToolResultPart,
+)
+from tests.support import contract
+
+PNG = b"\x89PNG"
+
+
+def message(role: Role, *parts: Part) -> Message:
+    return Message(MessageId("m"), role, SessionId("s"), list(parts))
+
+
+def text(words: str) -> TextPart:
+    return TextPart(Text(words))
+
+
+def binary(path: str, mime_type: str, data: bytes) -> BinaryPart:
+    return BinaryPart(Binary(path, mime_type, data))
+
+
+def body(request: Request, *, sees_images: bool = True) -> dict[str, Json]:
+    info = ModelInfo(id="m", supports_attachments=sees_images)
+    return json.loads(encode_body(request, Access(), info))
+
+
+def told(*messages: Message, sees_images: bool = True) -> list[Json]:
+    return body(Request("", list(messages)), sees_images=sees_images)["messages"]
+
+
+def test_a_conversation_with_a_call_is_told_in_order() -> None:
+    assert told(
+        message("system", text("be kind")),
+        message("user", text("what is here?")),
+        message(
+            "assistant",
+            ReasoningPart(Reasoning("let me look")),
+            text("I look."),
+            ToolCallPart(ToolCall("c1", "ls", '{"path": "."}', finished=True)),
+            ToolCallPart(ToolCall("c2", "ls", "", finished=True)),
+            FinishPart(Finish("tool_use", 1)),
+        ),
+        message(
+            "tool",
+            ToolResultPart(ToolResult("c1", "ls", "a.txt")),
+            ToolResultPart(ToolResult("c2", "ls", "no path", is_error=True)),
+        ),
+        message("assistant", text("A file."), FinishPart(Finish("end_turn", 2))),
+    ) == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "what is here?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "ls", "arguments": '{"path": "."}'},
+                },
+                {"id": "c2", "type": "function", "function": {"name": "ls", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        {"role": "tool", "tool_call_id": "c2", "content": "no path"},
+        {"role": "assistant", "content": "A file."},
+    ]
+
+
+def test_a_call_without_words_has_no_content() -> None:
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", "{}"))))
+    assert said["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("made_up", "sent"),
+    [("functions.ls", "functions_ls"), ("", "unknown"), ("größe", "gr__e"), ("x" * 99, "x" * 64)],
+)
+def test_a_name_that_no_tool_can_have_does_not_spoil_the_history(made_up: str, sent: str) -> None:
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", made_up, "{}"))))
+    assert said["tool_calls"][0]["function"]["name"] == sent
+
+
+@contract("INV-82")
+def test_calls_and_results_are_paired_even_if_the_history_is_not() -> None:
+    said = told(
+        message("tool", ToolResultPart(ToolResult("lost", "ls", "nobody called"))),
+        message(
+            "assistant",
+            ToolCallPart(ToolCall("a", "ls", "{}")),
+            ToolCallPart(ToolCall("b", "ls", "{}")),
+        ),
+        message(
+            "tool",
+            ToolResultPart(ToolResult("b", "ls", "here")),
+            ToolResultPart(ToolResult("b", "ls", "twice")),
+        ),
+        message("user", text("go on")),
+    )
+    assert [(m["role"], m.get("tool_call_id"), m["content"]) for m in said] == [
+        ("assistant", None, None),
+        ("tool", "b", "here"),
+        ("tool", "a", "[This call has no result.]"),
+        ("user", None, "go on"),
+    ]
+
+
+@pytest.mark.parametrize("broken", ["", "{", '{"a": 1', "[]", "null", "word", "{}{}", "[" * 99_999])
+def test_arguments_that_are_no_object_are_not_sent_back(broken: str) -> None:
+    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", broken))))
+    assert said["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        message("user"),
+        message("user", text("")),
+        message("assistant", text(""), FinishPart(Finish("canceled", 1))),
+        message("assistant", ReasoningPart(Reasoning("only thoughts"))),
+        message("system"),
+        message("tool"),
+    ],
+)
+def test_a_message_without_anything_to_say_is_left_out(empty: Message) -> None:
+    assert told(empty) == []
+
+
+def test_attachments_and_commands_of_a_user_are_text_where_they_can_be() -> None:
+    (said,) = told(
+        message(
+            "user",
+            text("look"),
+            binary("notes.txt", "text/plain", b"gr\xc3\xbc\xc3\x9fe \xff"),
+            ShellCommandPart(ShellCommand("make", "it broke", 2)),
+            binary("a.pdf", "application/pdf", b"%PDF"),
+        )
+    )
+    assert said["content"] == (
+        "look\n\n"
+        '<file path="notes.txt">\ngrüße \ufffd\n</file>\n\n'
+        "I ran this command:\n<command>\nmake\n</command>\n"
+        "<output>\nit broke\n</output>\n<exit_code>2</exit_code>\n\n"
+        "[The file a.pdf (application/pdf) was left out: it is no text.]"
+    )
+
+
+def test_images_are_shown_to_a_model_that_sees() -> None:
+    (said,) = told(
+        message(
+            "user",
+            text("what is this?"),
+            binary("a.png", "image/png", PNG),
+            ImageUrlPart(ImageUrl("https://example.com/b.png", "low")),
+            ImageUrlPart(ImageUrl("https://example.com/c.png")),
+        )
+    )
+    assert said["content"] == [
+        {"type": "text", "text": "what is this?"},
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{b64encode(PNG).decode()}"},
+        },
+        {"type": "image_url", "image_url": {"url": "https://example.com/b.png", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/c.png"}},
+    ]
+
+
+def test_images_are_named_to_a_model_that_does_not_see() -> None:
+    (said,) = told(
+        message("user", binary("a.png", "image/png", PNG), ImageUrlPart(ImageUrl("https://x/b"))),
+        sees_images=False,
+    )
+    assert said["content"] == (
+        "[The image a.png was left out: this model sees no images.]\n\n"
+        "[An image was left out: this model sees no images.]"
+    )
+
+
+PICTURE = ToolResult("c1", "view", "a picture", data="iVBO", mime_type="image/png")
+CALLS = message(
+    "assistant",
+    ToolCallPart(ToolCall("c1", "view", "{}")),
+    ToolCallPart(ToolCall("c2", "view", "{}")),
+)
+RESULTS = (
+    message("tool", ToolResultPart(PICTURE)),
+    message("tool", ToolResultPart(ToolResult("c2", "view", "", "UklGR", "audio/wav"))),
+)
+
+
+@contract("INV-82")
+@pytest.mark.parametrize("then", ["nothing", "a user", "an answer"])
+def test_an_image_in_a_result_is_shown_by_a_user_behind_all_results(then: str) -> None:
+    after = {
+        "nothing": [],
+        "a user": [message("user", text("so?"))],
+        "an answer": [message("assistant", text("I see."))],
+    }[then]
+    said = told(CALLS, *RESULTS, *after)[1:]
+    shown: list[Json] = [
+        {"type": "text", "text": "The images of the results above:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
+    ]
+    assert said == [
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": "a picture\n[The image is in the next message.]",
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "c2",
+            "content": "[Data (audio/wav) was left out: it is no text.]",
+        },
+        {
+            "role": "user",
+            "content": [*shown, {"type": "text", "text": "so?"}] if then == "a user" else shown,
+        },
+        *([{"role": "assistant", "content": "I see."}] if then == "an answer" else []),
+    ]
+
+
+def test_an_image_in_a_result_is_named_to_a_model_that_does_not_see() -> None:
+    said = told(CALLS, *RESULTS, sees_images=False)
+    assert [m["role"] for m in said] == ["assistant", "tool", "tool"]
+    assert said[1]["content"] == "a picture\n[An image was left out: this model sees no images.]"
+
+
+def test_tools_are_told_with_their_schema() -> None:
+    spec = ToolSpec("ls", "List files.", {"type": "object", "properties": {}})
+    assert body(Request("", [], (spec,)))["tools"] == [
+        {
+            "type": "function",
+            "function": {
+                "name": "ls",
+                "description": "List files.",
+                "parameters": {"type": "object", "properties": {}},
+            },
+        }
+    ]
+    assert "tools" not in body(Request("", []))
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
+    assert told(message("user", text("a\ud83d"))) == [{"role": "user", "content": "a\ufffd"}]

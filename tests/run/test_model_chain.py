@@ -1,0 +1,182 @@
+"""Fallbacks: who speaks when a model fails, in whose name, and which failure is told."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from culm.config.checking import Document
+from culm.config.references import Unresolved
+from culm.errors import ModelFailed
+from culm.model.base import Model
+from culm.model.choice import Chosen, Models, Present
+from culm.model.scripted import ScriptedModel
+from culm.run.model_chain import Lineup, open_lineup
+from culm.run.system_prompt import Surroundings, system_prompt
+from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.script import Reply
+from culm.wire.config import SelectedModel
+from tests.flow.probes import script
+from tests.flow.runs import Stage, open_stage
+from tests.support import WAIT_S, contract
+
+AROUND = Surroundings("/p")
+FAILURE = ModelFailed("Authentication problem", "the key was refused")
+
+
+def config_of(**providers: Document) -> Document:
+    """Providers in the order in which they are to be asked, each with one model."""
+    first, *others = [{"model": f"{name}-1", "provider": name} for name in providers]
+    return {"providers": providers, "models": {"large": first}, "fallbacks": {"large": others}}
+
+
+OWN: Document = {"base_url": "http://h/v1"}
+UNSET: Document = {**OWN, "api_key": "$NONE"}
+SILENT: Document = {**OWN, "api_key": "$(fail)"}
+BROKEN: Document = {"type": "offline", "name": "cannot be made"}
+
+
+class Cast:
+    """The models of a configuration, and who was handed over to."""
+
+    def __init__(self, **providers: Document) -> None:
+        document = config_of(**providers)
+        self.models = Models(lambda: Present(document, {}), self._make, self._run)
+        self.handed: list[str] = []
+
+    async def open(self, name: str = "one") -> Lineup:
+        async with asyncio.timeout(WAIT_S):
+            return await open_lineup(self.models, AROUND, (name, f"{name}-1"), self.hand_over)
+
+    def _make(self, chosen: Chosen) -> Model:
+        if chosen.access.type == "offline":
+            raise ModelFailed("Model not available", f"{chosen.provider_id} cannot be made")
+        return ScriptedModel([])
+
+    async def _run(self, command: str) -> str:
+        raise Unresolved("a command failed with status 1")
+
+    async def hand_over(self, chosen: Chosen) -> None:
+        self.handed.append(chosen.provider_id)
+
+
+async def test_the_runs_own_model_speaks_and_nobody_is_told() -> None:
+    cast = Cast(one={**OWN, "system_prompt_prefix": "Quack."}, two=OWN)
+    lineup = await cast.open()
+    assert lineup.current.settings == SelectedModel("one-1", "one")
+    assert lineup.current.system == system_prompt(AROUND, "Quack.")
+    assert cast.handed == []
+
+
+async def test_fallbacks_speak_in_their_order_until_none_is_left() -> None:
+    cast = Cast(one=OWN, two=UNSET, three=BROKEN, four=OWN, five=SILENT)
+    lineup = await cast.open()
+    assert await lineup.fall_back(FAILURE)
+    assert lineup.current.settings == SelectedModel("four-1", "four")
+    assert not await lineup.fall_back(FAILURE)
+    assert lineup.current.settings.provider == "four"  # It stays, to fail in its own name.
+    assert cast.handed == ["four"]
+
+
+async def test_a_model_that_cannot_be_opened_gives_way_and_that_is_handed_over() -> None:
+    for bad in (SILENT, BROKEN, UNSET):
+        cast = Cast(one=bad, two=BROKEN, three=OWN)
+        lineup = await cast.open()
+        assert (lineup.current.settings.provider, cast.handed) == ("three", ["three"])
+
+
+async def test_where_nobody_can_be_opened_the_failure_of_the_first_is_told() -> None:
+    cast = Cast(one=SILENT, two=BROKEN, three=UNSET)
+    with pytest.raises(ModelFailed) as caught:
+        await cast.open()
+    told = (caught.value.title, caught.value.message)
+    why = "providers.one.api_key: a command failed with status 1"
+    assert told == ("A reference leads nowhere", why)
+    assert cast.handed == []
+
+
+async def test_whoever_asked_for_one_model_gets_no_other() -> None:
+    cast = Cast(one=OWN, two=OWN)
+    async with asyncio.timeout(WAIT_S):
+        lineup = await open_lineup(cast.models, AROUND, ("two", "special"), cast.hand_over)
+    assert not await lineup.fall_back(FAILURE)
+
+
+# --- in a run
+
+
+def at(server: ModelServer, **more: object) -> Document:
+    return {"base_url": server.url, "api_key": "k", **more}
+
+
+@asynccontextmanager
+async def open_pair(
+    folder: Path, one: Reply, *others: Reply, first: Mapping[str, object] | None = None
+) -> AsyncGenerator[tuple[Stage, ModelServer]]:
+    """A run's own model, which answers `one`, and its fallback."""
+    async with (
+        open_model_server(script(one)) as own,
+        open_model_server(script(*others)) as other,
+        open_stage(
+            folder,
+            "unix",
+            other,
+            config=config_of(one=at(own, **(first or {})), two=at(other)),
+        ) as stage,
+    ):
+        yield stage, own
+
+
+async def assert_answered_by_the_other(stage: Stage) -> None:
+    run_id = await stage.prompt("Hi.")
+    complete = await stage.heard.complete(run_id)
+    assert (complete.text, complete.error) == ("Fine.", "")
+    run = await stage.run(run_id)
+    assert (run.outcome, run.title, run.details) == ("end_turn", "", "")
+    question, answer = await stage.messages()
+    assert question.role == "user"
+    assert (answer.provider, answer.model) == ("two", "two-1")
+    assert await stage.rows() == [("user", "Hi.", "stop"), ("assistant", "Fine.", "end_turn")]
+    await stage.catch_up()
+    assert stage.heard.errors() == []
+    assert stage.heard.completed() == [run_id]
+
+
+@contract("INV-38")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=401),
+        Reply(status=404),
+        Reply(body="<html>"),
+        Reply(deltas=["Half "], malformed_after=1),
+    ],
+    ids=["key", "model", "page", "half an answer"],
+)
+async def test_a_fallback_answers_in_its_own_name_and_no_error_is_told(
+    tmp_path: Path, reply: Reply
+) -> None:
+    async with open_pair(tmp_path, reply) as (stage, own):
+        await assert_answered_by_the_other(stage)
+        asked = [seen for seen in own.requests if b"Write a title" not in seen.raw]
+        assert len(asked) == 1
+
+
+async def test_a_fallback_answers_when_the_key_of_the_first_cannot_be_read(tmp_path: Path) -> None:
+    failing = {"api_key": "$(exit 3)"}
+    async with open_pair(tmp_path, Reply(text="never"), first=failing) as (stage, own):
+        await assert_answered_by_the_other(stage)
+        assert own.requests == []
+
+
+async def test_where_all_fail_the_run_ends_with_one_error_that_is_told_once(tmp_path: Path) -> None:
+    async with open_pair(tmp_path, Reply(status=401), Reply(status=404)) as (stage, _):
+        run_id = await stage.prompt("Hi.")
+        complete = await stage.heard.complete(run_id)
+        run = await stage.run(run_id)
+        assert run.outcome == "error"
+        assert complete.error == f"{run.title}: {run.details}"
+        await stage.catch_up()
+        assert [error.run_id for error in stage.heard.errors()] == [run_id]

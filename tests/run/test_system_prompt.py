@@ -1,0 +1,52 @@
+"""The system prompt, word by word."""
+
+from culm.run.system_prompt import ContextFile, Surroundings, system_prompt
+
+
+def test_all_that_is_known_stands_in_one_text() -> None:
+    around = Surroundings(
+        path="/home/me/{project}",
+        date="Friday, 15 January 2027",
+        platform="Linux x86_64",
+        git="branch main, a merge is under way",
+        files=(
+            ContextFile("AGENTS.md", "Use {braces}.\nTest it."),
+            ContextFile("docs/rules.md", "Be kind", is_cut=True),
+        ),
+    )
+    assert (
+        system_prompt(around, "Speak as a provider likes it.")
+        == """\
+Speak as a provider likes it.
+
+You are culm, an agent that works with a person in the directory /home/me/{project}.
+Do what was asked, no more and no less. Use the tools you are given instead of guessing, look
+before you change something, and say plainly what you did, what you found and what did not work.
+Answer briefly, in the language of the person.
+
+Date: Friday, 15 January 2027
+Platform: Linux x86_64
+Git: branch main, a merge is under way
+
+These files were written for agents by whoever wrote the project or by the person you work with.
+Follow them where they do not go against what the person asks.
+
+<file path="AGENTS.md">
+Use {braces}.
+Test it.
+</file>
+
+<file path="docs/rules.md">
+Be kind
+[The rest of this file was cut off.]
+</file>"""
+    )
+
+
+def test_what_is_not_known_leaves_no_gap() -> None:
+    text = system_prompt(Surroundings("/p"))
+    assert text.startswith("You are culm, an agent that works with a person in the directory /p.\n")
+    assert text.endswith("Answer briefly, in the language of the person.")
+    assert "\n\n" not in text
+    git = system_prompt(Surroundings("/p", git="branch main"))
+    assert git == f"{text}\n\nGit: branch main"

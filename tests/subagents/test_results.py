@@ -1,0 +1,86 @@
+"""What a model reads of agents: what each did, what it changed, what it cost."""
+
+import pytest
+
+from culm.ids import AgentId, SessionId
+from culm.subagents.results import (
+    ANSWER_CHARS_MAX,
+    FILES_SHOWN,
+    LIST_MAX,
+    Report,
+    listing_of,
+    result_of,
+)
+from culm.wire.agents import Agent, AgentOutcome, AgentState
+from culm.wire.codec import Json, decode
+
+
+def agent(
+    name: str = "a",
+    outcome: AgentOutcome | None = "completed",
+    *,
+    state: AgentState = "ended",
+    parent: str = "top",
+    depth: int = 1,
+    reason: str = "",
+) -> Agent:
+    return Agent(
+        AgentId(name), parent, SessionId(f"m$${name}"), depth=depth,
+        name=name, role="worker", provider="p", model="m",
+        state=state, outcome=outcome, reason=reason, cost=0.25, tokens=70,
+    )  # fmt: skip
+
+
+def test_one_agent_is_shown_by_its_answer_and_facts_and_many_each_below_its_name() -> None:
+    one = Report(agent(), "It is done.\n", ["/w/x"], "branch b")
+    facts = "[agent a · completed · files changed: /w/x · branch b · 70 tokens, $0.2500]"
+    assert result_of([one]).content == f"It is done.\n{facts}"
+    failed = Report(agent("b", "error", reason="No model"))
+    both = result_of([one, failed], "And so on.")
+    assert both.content == (
+        f"## a\nIt is done.\n{facts}\n\n## b\n[agent b · error: No model · 70 tokens, $0.2500]"
+        "\n\nAnd so on."
+    )
+    metadata: Json = decode(both.metadata, object)
+    assert [entry["outcome"] for entry in metadata["agents"]] == ["completed", "error"]
+    assert metadata["agents"][0]["files"] == ["/w/x"]
+
+
+@pytest.mark.parametrize(
+    ("reports", "is_error"),
+    [
+        ([], False),
+        ([Report(agent(), "Well.")], False),
+        ([Report(agent(), " ")], True),
+        ([Report(agent(outcome="budget"), "Half.")], True),
+        ([Report(agent(outcome="canceled")), Report(agent(), "Well.")], False),
+        ([Report(agent(outcome="canceled")), Report(agent(outcome="interrupted"))], True),
+        ([Report(agent(outcome=None, state="running"))], False),
+    ],
+)
+def test_it_is_an_error_if_nobody_has_done_what_it_was_for(
+    reports: list[Report], *, is_error: bool
+) -> None:
+    assert result_of(reports).is_error is is_error
+
+
+def test_what_is_long_is_cut_and_says_so() -> None:
+    files = [f"/{n}" for n in range(FILES_SHOWN + 5)]
+    content = result_of([Report(agent(), "x" * (ANSWER_CHARS_MAX + 1), files)]).content
+    assert "[The rest was cut off; its session has it.]" in content
+    assert f"/{FILES_SHOWN - 1} and 5 more" in content
+    many = [agent(f"a{n}") for n in range(LIST_MAX + 3)]
+    lines = listing_of(many, 0).content.splitlines()
+    assert (len(lines), lines[-1]) == (LIST_MAX + 1, "[3 more are not shown.]")
+
+
+def test_a_tree_is_listed_each_below_the_one_it_works_for() -> None:
+    waits = agent("c", None, state="running", parent="a", depth=2)
+    waits.waiting_for = "ask"
+    tree = [agent("a"), agent("b", "error", reason="Why"), waits]
+    assert listing_of(tree, 0).content == (
+        "- a a (worker, m): completed; 70 tokens, $0.2500\n"
+        "  - c c (worker, m): running, waits for ask; 70 tokens, $0.2500\n"
+        "- b b (worker, m): error: Why; 70 tokens, $0.2500"
+    )
+    assert listing_of([], 0).content == "No agent was started."

@@ -1,0 +1,68 @@
+"""Slots of a tree: as many as there are, first come first served, and none is ever lost."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from culm.subagents.slots import Slots
+from tests.support import WAIT_S
+
+
+async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None:
+    slots, order = Slots(2), list[int]()
+
+    async def work(number: int) -> None:
+        await slots.take()
+        order.append(number)
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(work(number))
+        await asyncio.sleep(0)
+        assert (order, slots.is_full) == ([0, 1], True)
+        slots.leave()
+        slots.leave()
+    assert order == [0, 1, 2, 3]
+
+
+async def test_who_waited_for_others_goes_on_at_once_and_the_next_waits_for_both() -> None:
+    slots = Slots(1)
+    await slots.take()
+    slots.leave()  # It waits for others, one of which works.
+    await slots.take()
+    slots.take_again()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(slots.take())
+        await asyncio.sleep(0)
+        slots.leave()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        slots.leave()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) -> None:
+    dice, slots, working = Random(seed), Slots(3), set[int]()
+
+    async def work(number: int) -> None:
+        await slots.take()
+        working.add(number)
+        assert len(working) <= 3
+        try:
+            await asyncio.sleep(0)
+        finally:
+            working.discard(number)
+            slots.leave()
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(work(number)) for number in range(20)]
+        for _ in range(10):
+            dice.choice(started).cancel()
+            for _ in range(dice.randrange(3)):
+                await asyncio.sleep(0)
+    assert not slots.is_full
+    async with asyncio.timeout(WAIT_S):
+        for _ in range(3):
+            await slots.take()
+    assert slots.is_full

@@ -1,0 +1,125 @@
+"""File work in threads: bounded in time, stopped by a cancel, and nothing left of it."""
+
+import asyncio
+import threading
+
+import pytest
+
+from culm.tools.files.file_executor import GRACE_S, THREADS, WALL_S, Stop, open_file_work
+from tests.support import WAIT_S, FakeClock
+
+
+class Job:
+    """Runs in a thread until it is told to stop; one that `hangs` needs `let_go`, too."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hangs = hangs
+        self.began = asyncio.Event()
+        self._told = threading.Event()
+        self._let_go = threading.Event()
+        self.is_over = False
+
+    def __call__(self, stop: Stop) -> str:
+        self._loop.call_soon_threadsafe(self.began.set)
+        with stop.calling(self._told.set):
+            self._told.wait(WAIT_S)
+        if self._hangs:
+            self._let_go.wait(WAIT_S)
+        self.is_over = True
+        return "what there is"
+
+    def let_go(self) -> None:
+        self._let_go.set()
+
+
+async def test_a_job_out_of_time_is_told_and_its_result_counts() -> None:
+    clock = FakeClock()
+    async with (
+        asyncio.timeout(WAIT_S),
+        open_file_work(clock) as work,
+        asyncio.TaskGroup() as group,
+    ):
+        job = Job()
+        task = group.create_task(work.run(job))
+        await job.began.wait()
+        clock.advance(WALL_S)
+        assert await task == "what there is"
+        assert clock.armed() == 0
+
+
+async def test_a_job_that_does_not_stop_is_given_up() -> None:
+    clock = FakeClock()
+    async with asyncio.timeout(WAIT_S), open_file_work(clock) as work:
+        job = Job(hangs=True)
+
+        async def run() -> None:
+            with pytest.raises(TimeoutError):
+                await work.run(job)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run())
+            await job.began.wait()
+            clock.advance(WALL_S + GRACE_S)
+        job.let_go()
+
+
+async def test_a_cancel_stops_the_job_before_it_is_over() -> None:
+    clock = FakeClock()
+    async with asyncio.timeout(WAIT_S), open_file_work(clock) as work:
+        job = Job()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work.run(job))
+            await job.began.wait()
+            task.cancel()
+        assert (task.cancelled(), job.is_over, clock.armed()) == (True, True, 0)
+
+
+async def test_the_end_of_the_block_stops_what_still_runs() -> None:
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        async with open_file_work(FakeClock()) as work:
+            job = Job()
+            task = group.create_task(work.run(job))
+            await job.began.wait()
+        assert job.is_over
+        assert await task == "what there is"
+
+
+async def test_time_runs_only_for_jobs_that_have_a_thread() -> None:
+    clock = FakeClock()
+    async with (
+        asyncio.timeout(WAIT_S),
+        open_file_work(clock) as work,
+        asyncio.TaskGroup() as group,
+    ):
+        first = [Job() for _ in range(THREADS)]
+        tasks = [group.create_task(work.run(job)) for job in first]
+        for job in first:
+            await job.began.wait()
+        late = Job()
+        task = group.create_task(work.run(late))
+        clock.advance(WALL_S)
+        await asyncio.wait(tasks)
+        await late.began.wait()
+        assert not task.done()
+        clock.advance(WALL_S)
+        assert await task == "what there is"
+
+
+async def test_what_a_job_raises_is_raised() -> None:
+    def fail(_: Stop) -> None:
+        raise ValueError("as it is")
+
+    async with open_file_work(FakeClock()) as work:
+        with pytest.raises(ValueError, match="as it is"):
+            await work.run(fail)
+
+
+def test_a_word_that_has_come_calls_at_once_and_never_after_the_block() -> None:
+    stop, calls = Stop(), list[str]()
+    with stop.calling(lambda: calls.append("within")):
+        pass
+    stop.set()
+    with stop.calling(lambda: calls.append("late")):
+        stop.set()
+    assert calls == ["late"]

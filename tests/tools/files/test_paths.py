@@ -1,0 +1,310 @@
+"""Paths inside a workspace: what they reach, and that nothing leads out."""
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from culm.tools.files.paths import LINKS_MAX, Inside, Missing, Target
+from culm.tools.files.safe_open import DEPTH_MAX, Refused, shown
+
+TRIES = 300  # Of a race; each takes some 50 µs.
+
+
+def read(inside: Inside, path: str) -> bytes:
+    with inside.open(path) as place:
+        return os.read(place.descriptor, 1000)
+
+
+def refusal(inside: Inside, path: str) -> str:
+    with pytest.raises(Refused) as caught, inside.open(path):
+        pass
+    return str(caught.value)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - a Path would open one of its own
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "a/file",
+        "./a//file",
+        "a/../a/file",
+        "{root}/a/file",
+        "//{root}/a/./file",
+        "{root}/a/../a/file",
+        "../work/a/file",
+        "link",
+        "absolute",
+        "chain/file",
+        "a/up/link",
+        "alias/a/file",
+    ],
+)
+def test_every_spelling_of_a_path_inside_reaches_the_same_file(folder: Path, path: str) -> None:
+    (folder / "a").mkdir()
+    (folder / "a" / "file").write_text("here")
+    (folder / "link").symlink_to("a/file")
+    (folder / "absolute").symlink_to(folder / "a" / "file")
+    (folder / "directory").symlink_to("a")
+    (folder / "chain").symlink_to("./directory")
+    (folder / "a" / "up").symlink_to("..")
+    (folder / "alias").symlink_to("../work")
+    before = descriptors()
+    with Inside(folder).open(path.format(root=folder)) as place:
+        assert os.read(place.descriptor, 100) == b"here"
+        assert (place.parts, place.is_directory) == (("a", "file"), False)
+    assert descriptors() == before
+
+
+def test_a_workspace_reached_by_a_link_takes_both_its_paths(folder: Path) -> None:
+    (folder / "file").write_text("here")
+    alias = folder.parent / "alias"
+    alias.symlink_to(folder)
+    inside = Inside(alias)
+    assert read(inside, f"{alias}/file") == read(inside, f"{folder}/file") == b"here"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../outside/secret.txt",
+        "a/../../outside/secret.txt",
+        "{outside}/secret.txt",
+        "{root}/../outside/secret.txt",
+        "relative",
+        "absolute",
+        "directory/secret.txt",
+        "directory/../outside/secret.txt",
+        "chain",
+        "a/up/secret.txt",
+    ],
+)
+def test_what_leads_out_is_resolved_to_its_real_path_and_not_opened_as_inside(
+    folder: Path, outside: Path, path: str
+) -> None:
+    secret = outside / "secret.txt"
+    (folder / "a").mkdir()
+    (folder / "relative").symlink_to("../outside/secret.txt")
+    (folder / "absolute").symlink_to(secret)
+    (folder / "directory").symlink_to(outside)
+    (folder / "chain").symlink_to("relative")
+    (folder / "a" / "up").symlink_to("../../outside")
+    before = descriptors()
+    inside, given = Inside(folder), path.format(root=folder, outside=outside)
+    assert inside.resolve(given) == Target(str(secret), is_directory=False)
+    assert not inside.holds(str(secret))
+    assert refusal(inside, given).endswith(f"is outside the workspace (really {secret}).")
+    with inside.open_real(str(secret)) as place:
+        assert (place.path, place.shown, place.is_inside) == (str(secret), str(secret), False)
+    assert descriptors() == before
+
+
+def test_a_tilde_is_the_home_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    (folder / "~x").touch()
+    inside = Inside(folder)
+    assert inside.resolve("~") == Target(str(folder.parent), is_directory=True)
+    assert inside.resolve("~/work") == Target(str(folder), is_directory=True)
+    assert inside.resolve("~x") == Target(str(folder / "~x"), is_directory=False)
+
+
+def test_a_link_put_in_after_the_path_was_resolved_is_never_followed(
+    folder: Path, outside: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a" / "secret.txt").write_text("here")
+    inside = Inside(folder)
+    target = inside.resolve("a/secret.txt")
+    (folder / "a").rename(folder / "b")
+    (folder / "a").symlink_to(outside)
+    before = descriptors()
+    with pytest.raises(Refused) as caught, inside.open_real(target.path):
+        pass
+    assert str(caught.value) == (
+        f"{folder}/a cannot be read: it was changed into something else meanwhile, and a link is "
+        "not followed."
+    )
+    (folder / "a").unlink()
+    (folder / "a").mkdir()
+    (folder / "a" / "secret.txt").symlink_to(outside / "secret.txt")
+    with pytest.raises(Refused, match="a link is not followed"), inside.open_real(target.path):
+        pass
+    assert descriptors() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/root").exists(), reason="there is no procfs here")
+def test_what_the_kernel_makes_up_is_refused_and_its_links_are_only_read(folder: Path) -> None:
+    inside = Inside(folder)
+    for path in ("/proc/self/status", "/proc", "/sys"):
+        assert "is made up by the kernel and is no file; use bash" in refusal(inside, path)
+    assert inside.resolve("/proc/self/root/etc") == Target("/etc", is_directory=True)
+
+
+def test_a_neighbour_whose_name_begins_alike_is_outside(folder: Path) -> None:
+    neighbour = folder.with_name("work-2")
+    neighbour.mkdir()
+    assert "outside the workspace" in refusal(Inside(folder), str(neighbour))
+
+
+def test_links_that_lead_round_in_a_circle_are_refused(folder: Path) -> None:
+    (folder / "one").symlink_to("two")
+    (folder / "two").symlink_to("one")
+    assert refusal(Inside(folder), "one/x").endswith("leads through too many links.")
+    for number in range(LINKS_MAX + 1):
+        (folder / f"n{number}").symlink_to(f"n{number + 1}")
+    assert refusal(Inside(folder), "n0").endswith("leads through too many links.")
+
+
+def test_a_missing_name_says_where_it_is_missing(folder: Path) -> None:
+    (folder / "a").mkdir()
+    with pytest.raises(Missing) as caught, Inside(folder).open("a/b/c"):
+        pass
+    error = caught.value
+    assert (error.within, error.name, error.rest) == (str(folder / "a"), "b", ("c",))
+    assert str(error) == "There is no a/b in the workspace."
+
+
+def test_pipes_sockets_and_devices_are_refused_without_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(folder / "pipe")
+    monkeypatch.chdir(folder)  # A socket's path is short.
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    inside = Inside(folder)
+    assert [refusal(inside, name) for name in ("pipe", "socket")] == [
+        "pipe is a pipe; only files and directories are read.",
+        "socket is a socket; only files and directories are read.",
+    ]
+    assert refusal(Inside(Path("/dev")), "null").startswith("null is a device;")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("file/x", "file is no directory."),
+        ("a\0b", "A path has no NUL character in it."),
+        ("\ud800", "\ufffd is no path."),
+        ("/\ud800", "\ufffd is no path."),
+        ("x" * 300, f"{'x' * 300} cannot be read: File name too long."),
+    ],
+)
+def test_what_is_no_path_is_refused_in_words(folder: Path, path: str, said: str) -> None:
+    (folder / "file").touch()
+    assert refusal(Inside(folder), path) == said
+
+
+def test_a_path_that_is_too_deep_is_refused(folder: Path) -> None:
+    deep = folder
+    for _ in range(DEPTH_MAX + 1):
+        deep = deep / "e"
+        deep.mkdir()
+    assert "directories deep" in refusal(Inside(folder), str(deep))
+
+
+def test_a_workspace_that_is_gone_is_refused(folder: Path) -> None:
+    inside = Inside(folder)
+    folder.rmdir()
+    assert refusal(inside, "file") == f"The workspace is gone: there is no {folder}."
+
+
+class Meddler:
+    """Does something in the moment before a name is opened; the interpreter tells of each open."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Callable[[], object]] = {}
+        sys.addaudithook(self._hear)  # It cannot be taken away again, but runs out of plans.
+
+    def _hear(self, event: str, details: tuple[object, ...]) -> None:
+        if event == "open" and (plan := self.plans.pop(str(details[0]), None)):
+            plan()
+
+
+meddler = Meddler()
+
+
+def test_a_file_swapped_for_a_link_right_before_it_is_opened_is_not_followed(
+    folder: Path, outside: Path
+) -> None:
+    def swap() -> None:
+        (folder / "swapped").unlink()
+        (folder / "swapped").symlink_to(outside / "secret.txt")
+
+    (folder / "swapped").write_text("here")
+    meddler.plans["swapped"] = swap
+    assert refusal(Inside(folder), "swapped").startswith("swapped cannot be read: ")
+    assert meddler.plans == {}
+
+
+def test_a_directory_swapped_for_a_link_right_before_it_is_entered_is_not_followed(
+    folder: Path, outside: Path
+) -> None:
+    def swap() -> None:
+        (folder / "swapped").rmdir()
+        (folder / "swapped").symlink_to(outside)
+
+    (folder / "swapped").mkdir()
+    meddler.plans["swapped"] = swap
+    assert "cannot be read" in refusal(Inside(folder), "swapped/secret.txt")
+    assert meddler.plans == {}
+
+
+def test_a_file_swapped_for_a_pipe_right_before_it_is_opened_is_refused(folder: Path) -> None:
+    def swap() -> None:
+        (folder / "swapped").unlink()
+        os.mkfifo(folder / "swapped")
+
+    (folder / "swapped").write_text("here")
+    meddler.plans["swapped"] = swap
+    before = descriptors()
+    assert refusal(Inside(folder), "swapped").startswith("swapped is a pipe;")
+    assert descriptors() == before
+
+
+def test_a_file_that_is_swapped_all_the_time_never_shows_what_is_outside(
+    folder: Path, outside: Path
+) -> None:
+    good, name, spare = folder / "good", folder / "name", folder / "spare"
+    good.write_text("here")
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            spare.symlink_to(outside / "secret.txt")
+            spare.replace(name)
+            spare.hardlink_to(good)
+            spare.replace(name)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    seen: set[bytes] = set()
+    try:
+        for _ in range(TRIES):
+            with suppress(Refused):
+                seen.add(read(Inside(folder), "name"))
+    finally:
+        over.set()
+        swapper.join()
+    assert seen <= {b"here"}
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("plain name.txt", "plain name.txt"),
+        ("two\nlines\x1b[31m", r"two\nlines\x1b[31m"),
+        ("\u2028", r"\u2028"),
+        (os.fsdecode(b"caf\xe9"), "caf\ufffd"),
+        ("👩‍💻 é 漢", "👩‍💻 é 漢"),
+    ],
+)
+def test_a_name_is_shown_on_one_line(name: str, seen: str) -> None:
+    assert shown(name) == seen

@@ -1,0 +1,254 @@
+"""Tools that are people's own commands: told as JSON, heard as JSON or text, bounded, ended."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.config.schema import OwnTool
+from culm.model.base import ToolSpec
+from culm.processes.base import Exit
+from culm.tools.base import Action, Plan, Result
+from culm.tools.own_tools import OUTPUT_BYTES_MAX, OwnCommand, misfits, own_tools, read_output
+from culm.tools.process.exchange import Answer
+from culm.tools.process.output import MODEL_BYTES_MAX
+from culm.tools.tool_context import Kit
+from culm.wire.codec import Json, encode
+from tests.support import WAIT_S, carried_out
+from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
+
+SCHEMA: dict[str, Json] = {
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "share": {"type": ["number", "null"]},
+        "kind": {"enum": ["a", "b"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "deep": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["text"],
+}
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncGenerator[Kit]:
+    async with open_kit(tmp_path) as kit:
+        yield kit
+
+
+def tool(kit: Kit, command: str | list[str], timeout_s: float = WAIT_S) -> OwnCommand:
+    own = OwnTool(command, "Says it.", SCHEMA, timeout_s)
+    return own_tools(kit, {"say": own}, ())["say"]
+
+
+async def said(kit: Kit, command: str | list[str], timeout_s: float = WAIT_S) -> Result:
+    call = call_of("say", {"text": "hello"})
+    async with asyncio.timeout(WAIT_S):
+        return await carried_out(tool(kit, command, timeout_s), call)
+
+
+# --- what it is
+
+
+async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_says_otherwise(
+    kit: Kit,
+) -> None:
+    free = OwnTool(["./say", "it"], "Says it.", {}, 9, "again", parallel=True, is_free=True)
+    made = own_tools(kit, {"say": free}, ())["say"]
+    assert (made.spec, made.parallel, made.crash) == (
+        ToolSpec("say", "Says it.", {"type": "object", "properties": {}}),
+        True,
+        "again",
+    )
+    plan = await made.prepare(call_of("say", {"any": 1}))
+    root = str(kit.inside.root)
+    assert isinstance(plan, Plan)
+    assert plan.action == Action(
+        "say",
+        "execute",
+        description="Run say, a command of your configuration",
+        path=root,
+        params={"any": 1},
+        resolved={"argv": ["./say", "it"], "cwd": root, "arguments": {"any": 1}},
+        is_free=True,
+        grains=("own:say",),
+    )
+    asked = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
+    assert isinstance(asked, Plan)
+    assert (asked.action.is_free, asked.action.resolved["argv"]) == (
+        False,
+        ["/bin/sh", "-c", "true"],
+    )
+
+
+async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = {
+        "view": OwnTool("true", "d"),
+        "listed": OwnTool("true", "d", {"type": "array"}),
+        "empty": OwnTool([], "d"),
+        "fine": OwnTool("true", "d"),
+    }
+    assert list(own_tools(kit, declared, {"view": None})) == ["fine"]
+    for name in ("view", "listed", "empty"):
+        assert f"the tool {name} of the configuration is not used: " in caplog.text
+
+
+# --- what it is told and says
+
+
+async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(kit: Kit) -> None:
+    result = await said(kit, ["/bin/cat"])
+    root = str(kit.inside.root)
+    told = {"arguments": {"text": "hello"}, "session_id": "session-1", "cwd": root}
+    assert json.loads(result.content) == told
+    assert (await said(kit, "pwd")).content == f"{root}\n"
+
+
+async def test_a_workspace_whose_name_is_no_text_is_told_as_well_as_it_can_be(
+    tmp_path: Path,
+) -> None:
+    async with open_kit(tmp_path, name=os.fsdecode(b"w\xff")) as kit:
+        told = json.loads((await said(kit, ["/bin/cat"])).content)
+        plan = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
+        assert (await said(kit, "ls -d ../w*")).content == "../w\ufffd\n"
+    assert told["cwd"] == f"{tmp_path}/w\ufffd"
+    assert isinstance(plan, Plan)
+    assert plan.action.digest
+
+
+@pytest.mark.parametrize(
+    ("output", "result"),
+    [
+        (b"plain text", Result("plain text")),
+        (b"", Result("")),
+        (b'{"other": 1}', Result('{"other": 1}')),
+        (b'{"content": "hi"}\n', Result("hi")),
+        (b'{"content": {"a": [1]}}', Result('{"a":[1]}')),
+        (b'{"content": "no", "is_error": true}', Result("no", is_error=True)),
+        (b'{"content": "", "metadata": {"a": 1}}', Result("", metadata='{"a":1}')),
+        (b'{"content": "x", "metadata": "y", "is_error": 1}', Result("x")),
+        (b"\xffa\x1b[31mb", Result("\ufffdab")),
+        (b"[" * 5000, Result("[" * 5000)),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_it_says_is_json_with_a_content_or_plain_text(output: bytes, result: Result) -> None:
+    assert read_output(Answer(Exit(0), output, b"ignored")) == result
+
+
+async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(kit: Kit) -> None:
+    result = await said(kit, "head -c 20000000 /dev/zero | tr '\\0' x")
+    assert not result.is_error
+    assert len(result.content) <= MODEL_BYTES_MAX + 200
+    assert result.content.endswith(f"[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]")
+    many: Json = {"content": "x" * 2 * MODEL_BYTES_MAX, "metadata": {"a": "x" * 100_000}}
+    bounded = read_output(Answer(Exit(0), encode(many), b""))
+    assert len(bounded.content) < MODEL_BYTES_MAX + 200
+    assert bounded.metadata == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("echo out; echo why >&2; exit 3", "say failed with exit status 3.\nwhy"),
+        ("echo out; exit 3", "say failed with exit status 3.\nout"),
+        ("""echo '{"content": "fine"}'; kill -9 $$""", "say was ended by signal 9."),
+    ],
+)
+async def test_a_command_that_fails_is_an_error_with_what_it_said(
+    kit: Kit, command: str, content: str
+) -> None:
+    result = await said(kit, command)
+    assert result.is_error
+    assert result.content.startswith(content)
+
+
+async def test_a_command_that_is_not_there_is_an_error_in_words(kit: Kit) -> None:
+    result = await said(kit, ["./no-such-command"])
+    assert result.is_error
+    assert result.content.startswith("say cannot be started: ")
+
+
+async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(kit: Kit) -> None:
+    assert await said(kit, "setsid sleep 60 & sleep 60", 0.2) == Result(
+        "say took longer than 0.2 s and was ended.", is_error=True
+    )
+    assert await kit.custody.processes(WORKSPACE) == []
+
+
+async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open(kit: Kit) -> None:
+    begun = kit.inside.root / "begun"
+    os.mkfifo(begun)
+    before = open_descriptors()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        task = group.create_task(said(kit, "trap '' TERM; echo > begun; sleep 60; sleep 60"))
+        await asyncio.to_thread(begun.read_text)
+        task.cancel()
+    assert await kit.custody.processes(WORKSPACE) == []
+    assert open_descriptors() <= before
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "text is missing"),
+        ({"text": 1}, "text must be of type string, not integer"),
+        ({"text": "", "count": 1.5}, "count must be of type integer, not number"),
+        ({"text": "", "count": True}, "count must be of type integer, not boolean"),
+        ({"text": "", "share": "1"}, "share must be of type number or null, not string"),
+        ({"text": "", "kind": "c"}, 'kind must be one of "a", "b"'),
+        ({"text": "", "tags": ["a", 2]}, "tags[1] must be of type string, not integer"),
+        ({"text": "", "tags": {}}, "tags must be of type array, not object"),
+        ({"text": "", "deep": {}}, "deep.on is missing"),
+        ({"text": "", "deep": {"on": True, "of": 1}}, "deep.of is not known; there is on"),
+    ],
+)
+async def test_arguments_that_do_not_fit_the_schema_are_an_error_that_names_the_field(
+    kit: Kit, arguments: dict[str, Json], problem: str
+) -> None:
+    assert await tool(kit, "exit 9").prepare(call_of("say", arguments)) == Result(
+        f"say: {problem}", is_error=True
+    )
+
+
+def test_arguments_that_fit_pass_whatever_else_they_have() -> None:
+    fitting: dict[str, Json] = {"text": "", "count": 1, "share": None, "kind": "a", "more": [1]}
+    fitting |= {"tags": ["a"], "deep": {"on": False}}
+    assert list(misfits(fitting, SCHEMA)) == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "required", "items", "enum", "a", "object"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(st.sampled_from(["type", "properties", "required", "a"]), JSON)
+
+
+@given(OBJECTS, OBJECTS)
+def test_no_schema_and_no_arguments_make_the_check_fail_itself(
+    arguments: dict[str, Json], schema: dict[str, Json]
+) -> None:
+    assert all(isinstance(problem, str) for problem in misfits(arguments, schema))
