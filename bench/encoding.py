@@ -13,18 +13,18 @@ from culm.config.sources import FixedSources
 from culm.events.hub import Hub
 from culm.events.views import Filter
 from culm.ids import Ids, MessageId, SessionId, WorkspaceId
-from culm.model.base import Model
-from culm.model.choice import Chosen
-from culm.model.local_servers import Found
-from culm.processes.disabled import NoCustody
+from culm.model.base import LanguageModel
+from culm.model.choice import ChosenModel
+from culm.model.local_servers import FoundProviders
+from culm.processes.disabled import NoProcesses
 from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.files.file_executor import WALL_S, FileWork
-from culm.workspace.about import About
-from culm.workspace.config import Origins
+from culm.tools.files.file_executor import WALL_S, FileExecutor
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.config import ConfigOrigins
 from culm.workspace.toolbox import Equipment
 from culm.workspace.workspace import open_workspace
 
@@ -48,35 +48,35 @@ def _document() -> DocumentFile:
     return DocumentFile(Path("/"))
 
 
-async def _find_nothing(env: Mapping[str, str]) -> Found:
-    return Found({})
+async def _find_nothing(env: Mapping[str, str]) -> FoundProviders:
+    return FoundProviders({})
 
 
-async def _look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
-    return Surroundings(str(path))
+async def _look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
+    return ProjectContext(str(path))
 
 
-def _no_model(_: Chosen) -> Model:
+def _no_model(_: ChosenModel) -> LanguageModel:
     raise AssertionError("nobody asks one here")
 
 
 async def event_us(streams: int, turns: int) -> float:
     """CPU µs that an event adds to a turn with this many streams."""
     file, clock, ids = MemoryFile(), LoopClock(), Ids()
-    about = About(WorkspaceId("bench"), Path("/"), "/", Path("/"))
+    about = WorkspaceInfo(WorkspaceId("bench"), Path("/"), "/", Path("/"))
     async with (
         open_memory_store(file, clock, ids) as store,
         open_workspace(
             about,
             store,
-            Origins(FixedSources({}), (_document(), _document()), _find_nothing),
+            ConfigOrigins(FixedSources({}), (_document(), _document()), _find_nothing),
             Equipment(
                 _no_model,
                 lambda kit, jobs: {},
                 _look_nowhere,
                 {},
-                NoCustody(),
-                FileWork(clock, WALL_S),
+                NoProcesses(),
+                FileExecutor(clock, WALL_S),
             ),
             clock,
             ids,

@@ -16,11 +16,11 @@ from msgspec import Raw
 
 from culm.clock import LoopClock
 from culm.fleet.executor import Outcome
-from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.callbacks import DenyAll
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.local import open_local_launcher
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import PROVISION_VERSION, EchoKind, Identity, Provision
@@ -35,7 +35,7 @@ WORDS = "four words come back"
 ANSWERED = len(WORDS.split()) + 1  # Events: every word, and that it is complete.
 
 
-class Watching(Nobody):
+class Watching(DenyAll):
     """An overseer that notes when it was told first, and how often."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Bed:
         )
         watching = Watching()
         start_ns = time.perf_counter_ns()
-        driven = await self._fleet.run(provision, RunSpec(WORDS), watching, Controls())
+        driven = await self._fleet.run(provision, RunSpec(WORDS), watching, RunControl())
         return _answer(driven.outcome, watching, start_ns)
 
     async def run_many(self, role: str, runs: int) -> list[Answer]:
@@ -117,7 +117,7 @@ async def run_on(link: Link, spec: RunSpec) -> Answer:
     watching = Watching()
     start_ns = time.perf_counter_ns()
     async with asyncio.timeout(STEP_TIMEOUT_S):
-        driven = await drive(link, spec, watching, Controls(), LoopClock())
+        driven = await drive(link, spec, watching, RunControl(), LoopClock())
     return _answer(driven.outcome, watching, start_ns)
 
 

@@ -10,10 +10,10 @@ import uvloop
 from msgspec import Raw, Struct
 
 from culm.fleet import serve
-from culm.fleet.executor import Cancelling, Events, Host, Outcome, Steering, completed
+from culm.fleet.executor import CancelToken, EventSink, Outcome, RunHost, SteerInbox, completed
 from culm.fleet.protocol.batching import qos_of
-from culm.fleet.protocol.frames import Batch, Event, EventBatch, RunSpec, encode_frame
-from culm.fleet.worker_server.base import Service
+from culm.fleet.protocol.frames import Batch, EventBatch, EventFrame, RunSpec, encode_frame
+from culm.fleet.worker_server.base import ServeMany
 from culm.wire.codec import decode, encode
 
 EVENT_BYTES = 300  # As a frame of its own.
@@ -49,7 +49,7 @@ class Stream(Struct, frozen=True):
 def _frame(kind: str, content: str, epoch: int) -> bytes:
     event = Raw(encode({"type": kind, "content": content}))
     if not epoch:
-        return encode_frame(Event(event))
+        return encode_frame(EventFrame(event))
     return encode_frame(EventBatch(Batch(1, 1, qos_of({"type": kind}), [event], None, None, epoch)))
 
 
@@ -57,7 +57,12 @@ class Sender:
     """Implements `Executor`."""
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         telling = decode(spec.assignment.encode(), Telling)
         event = {"type": telling.type, "content": telling.content}
@@ -76,7 +81,7 @@ async def main() -> None:
         print(endpoint, flush=True)
 
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(serve(Sender(), mode=Service(), on_ready=announce))
+        serving = group.create_task(serve(Sender(), mode=ServeMany(), on_ready=announce))
         await stdin
         serving.cancel()
 

@@ -21,7 +21,7 @@ from bench.ratios import NamedRatio, against_work, keep_result
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table, print_footing, shown_number
 from culm.client.mirror import Mirror
-from culm.client.stream import Lines, Told
+from culm.client.stream import ServerEvent, SseParser
 from culm.events.views import encode_delta
 from culm.ids import MessageId, SessionId
 from culm.wire.codec import decode, encode
@@ -86,7 +86,7 @@ def begun(size: Size) -> Mirror:
 
 def follow(mirror: Mirror, data: list[bytes]) -> int:
     """Take in everything; returns how many events that was."""
-    lines, taken = Lines(), 0
+    lines, taken = SseParser(), 0
     for piece in data:
         for told in lines.feed(piece):
             assert mirror.apply(told) is None, "a delta did not fit"
@@ -140,9 +140,9 @@ def _parts(n: int) -> list[Part]:
             return [TextPart(Text(text)), done]
 
 
-def told_history(count: int) -> Iterator[Told]:
+def told_history(count: int) -> Iterator[ServerEvent]:
     for n, message in enumerate(history(count)):
-        yield Told("message", "created", msgspec.Raw(encode(message)), f"epoch.{n + 1}")
+        yield ServerEvent("message", "created", msgspec.Raw(encode(message)), f"epoch.{n + 1}")
 
 
 def snapshot_of(count: int) -> bytes:

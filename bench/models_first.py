@@ -10,7 +10,7 @@ import time
 
 import aiohttp
 
-from culm.model.base import Access, Model, Setup
+from culm.model.base import LanguageModel, ModelSetup, ProviderAccess
 from culm.wire.config import Model as ModelInfo
 
 # Said again: whoever imports `models_sides.py` has more than there is at a first use.
@@ -19,11 +19,11 @@ ADAPTERS = {"openai": "OpenAiModel", "anthropic": "AnthropicModel"}
 
 async def first_ms(name: str) -> float:
     async with aiohttp.ClientSession() as http:
-        access = Access(name, base_url="http://127.0.0.1:9/v1", api_key="k")
-        setup = Setup(http, access, ModelInfo(id="demo-1"), 30.0, 30.0)
+        access = ProviderAccess(name, base_url="http://127.0.0.1:9/v1", api_key="k")
+        setup = ModelSetup(http, access, ModelInfo(id="demo-1"), 30.0, 30.0)
         start_s = time.process_time()
         module = importlib.import_module(f"culm.model.{name}")
-        made: Model = getattr(module, ADAPTERS[name])(setup)
+        made: LanguageModel = getattr(module, ADAPTERS[name])(setup)
         took_ms = (time.process_time() - start_s) * 1000
         assert callable(made.stream)
         return took_ms

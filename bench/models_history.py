@@ -15,7 +15,7 @@ from msgspec import Struct
 from bench.models_sides import make, setup_for
 from culm.errors import ModelFailed
 from culm.ids import MessageId, SessionId
-from culm.model.base import Request, ToolSpec
+from culm.model.base import ModelRequest, ToolSpec
 from culm.run.context import history_of
 from culm.wire.messages import (
     Finish,
@@ -90,7 +90,7 @@ async def prepare(name: str, stored: list[Message]) -> Prepared:
     history = history_of(stored, "")
     read_s = time.process_time()
     with suppress(ModelFailed):
-        async with aclosing(model.stream(Request("You are culm.", history, TOOLS))) as events:
+        async with aclosing(model.stream(ModelRequest("You are culm.", history, TOOLS))) as events:
             async for _ in events:
                 pass
     return Prepared((read_s - start_s) * 1e3, (catcher.at_s - read_s) * 1e3, catcher.size / 1e6)

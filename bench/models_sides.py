@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from bench.talk import STEP_TIMEOUT_S, Command, answer, commands
 from culm.ids import MessageId, SessionId
-from culm.model.base import Access, Model, Request, Setup, TextDelta
+from culm.model.base import LanguageModel, ModelRequest, ModelSetup, ProviderAccess, TextDelta
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import Message, Text, TextPart
 
@@ -58,22 +58,24 @@ def why_not(name: str) -> str:
     return ""
 
 
-def make(name: str, setup: Setup) -> Model:
+def make(name: str, setup: ModelSetup) -> LanguageModel:
     module = importlib.import_module(f"culm.model.{name}")
-    made: Model = getattr(module, ADAPTERS[name])(setup)
+    made: LanguageModel = getattr(module, ADAPTERS[name])(setup)
     return made
 
 
-def setup_for(name: str, http: aiohttp.ClientSession, url: str) -> Setup:
+def setup_for(name: str, http: aiohttp.ClientSession, url: str) -> ModelSetup:
     info = ModelInfo(id="demo-1", context_window=1_000_000, default_max_tokens=32_000)
-    return Setup(http, Access(name, base_url=url, api_key="k"), info, SILENCE_S, SILENCE_S)
+    return ModelSetup(
+        http, ProviderAccess(name, base_url=url, api_key="k"), info, SILENCE_S, SILENCE_S
+    )
 
 
 def through_adapter(name: str, http: aiohttp.ClientSession, url: str) -> ReadOne:
     model = make(name, setup_for(name, http, url))
 
     async def read(count: Count) -> None:
-        async with aclosing(model.stream(Request("", [ASKED]))) as events:
+        async with aclosing(model.stream(ModelRequest("", [ASKED]))) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     count.wakes += 1

@@ -26,7 +26,7 @@ from culm.settings import ServeOptions, Settings
 from culm.wire.messages import Finish, Text, TextPart
 from culm.wire.sessions import Session
 from culm.wire.workspaces import CreateWorkspace
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 LISTED_CHARS = 900  # With ids and envelope about 1 KB a message.
 LISTED_GROUP = 500  # Writes in flight while filling.
@@ -67,7 +67,7 @@ class Side(Protocol):
 class Culm:
     """The real thing, through the same door that a run uses. Made by `open_culm`."""
 
-    def __init__(self, workspace: Workspace, session: Session, ready: Ready) -> None:
+    def __init__(self, workspace: LiveWorkspace, session: Session, ready: Ready) -> None:
         self.ready = ready
         self._messages = workspace.messages
         self._session = session

@@ -37,7 +37,7 @@ from bench.tools_bed import (
     run_plain,
 )
 from culm.shell.judge import judge
-from culm.tools.base import Result as ToolResult
+from culm.tools.base import CallResult as ToolResult
 
 BASH_MS, GREP_RATIO, EDIT_MS, JUDGE_US = 6.0, 1.5, 15.0, 300.0
 TREE_FILES = 50_000

@@ -14,12 +14,12 @@ from culm.ids import Ids, SessionId
 from culm.processes.client import open_custody
 from culm.store.sessions import add_session
 from culm.store.store import open_store
-from culm.tools.base import Call, Plan, Result, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
 from culm.tools.files.file_executor import open_file_work
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.process.jobs import open_jobs
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 
 RIPGREP = "ripgrep==14.1.0"  # The program alone, packed as a wheel.
@@ -36,11 +36,11 @@ class Bed:
     path: Path
     env: dict[str, str]
 
-    async def call(self, tool: str, **arguments: Json) -> Result:
+    async def call(self, tool: str, **arguments: Json) -> CallResult:
         """Let a tool do something, without asking anybody."""
-        call = Call("call-1", tool, encode(arguments).decode(), arguments, SESSION, "run-1")
+        call = CallRequest("call-1", tool, encode(arguments).decode(), arguments, SESSION, "run-1")
         plan = await self.tools[tool].prepare(call)
-        assert isinstance(plan, Plan), plan
+        assert isinstance(plan, CallPlan), plan
         return await plan.run(lambda _: None)
 
 
@@ -84,9 +84,9 @@ async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed
         open_jobs() as jobs,
     ):
         await store.write(add_session(SESSION, "one", sessions_max=1))
-        kit = Kit(
+        kit = ToolContext(
             workspace_id="w1",
-            inside=Inside(workspace),
+            inside=WorkspacePaths(workspace),
             work=work,
             custody=custody,
             store=store,

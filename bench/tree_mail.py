@@ -10,7 +10,7 @@ from culm.clock import LoopClock
 from culm.ids import LetterId
 from culm.mail.base import Mailbox
 from culm.mail.letters import Letter, Sender, body_of, encode_letter
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 
 TEXT = "Please look at the second part as well, and say what you find. " * 4
 
@@ -25,7 +25,7 @@ class Letters(Struct):
 
 def measure(folder: Path, letters: int) -> Letters:
     """Each in turn, to share what the disk is busy with."""
-    mailbox = MaildirPost(folder / "mailboxes", LoopClock()).make("agent")
+    mailbox = MaildirPostOffice(folder / "mailboxes", LoopClock()).make("agent")
     found = Letters([], [], 0)
     plain = folder / "plain"
     for part in ("tmp", "new"):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from msgspec import Meta, Struct, UnsetType
 
-from culm.config.schema import Hook, OwnTool, ProjectFile, ProviderFile, Role
+from culm.config.schema import AgentRole, Hook, OwnTool, ProjectFile, ProviderFile
 from culm.model.catalog import known_providers
 from culm.model.dialects import OURS
 from culm.model.local_servers import LOCAL_SERVERS
@@ -25,7 +25,7 @@ _KINDS: tuple[tuple[str, type[Struct]], ...] = (
     ("a rule, in `permission_rules`", Rule),
     ("a hook, in `hooks.PreToolUse`", Hook),
     ("a tool, in `own_tools.<name>`", OwnTool),
-    ("a role, in `roles.<name>`", Role),
+    ("a role, in `roles.<name>`", AgentRole),
 )
 _SPEAKERS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
 

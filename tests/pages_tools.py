@@ -35,14 +35,14 @@ from culm.tools.files import change as changing
 from culm.tools.files import file_executor as work
 from culm.tools.files import safe_open as opening
 from culm.tools.files import walk
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.process import jobs, output, running
 from culm.tools.process import user_command as shell_command
-from culm.tools.process.jobs import Jobs
+from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
 from culm.tools.search import process as search
 from culm.tools.search import ripgrep
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.tools.web import http_fetch as getting
 from culm.wire.codec import Json
 
@@ -57,8 +57,10 @@ _KINDS = {"string": "text", "boolean": "true or false", "array": "list", "object
 def _tools() -> dict[str, Tool]:
     """Culm's own. They are only looked at, so what they would work with is not there."""
     nothing = cast("Any", None)
-    kit = Kit("", Inside(Path("/")), nothing, nothing, nothing, nothing, nothing, dict, Path("/"))
-    made = make_tools(kit, Jobs(nothing))
+    kit = ToolContext(
+        "", WorkspacePaths(Path("/")), nothing, nothing, nothing, nothing, nothing, dict, Path("/")
+    )
+    made = make_tools(kit, BackgroundJobs(nothing))
     return {name: tool for name, tool in made.items() if type(tool).__module__.startswith("culm.")}
 
 

@@ -13,16 +13,16 @@ from culm.clock import LoopClock
 from culm.config.checking import Document
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
-from culm.model.base import Model
-from culm.model.choice import Chosen, MakeModel
-from culm.model.local_servers import Found
-from culm.processes.disabled import NoCustody
+from culm.model.base import LanguageModel
+from culm.model.choice import ChosenModel, MakeModel
+from culm.model.local_servers import FoundProviders
+from culm.processes.disabled import NoProcesses
 from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.settings import ServeOptions, Settings
-from culm.tools.base import Call, Inquiry, Result, Tool
-from culm.tools.files.file_executor import WALL_S, FileWork
-from culm.workspace.config import Origins
+from culm.tools.base import CallRequest, CallResult, QuestionPlan, Tool
+from culm.tools.files.file_executor import WALL_S, FileExecutor
+from culm.workspace.config import ConfigOrigins
 from culm.workspace.toolbox import Equipment
 
 # How much is tried of what chance chooses: seeds, examples, kinds of sockets. `./check --broad`
@@ -81,14 +81,14 @@ class FakeClock:
         return sum(not timer.cancelled for timer in self._timers)
 
 
-def fixed_origins(config: Document | None = None) -> Origins:
+def fixed_origins(config: Document | None = None) -> ConfigOrigins:
     """Configuration that says `config`, and that nobody changes."""
     documents = DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
-    return Origins(FixedSources(config or {}), documents, find_nothing)
+    return ConfigOrigins(FixedSources(config or {}), documents, find_nothing)
 
 
-async def find_nothing(env: Mapping[str, str]) -> Found:
-    return Found({})
+async def find_nothing(env: Mapping[str, str]) -> FoundProviders:
+    return FoundProviders({})
 
 
 def serve_options(
@@ -122,26 +122,26 @@ def model_config(url: str, **info: object) -> dict[str, object]:
 NO_MODEL: Mapping[str, object] = {"providers": {"offline": {"disable": True}}}
 
 
-def no_model(_: Chosen) -> Model:
+def no_model(_: ChosenModel) -> LanguageModel:
     raise AssertionError("nobody is to ask a model here")
 
 
-async def look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
-    return Surroundings(str(path))
+async def look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
+    return ProjectContext(str(path))
 
 
 def equipment(make_model: MakeModel = no_model, *tools: Tool) -> Equipment:
     """What a workspace needs that works in no directory."""
     by_name = {tool.spec.name: tool for tool in tools}
-    work = FileWork(LoopClock(), WALL_S)
-    return Equipment(make_model, lambda kit, jobs: by_name, look_nowhere, {}, NoCustody(), work)
+    work = FileExecutor(LoopClock(), WALL_S)
+    return Equipment(make_model, lambda kit, jobs: by_name, look_nowhere, {}, NoProcesses(), work)
 
 
 NO_EQUIPMENT = equipment()
 
 
-async def carried_out(tool: Tool, call: Call) -> Result:
+async def carried_out(tool: Tool, call: CallRequest) -> CallResult:
     """What comes of a call that nobody is asked about."""
     plan = await tool.prepare(call)
-    assert not isinstance(plan, Inquiry)
-    return plan if isinstance(plan, Result) else await plan.run(lambda _: None)
+    assert not isinstance(plan, QuestionPlan)
+    return plan if isinstance(plan, CallResult) else await plan.run(lambda _: None)

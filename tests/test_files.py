@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.files import Unreadable, locked, read_file, replace_file
+from culm.files import UnreadableFile, locked, read_file, replace_file
 
 
 def test_a_file_is_read_up_to_its_bound_and_refused_beyond_it(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"12345")
     assert read_file(file, 5) == b"12345"
-    with pytest.raises(Unreadable, match="more than 4 bytes"):
+    with pytest.raises(UnreadableFile, match="more than 4 bytes"):
         read_file(file, 4)
 
 
@@ -28,7 +28,7 @@ def test_what_is_not_there_is_no_trouble_of_reading(tmp_path: Path) -> None:
 
 def test_a_pipe_that_nobody_writes_to_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Unreadable, match="no file"):
+    with pytest.raises(UnreadableFile, match="no file"):
         read_file(tmp_path / "pipe", 5)
 
 
@@ -37,14 +37,14 @@ def test_a_folder_a_device_and_a_circle_of_links_are_refused(tmp_path: Path) -> 
     (tmp_path / "b").symlink_to(tmp_path / "a")
     (tmp_path / "file").write_text("")
     for place in (tmp_path, Path("/dev/zero"), tmp_path / "a", tmp_path / "file" / "below"):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFile):
             read_file(place, 5)
 
 
 def test_refusing_leaves_no_descriptor_open(tmp_path: Path) -> None:
     before = open_descriptors()
     for place in (tmp_path, Path("/dev/zero"), tmp_path / "nothing"):
-        with pytest.raises((Unreadable, FileNotFoundError)):
+        with pytest.raises((UnreadableFile, FileNotFoundError)):
             read_file(place, 5)
     assert open_descriptors() == before
 

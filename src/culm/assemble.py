@@ -16,24 +16,24 @@ import aiohttp
 
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
-from culm.config.sources import FileSources, Read
-from culm.config.trust import Trusted
+from culm.config.sources import FileSources, ReadSource
+from culm.config.trust import TrustedFiles
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.fleet.host.base import Launcher
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.local import open_local_launcher
 from culm.ids import Ids
-from culm.mail.base import Post, has_mailbox
-from culm.mail.maildir import MaildirPost
-from culm.model.base import Model
-from culm.model.choice import Chosen, make_model
+from culm.mail.base import PostOffice, has_mailbox
+from culm.mail.maildir import MaildirPostOffice
+from culm.model.base import LanguageModel
+from culm.model.choice import ChosenModel, make_model
 from culm.model.local_servers import LocalServers, look_around
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.processes.client import open_custody
 from culm.run.project_context import ContextPaths, look_at
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.server.app import make_api, open_http
-from culm.server.auth import Gate, allowed_hosts, read_or_make_token
+from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.settings import ServeOptions
 from culm.store.files import find_askers_left, has_unfinished_runs
@@ -41,17 +41,17 @@ from culm.store.store import open_store
 from culm.subagents.mail_room import STILL_ASKED_S
 from culm.subagents.means import Means
 from culm.tools.base import Tool
-from culm.tools.files.file_executor import FileWork, open_file_work
-from culm.tools.process.jobs import Jobs
+from culm.tools.files.file_executor import FileExecutor, open_file_work
+from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.agents import OUTSIDE
-from culm.workspace.about import About
-from culm.workspace.config import Origins
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.config import ConfigOrigins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
-from culm.workspace.roots import Roots, project_folder, read_workspaces, remember_workspace
+from culm.workspace.roots import DataRoots, project_folder, read_workspaces, remember_workspace
 from culm.workspace.toolbox import Equipment
-from culm.workspace.workspace import Workspace, open_workspace
+from culm.workspace.workspace import LiveWorkspace, open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ async def open_server(
         addresses = tuple(listener.address for listener in listeners)
         tcp = [(a.host, a.port) for a in addresses if isinstance(a, TcpAddress)]
         token = _token(options) if tcp and options.auth else None
-        gate = Gate(token, allowed_hosts(tcp, options.allow_hosts))
+        gate = RequestAuth(token, allowed_hosts(tcp, options.allow_hosts))
         async with (
             open_document(options.data_dir / "config.json") as user,
             open_file_work(clock) as work,
@@ -139,17 +139,17 @@ async def open_server(
 def _equipment(
     options: ServeOptions,
     http: aiohttp.ClientSession,
-    work: FileWork,
-    custody: Custody,
+    work: FileExecutor,
+    custody: Processes,
     agents: Means,
     tools: Mapping[str, Tool] | None,
 ) -> Equipment:
     settings = options.settings
 
-    def tools_of(kit: Kit, jobs: Jobs) -> Mapping[str, Tool]:
+    def tools_of(kit: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
         return make_tools(kit, jobs) if tools is None else tools
 
-    def make(chosen: Chosen) -> Model:
+    def make(chosen: ChosenModel) -> LanguageModel:
         return make_model(
             chosen,
             http,
@@ -157,17 +157,17 @@ def _equipment(
             stall_s=settings.model_stall_s,
         )
 
-    seen: dict[tuple[Path, ContextPaths], tuple[float, Surroundings]] = {}
+    seen: dict[tuple[Path, ContextPaths], tuple[float, ProjectContext]] = {}
 
-    async def look(path: Path, paths: ContextPaths, now_s: float) -> Surroundings:
+    async def look(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
         """Turns that begin together look once: each look is a thread's work beside the loop."""
-        until_s, around = seen.get((path, paths), (0.0, Surroundings(str(path))))
+        until_s, around = seen.get((path, paths), (0.0, ProjectContext(str(path))))
         if now_s < until_s:
             return around
         try:
             around = await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
         except TimeoutError:  # The disk does not answer; the model can.
-            return Surroundings(str(path))
+            return ProjectContext(str(path))
         if len(seen) > options.settings.workspaces_max:
             seen.clear()
         seen[path, paths] = (now_s + SEEN_S, around)
@@ -176,12 +176,12 @@ def _equipment(
     return Equipment(make, tools_of, look, dict(os.environ), custody, work, agents)
 
 
-def _means(options: ServeOptions, fleet: Fleet, work: FileWork, clock: Clock) -> Means:
+def _means(options: ServeOptions, fleet: Fleet, work: FileExecutor, clock: Clock) -> Means:
     async def beside(job: Callable[[], T]) -> T:
         return await work.run(lambda _: job())
 
-    def make_post(folder: Path) -> Post:
-        return MaildirPost(folder, clock)
+    def make_post(folder: Path) -> PostOffice:
+        return MaildirPostOffice(folder, clock)
 
     return Means(fleet, _fabric_dir(options), make_post, beside)
 
@@ -198,7 +198,7 @@ def _has_work(folder: Path, clock: Clock) -> bool:
     """Whether something is to be done in a workspace: a run not ended and not held, or mail."""
     if has_unfinished_runs(folder / "culm.db"):
         return True
-    post = MaildirPost(folder / "mailboxes", clock)
+    post = MaildirPostOffice(folder / "mailboxes", clock)
     if any(not address.startswith(OUTSIDE) for address in post.addresses(claimed=True)):
         return True
     askers = find_askers_left(folder / "culm.db", int(clock.now_s() - STILL_ASKED_S))
@@ -220,13 +220,15 @@ async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:
 def _opener(
     options: ServeOptions, user: DocumentFile, equipment: Equipment, clock: Clock, ids: Ids
 ) -> OpenWorkspace:
-    servers, trusted = LocalServers(clock), Trusted(options.data_dir)
-    good: dict[Path, Read] = {}  # The user's file as it last was in order.
-    roots = Roots(clock, locking=_is_locking())
+    servers, trusted = LocalServers(clock), TrustedFiles(options.data_dir)
+    good: dict[Path, ReadSource] = {}  # The user's file as it last was in order.
+    roots = DataRoots(clock, locking=_is_locking())
     remembering = asyncio.Lock()  # One list, rewritten by one at a time.
 
     @asynccontextmanager
-    async def open_one(about: About, env: Mapping[str, str]) -> AsyncGenerator[Workspace]:
+    async def open_one(
+        about: WorkspaceInfo, env: Mapping[str, str]
+    ) -> AsyncGenerator[LiveWorkspace]:
         folder = project_folder(about.root, about.path)
         # Not in the root, which a create may name: that can be inside a repository, and what is
         # in a repository is its writer's.
@@ -238,7 +240,7 @@ def _opener(
             open_workspace(
                 about,
                 store,
-                Origins(
+                ConfigOrigins(
                     FileSources(options.config_file, about.path, trusted, good),
                     (user, own),
                     partial(look_around, servers=servers),
@@ -258,7 +260,7 @@ def _opener(
     return open_one
 
 
-def _remember(data_dir: Path, about: About) -> None:
+def _remember(data_dir: Path, about: WorkspaceInfo) -> None:
     try:
         remember_workspace(data_dir, path=about.path, root=about.root, workspace_id=about.id)
     except (OSError, ValueError) as exc:

@@ -11,7 +11,7 @@ from pathlib import Path
 LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Whoever holds the lock holds it for one write.
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """Something is there, and it is not a file we read. Says why."""
 
 
@@ -23,18 +23,18 @@ def read_file(file: Path, bytes_max: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as exc:
-        raise Unreadable(exc.strerror or str(exc)) from exc
+        raise UnreadableFile(exc.strerror or str(exc)) from exc
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Unreadable("it is no file")
+            raise UnreadableFile("it is no file")
         with os.fdopen(descriptor, "rb", closefd=False) as source:
             data = source.read(bytes_max + 1)
     except OSError as exc:
-        raise Unreadable(exc.strerror or str(exc)) from exc
+        raise UnreadableFile(exc.strerror or str(exc)) from exc
     finally:
         os.close(descriptor)
     if len(data) > bytes_max:
-        raise Unreadable(f"it has more than {bytes_max} bytes")
+        raise UnreadableFile(f"it has more than {bytes_max} bytes")
     return data
 
 

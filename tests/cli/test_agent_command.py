@@ -13,34 +13,34 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.cli.agent_call import Calling, call
+from culm.cli.agent_call import AgentCallOptions, call
 from culm.cli.agent_model import find_model
 from culm.cli.agents import get_agent
 from culm.cli.reading import place_of
-from culm.cli.render.agent_events import JsonEvents, PlainEvents, ask_lines
-from culm.cli.render.renderers import Plain
+from culm.cli.render.agent_events import JsonCallRenderer, TextCallRenderer, ask_lines
+from culm.cli.render.renderers import TextRenderer
 from culm.clock import Clock, LoopClock
 from culm.errors import Failed, InvalidRequest, NotFound
-from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
-from culm.fleet.discovery.files import FileFabric
-from culm.fleet.discovery.memory import MemoryFabric
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
+from culm.fleet.discovery.files import FileDiscovery
+from culm.fleet.discovery.memory import MemoryDiscovery
 from culm.fleet.executor import (
     CANCELLED,
-    Cancelling,
-    Events,
-    Host,
+    CancelToken,
+    EventSink,
     Outcome,
-    Steering,
+    RunHost,
+    SteerInbox,
     completed,
     failed,
 )
 from culm.fleet.host.callbacks import parse_ask
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Credential, Identity, ModelName
 from culm.fleet.transport.websocket import listen_websocket
 from culm.fleet.worker import registration as presence
-from culm.fleet.worker_server.base import Service, Terms
+from culm.fleet.worker_server.base import ServeMany, ServingSettings
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json
@@ -69,7 +69,7 @@ def make_record(agent_id: str, role: str, clock: Clock, endpoint: str = "ws://e"
 
 def test_an_agent_is_found_by_its_id_or_by_its_role_and_else_those_there_are_are_named() -> None:
     clock = FakeClock()
-    fabric = MemoryFabric(clock)
+    fabric = MemoryDiscovery(clock)
     with pytest.raises(NotFound) as alone:
         get_agent(fabric, "writer")
     assert (alone.value.message, alone.value.hint) == (
@@ -93,11 +93,11 @@ def test_an_agent_is_found_by_its_id_or_by_its_role_and_else_those_there_are_are
 def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: Desk) -> None:
     assert desk.culm("agent", "list") == Said(0, "", "no agent is there\n")
     clock = LoopClock()
-    fabric = FileFabric(desk.data_dir / "fabric", clock)
+    fabric = FileDiscovery(desk.data_dir / "fabric", clock)
     fabric.publish(make_record("a1", "\x1b[2J", clock))
     fabric.publish(make_record("b2", "reader", clock))
     # A worker of a server, which answers nobody else.
-    owned = Placed(start_ticks=1, world="another", owner=OwnerProcess(1, 1))
+    owned = ProcessPlace(start_ticks=1, world="another", owner=OwnerProcess(1, 1))
     fabric.publish(msgspec.structs.replace(make_record("c3", "reader", clock), culm=owned))
     assert desk.culm("agent", "list").out.splitlines() == [
         "agent  role     pid  labels  endpoint",
@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_said_with_what_to_do_about_it(
 @pytest.mark.parametrize("lease_s", [0.0, -3600.0], ids=["serving", "asleep"])
 def test_an_id_that_somebody_serves_under_is_not_taken_from_it(desk: Desk, lease_s: float) -> None:
     clock = LoopClock()
-    fabric = FileFabric(desk.data_dir / "fabric", clock)
+    fabric = FileDiscovery(desk.data_dir / "fabric", clock)
     served = presence.make_record(Identity("a1"), [], "ws://e", None, clock.now_s() + lease_s)
     fabric.publish(served)
     fabric.token_file("a1").write_text("its own")
@@ -182,7 +182,7 @@ async def test_an_agent_has_the_model_of_its_directory_with_the_one_key_it_needs
 
 # --- calling one, in this process
 
-Act = Callable[[Events, Host, Cancelling], Awaitable[Outcome]]
+Act = Callable[[EventSink, RunHost, CancelToken], Awaitable[Outcome]]
 
 
 class Acting:
@@ -192,7 +192,12 @@ class Acting:
         self._act = act
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         return await self._act(events, host, cancel)
 
@@ -213,11 +218,11 @@ class Typed:
 async def open_agent(data_dir: Path, act: Act) -> AsyncGenerator[None]:
     """An agent `a1` of the role `actor`, with its token beside its record."""
     clock = LoopClock()
-    fabric = FileFabric(data_dir / "fabric", clock)
+    fabric = FileDiscovery(data_dir / "fabric", clock)
     async with listen_websocket(token=TOKEN) as listener, asyncio.TaskGroup() as group:
         fabric.publish(make_record("a1", "actor", clock, listener.endpoint))
         fabric.token_file("a1").write_text(TOKEN + "\n")
-        serving = serve_on(listener, Acting(act), Service(), Terms(clock, Ids()))
+        serving = serve_on(listener, Acting(act), ServeMany(), ServingSettings(clock, Ids()))
         task = group.create_task(serving)
         try:
             yield
@@ -227,20 +232,20 @@ async def open_agent(data_dir: Path, act: Act) -> AsyncGenerator[None]:
 
 async def say(
     folder: Path,
-    controls: Controls | None = None,
+    controls: RunControl | None = None,
     *,
     as_json: bool = False,
     approve: bool | None = None,
     typed: bool = False,
 ) -> int:
-    shower = JsonEvents(Plain()) if as_json else PlainEvents(Plain())
-    calling = Calling("actor", "go", folder, approve=approve)
+    shower = JsonCallRenderer(TextRenderer()) if as_json else TextCallRenderer(TextRenderer())
+    calling = AgentCallOptions("actor", "go", folder, approve=approve)
     lines = Typed("what?\n", "y\n") if typed else None
     async with asyncio.timeout(WAIT_S):
-        return await call(calling, shower, lines, controls or Controls())
+        return await call(calling, shower, lines, controls or RunControl())
 
 
-async def tell(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+async def tell(events: EventSink, host: RunHost, cancel: CancelToken) -> Outcome:
     await events.emit({"type": "token", "content": "Looking\x1b"})
     call_id = {"tool_call_id": "c1"}
     given = {"command": "git push"}
@@ -331,7 +336,7 @@ def test_whoever_is_asked_sees_all_of_what_is_asked(
 def test_nothing_that_an_agent_says_looks_like_our_own_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shower = JsonEvents(Plain())
+    shower = JsonCallRenderer(TextRenderer())
     claims: dict[str, Json] = {"type": "end", "approved": False, "status": "completed"}
     shower.asked(parse_ask(claims), approved=True)
     shower.event(claims)
@@ -359,7 +364,7 @@ async def test_a_program_gets_every_event_as_it_came_and_then_the_end(
 async def test_a_result_that_was_not_said_before_is_said_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def silent(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+    async def silent(events: EventSink, host: RunHost, cancel: CancelToken) -> Outcome:
         return completed("Done.")
 
     async with open_agent(tmp_path, silent):
@@ -370,9 +375,9 @@ async def test_a_result_that_was_not_said_before_is_said_at_the_end(
 async def test_a_cancelled_call_ends_with_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    controls = Controls()
+    controls = RunControl()
 
-    async def endless(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+    async def endless(events: EventSink, host: RunHost, cancel: CancelToken) -> Outcome:
         controls.cancel()
         await cancel.wait()
         return CANCELLED
@@ -385,7 +390,7 @@ async def test_a_cancelled_call_ends_with_its_run(
 async def test_a_question_closes_with_the_run_that_asked_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def impatient(events: Events, host: Host, cancel: Cancelling) -> Outcome:
+    async def impatient(events: EventSink, host: RunHost, cancel: CancelToken) -> Outcome:
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(host.ask(ASKED))
             while "? bash" not in capsys.readouterr().err:
@@ -393,16 +398,16 @@ async def test_a_question_closes_with_the_run_that_asked_it(
             asking.cancel()
         return failed("no time")
 
-    calling = Calling("actor", "go", tmp_path)
+    calling = AgentCallOptions("actor", "go", tmp_path)
     async with open_agent(tmp_path, impatient), asyncio.timeout(WAIT_S):
-        assert await call(calling, PlainEvents(Plain()), Typed(), Controls()) == 1
+        assert await call(calling, TextCallRenderer(TextRenderer()), Typed(), RunControl()) == 1
     words = "(not asked any more: time is over, or the run is)\nculm: no time\n"
     assert capsys.readouterr() == ("", words)
 
 
 async def test_a_token_that_is_not_the_agents_is_told_with_what_to_do(tmp_path: Path) -> None:
     async with open_agent(tmp_path, tell):
-        FileFabric(tmp_path / "fabric", LoopClock()).token_file("a1").write_text("other")
+        FileDiscovery(tmp_path / "fabric", LoopClock()).token_file("a1").write_text("other")
         with pytest.raises(Failed) as refused:
             await say(tmp_path)
     assert refused.value.message.startswith("cannot reach actor: ws://127.0.0.1:")
@@ -438,9 +443,9 @@ async def test_an_agent_that_is_served_can_be_called_until_a_signal_ends_it(
         assert names == {f"{agent_id}.json": 0o600, f".{agent_id}.token": 0o600}
         listed = json.loads((await asyncio.to_thread(desk.culm, "agent", "list", "--json")).out)
         assert [(one["agent_id"], one["role"]) for one in listed] == [(agent_id, "parrot")]
-        calling = Calling("parrot", "hello there ", desk.data_dir)
+        calling = AgentCallOptions("parrot", "hello there ", desk.data_dir)
         async with asyncio.timeout(WAIT_S):
-            assert await call(calling, PlainEvents(Plain()), None, Controls()) == 0
+            assert await call(calling, TextCallRenderer(TextRenderer()), None, RunControl()) == 0
         assert capsys.readouterr() == ("hello there p\n", "")
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(WAIT_S):

@@ -12,7 +12,7 @@ from culm.store.runs import end_run, start_run
 from culm.store.sessions import add_session
 from culm.wire.agents import Agent
 from culm.wire.endings import Ending
-from culm.workspace.roots import Roots, project_folder
+from culm.workspace.roots import DataRoots, project_folder
 from tests.cli.conftest import Desk
 from tests.store.trees import TOP, open_tree
 
@@ -50,7 +50,7 @@ async def test_that_states_are_old_is_told_where_no_server_is_and_somebody_has_n
     desk: Desk, database: Path
 ) -> None:
     assert desk.culm("agents").err == OLD
-    async with Roots(LoopClock()).hold(desk.data_dir):
+    async with DataRoots(LoopClock()).hold(desk.data_dir):
         assert desk.culm("agents").err == ""
     (desk.data_dir / "culm.lock").write_text("nonsense")
     assert desk.culm("agents").err == OLD

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.asks import Given, find_ask, permissions_of, responses_of, rows_of, too_late
+from culm.cli.asks import (
+    PermissionAnswer,
+    find_ask,
+    permissions_of,
+    responses_of,
+    rows_of,
+    too_late,
+)
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import MessageId, RunId
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionResponse
@@ -177,8 +184,11 @@ def test_an_ask_is_found_by_the_beginning_of_its_id_if_only_one_has_it() -> None
 
 
 def test_what_a_denied_run_asked_for_as_well_was_not_answered_too_late() -> None:
-    given = [Given(permission("a"), is_first=True), Given(permission("b"), is_first=False)]
-    other = Given(permission("c", "another"), is_first=False)
+    given = [
+        PermissionAnswer(permission("a"), is_first=True),
+        PermissionAnswer(permission("b"), is_first=False),
+    ]
+    other = PermissionAnswer(permission("c", "another"), is_first=False)
     assert too_late([*given, other], "deny") == [other.ask]
     assert too_late([*given, other], "allow") == [given[1].ask, other.ask]
 

@@ -11,13 +11,13 @@ import pytest
 from culm import __version__
 from culm.cli.doctor import examine_all, locked
 from culm.cli.doctor_machine import programs
-from culm.cli.mail_place import Project
+from culm.cli.mail_place import KnownProject
 from culm.clock import LoopClock
 from culm.errors import DataLocked
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 from culm.store.agents import agents_below
 from culm.store.sql import MIGRATIONS
-from culm.workspace.roots import Roots, project_folder, project_key, remember_workspace
+from culm.workspace.roots import DataRoots, project_folder, project_key, remember_workspace
 from tests.cli.conftest import Desk, Said
 from tests.flow.agents_stage import open_agents
 from tests.store.trees import TOP, open_tree
@@ -164,7 +164,7 @@ def test_agents_that_are_their_own_ancestors_are_told_and_then_cut(
 async def test_nothing_is_made_anew_beside_a_server_and_no_server_starts_beside_a_doctor(
     desk: Desk, folder: Path
 ) -> None:
-    roots = Roots(LoopClock())
+    roots = DataRoots(LoopClock())
     async with roots.hold(desk.data_dir):
         refused = desk.culm("doctor", "--rebuild")
         assert (refused.status, refused.out) == (1, "")
@@ -183,7 +183,7 @@ def test_letters_that_cannot_be_read_mailboxes_that_are_unsafe_and_leftovers_are
     desk: Desk, folder: Path
 ) -> None:
     mailboxes = folder / "mailboxes"
-    post = MaildirPost(mailboxes, LoopClock())
+    post = MaildirPostOffice(mailboxes, LoopClock())
     for address in ("a", "b", "cli-old", "cli-new"):
         post.make(address)
     (mailboxes / "a" / "new" / "x").touch()
@@ -282,7 +282,7 @@ def test_projects_are_told_apart_by_their_key_and_all_of_them_can_be_looked_at(
 
 def test_each_project_that_was_looked_at_is_counted(desk: Desk, folder: Path) -> None:
     done: list[int] = []
-    project = Project(desk.project, desk.data_dir)
+    project = KnownProject(desk.project, desk.data_dir)
     examine_all([project, project], rebuilds=False, on_step=done.append)
     assert [n for n in done if n] == [1, 1]
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.log_entries import BLOCK_BYTES, LINE_BYTES_MAX, Tail, Wish, entries_of, last_entries
+from culm.cli.log_entries import (
+    BLOCK_BYTES,
+    LINE_BYTES_MAX,
+    LogFilter,
+    LogTail,
+    entries_of,
+    last_entries,
+)
 from tests.cli.conftest import Desk, Said
 
 INFO = "2026-01-02 03:04:05,678 INFO    culm.serve: up"
@@ -22,7 +29,7 @@ def log_of(folder: Path, *lines: str) -> Path:
 
 
 def last(file: Path, count: int = 50, *, level: int = 0, text: str = "") -> list[str]:
-    entries, _ = last_entries(file, Wish(level, text), count)
+    entries, _ = last_entries(file, LogFilter(level, text), count)
     return [line for entry in entries for line in entry]
 
 
@@ -75,9 +82,9 @@ def test_following_begins_after_the_last_whole_line_and_waits_for_the_rest(tmp_p
         log.write(ERROR[:30])
         log.flush()
         assert last(file) == [INFO, ERROR[:30]]
-        entries, end = last_entries(file, Wish(), 50, follow=True)
+        entries, end = last_entries(file, LogFilter(), 50, follow=True)
         assert entries == [[INFO]]
-        with closing(Tail(file, end)) as tail:
+        with closing(LogTail(file, end)) as tail:
             assert tail.read() == []
             log.write(f"{ERROR[30:]}\n")
             log.flush()
@@ -86,7 +93,7 @@ def test_following_begins_after_the_last_whole_line_and_waits_for_the_rest(tmp_p
 
 def test_following_survives_that_the_file_is_moved_aside_or_emptied(tmp_path: Path) -> None:
     file = log_of(tmp_path, INFO)
-    with closing(Tail(file, 0)) as tail:
+    with closing(LogTail(file, 0)) as tail:
         assert tail.read() == [INFO]
         file.rename(tmp_path / "culm.log.1")
         assert tail.read() == []
@@ -105,7 +112,7 @@ def test_following_survives_that_the_file_is_moved_aside_or_emptied(tmp_path: Pa
 def test_a_line_without_an_end_is_told_in_pieces(tmp_path: Path) -> None:
     file = tmp_path / "culm.log"
     file.write_text("x" * (LINE_BYTES_MAX + 5))
-    with closing(Tail(file, 0)) as tail:
+    with closing(LogTail(file, 0)) as tail:
         told = [*tail.read(), *tail.read(), *tail.read()]
     assert "".join(told) == "x" * (LINE_BYTES_MAX + 5)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from culm.cli import mail_command
-from culm.cli.mail_place import Project
+from culm.cli.mail_place import KnownProject
 from culm.cli.mail_ring import ring
-from culm.client.launch import Wanted
+from culm.client.launch import ServerRequest
 from culm.clock import LoopClock
 from culm.fleet.times import format_time, parse_time
 from culm.ids import LetterId
-from culm.mail.base import Claim
+from culm.mail.base import ClaimedLetter
 from culm.mail.letters import Letter, Sender, body_of, unanswered
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 from culm.mail.order import LETTERS_MAX, name_of
 from culm.store.letters import add_letter, answer_letter, close_letter
 from culm.wire import agents as wire
@@ -46,8 +46,8 @@ def mailboxes(desk: Desk) -> Path:
     return folder / "mailboxes"
 
 
-def claims_of(mailboxes: Path, address: str) -> list[Claim]:
-    return MaildirPost(mailboxes, LoopClock()).open(address).claim(10)
+def claims_of(mailboxes: Path, address: str) -> list[ClaimedLetter]:
+    return MaildirPostOffice(mailboxes, LoopClock()).open(address).claim(10)
 
 
 def test_a_letter_is_delivered_without_a_server_and_can_be_asked_for(
@@ -167,7 +167,7 @@ def test_a_time_that_is_none_is_wrong_usage(desk: Desk, mailboxes: Path, number:
 def test_a_mailbox_that_is_full_or_not_ours_alone_takes_no_letter(
     desk: Desk, mailboxes: Path
 ) -> None:
-    box = MaildirPost(mailboxes, LoopClock()).make(TOP)
+    box = MaildirPostOffice(mailboxes, LoopClock()).make(TOP)
     for number in range(LETTERS_MAX):
         (mailboxes / TOP / "new" / name_of(number, f"l{number}")).touch()
     full = desk.culm("mail", "send", "--to", TOP, "hi")
@@ -209,7 +209,7 @@ def test_what_the_server_has_noted_of_a_letter_is_told_and_what_nobody_knows_is_
 
 
 @asynccontextmanager
-async def somebody(folder: Path, answer: bytes) -> AsyncGenerator[Wanted]:
+async def somebody(folder: Path, answer: bytes) -> AsyncGenerator[ServerRequest]:
     """A server that says one thing to whoever comes."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -219,7 +219,7 @@ async def somebody(folder: Path, answer: bytes) -> AsyncGenerator[Wanted]:
 
     server = await asyncio.start_unix_server(say, folder / "s")
     try:
-        yield Wanted(f"unix://{folder}/s")
+        yield ServerRequest(f"unix://{folder}/s")
     finally:
         server.close()
 
@@ -239,7 +239,7 @@ async def test_a_server_that_is_rung_may_say_what_it_likes(
     tmp_path: Path, answer: bytes, words: str
 ) -> None:
     async with somebody(tmp_path, answer) as server, asyncio.timeout(WAIT_S):
-        rung = await ring(server, Project(tmp_path, tmp_path), AGENT, {})
+        rung = await ring(server, KnownProject(tmp_path, tmp_path), AGENT, {})
         assert rung.is_there
         assert rung.words.startswith(words.format(server.url))
         assert bool(rung.words) == bool(words)
@@ -254,7 +254,7 @@ def replying(
     over = threading.Event()
 
     def answer() -> None:
-        post = MaildirPost(mailboxes, LoopClock())
+        post = MaildirPostOffice(mailboxes, LoopClock())
         while not over.wait(0.01):
             for claim in post.make(address).claim(1):
                 asked.append(claim.letter)

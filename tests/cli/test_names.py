@@ -2,14 +2,14 @@
 
 import pytest
 
-from culm.cli.names import Named, find_named, nearest, short_ids
+from culm.cli.names import NamedItem, find_named, nearest, short_ids
 from culm.errors import InvalidRequest, NotFound
 from tests.support import contract
 
-PLUMS = Named("session", "aaaaaaaa-1", "Blue plums")
-PEARS = Named("session", "aaaaaaaa-2", "Green pears")
-RUN = Named("run", "abc", "count the plums")
-LONGER = Named("run", "abcdef", "count the pears")
+PLUMS = NamedItem("session", "aaaaaaaa-1", "Blue plums")
+PEARS = NamedItem("session", "aaaaaaaa-2", "Green pears")
+RUN = NamedItem("run", "abc", "count the plums")
+LONGER = NamedItem("run", "abcdef", "count the pears")
 KNOWN = [PLUMS, PEARS, RUN, LONGER]
 
 
@@ -22,7 +22,7 @@ KNOWN = [PLUMS, PEARS, RUN, LONGER]
         ("blue PLUMS", PLUMS),
     ],
 )
-def test_an_id_its_beginning_or_a_title_is_enough(text: str, found: Named) -> None:
+def test_an_id_its_beginning_or_a_title_is_enough(text: str, found: NamedItem) -> None:
     assert find_named(KNOWN, text) == found
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.render.renderers import Plain
-from culm.cli.terminal.approval_prompt import Desk, lines_of, parse_response
+from culm.cli.render.renderers import TextRenderer
+from culm.cli.terminal.approval_prompt import ApprovalPrompt, lines_of, parse_response
 from culm.client.follower import Follower
 from culm.client.tree import open_tree
 from culm.ids import MessageId, RunId
@@ -54,7 +54,7 @@ async def open_desk(stage: Stage, run_id: str, lines: Typed) -> AsyncGenerator[F
         asyncio.TaskGroup() as tasks,
     ):
         await follower.connected()
-        desk = Desk(stage.remote, follower, tree, Plain(), lines)
+        desk = ApprovalPrompt(stage.remote, follower, tree, TextRenderer(), lines)
         task = tasks.create_task(desk.serve(), name="desk")
         yield follower
         task.cancel()

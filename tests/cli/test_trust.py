@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from culm.config.trust import Trusted
+from culm.config.trust import TrustedFiles
 from tests.cli.conftest import Desk, Said
 from tests.support import WAIT_S
 
@@ -149,6 +149,6 @@ async def test_the_content_that_was_shown_is_trusted_whatever_the_file_holds_by_
             process.kill()
         await process.wait()
         os.close(ours)
-    trusted = Trusted(desk.data_dir)
+    trusted = TrustedFiles(desk.data_dir)
     assert trusted.holds(file, shown) is (status == 0)
     assert not trusted.holds(file, file.read_bytes())

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.names import Named
-from culm.cli.ps import Going, Known, lines_of, parents_of
+from culm.cli.names import NamedItem
+from culm.cli.ps import ActivityNames, WorkspaceActivity, lines_of, parents_of
 from culm.cli.render.trees import in_tree_order
-from culm.cli.stop import Fate
-from culm.cli.targets import Targets
+from culm.cli.stop import StopOutcome
+from culm.cli.targets import NamedTargets
 from culm.errors import InvalidRequest, NotFound
 from culm.ids import AgentId, RunId, SessionId
 from culm.testing.model_server import open_model_server
@@ -201,7 +201,7 @@ def agent_of(agent_id: str, parent_id: str, run_id: str = "", **more: object) ->
 
 
 def test_agents_stand_below_the_run_that_started_them_or_the_session_that_has_none() -> None:
-    going = Going(
+    going = WorkspaceActivity(
         [
             run_of("r1"),
             run_of("r2", state="queued"),
@@ -216,7 +216,7 @@ def test_agents_stand_below_the_run_that_started_them_or_the_session_that_has_no
         ],
         [],
     )
-    known = Known(parents={"gone": "a", "old": "rest"})
+    known = ActivityNames(parents={"gone": "a", "old": "rest"})
     assert list(in_tree_order(parents_of(going, known))) == [
         (0, "r1"),
         (0, "r2"),
@@ -230,7 +230,7 @@ def test_agents_stand_below_the_run_that_started_them_or_the_session_that_has_no
 
 
 def test_a_state_says_what_is_waited_for_and_what_was_used_is_told_of_the_whole_tree() -> None:
-    going = Going(
+    going = WorkspaceActivity(
         [
             run_of("r1", state="waiting", tree_tokens=1200, tree_cost=0.5, created_at=40),
             run_of("r2", state="folded", host_run_id="r1", created_at=100),
@@ -239,7 +239,7 @@ def test_a_state_says_what_is_waited_for_and_what_was_used_is_told_of_the_whole_
         [agent_of("a", "s", waiting_for="slot", started_at=99, tokens=7)],
         [Process(7, "culm worker a", "worker", "s a", "", "", 1.0, 1 << 20, stopping=True)],
     )
-    known = Known(asks={"r1": "ask 68263f22"}, short={"a": "a"})
+    known = ActivityNames(asks={"r1": "ask 68263f22"}, short={"a": "a"})
     assert lines_of(going, known, 100.0, 0) == [
         "id   kind   state                   age   tokens  cost     what",
         "r1   run    waits for ask 68263f22  1:00  1,200   $0.5000  do r1",
@@ -262,9 +262,12 @@ def test_everybody_comes_once_also_who_is_its_own_ancestor() -> None:
 def test_what_works_is_meant_before_what_has_ended_unless_an_id_is_given_whole() -> None:
     runs = [run_of("ab"), run_of("abc", state="ended"), run_of("x", state="ended")]
     runs[1].prompt = runs[0].prompt
-    named = [*(Named("run", run.id, run.prompt) for run in runs), Named("session", "s", "Talk")]
+    named = [
+        *(NamedItem("run", run.id, run.prompt) for run in runs),
+        NamedItem("session", "s", "Talk"),
+    ]
     short = {one.id: one.id for one in named}
-    targets = Targets(named, {run.id: run for run in runs}, {}, short)
+    targets = NamedTargets(named, {run.id: run for run in runs}, {}, short)
     assert [targets.get(text).id for text in ("a", "do ab", "abc", "x", "talk")] == [
         "ab",
         "ab",
@@ -282,11 +285,11 @@ def test_what_works_is_meant_before_what_has_ended_unless_an_id_is_given_whole()
 @pytest.mark.parametrize(
     ("fate", "line"),
     [
-        (Fate("run r", "canceled"), "run r: canceled"),
-        (Fate("run r", "finished_first"), "run r: finished first"),
-        (Fate("run r", "not_stopped", [7, 8]), "run r: did not stop; left: pid 7, 8"),
-        (Fate("run r", "already_ended", why="error"), "run r: had ended (error)"),
+        (StopOutcome("run r", "canceled"), "run r: canceled"),
+        (StopOutcome("run r", "finished_first"), "run r: finished first"),
+        (StopOutcome("run r", "not_stopped", [7, 8]), "run r: did not stop; left: pid 7, 8"),
+        (StopOutcome("run r", "already_ended", why="error"), "run r: had ended (error)"),
     ],
 )
-def test_what_became_of_it_is_told(fate: Fate, line: str) -> None:
+def test_what_became_of_it_is_told(fate: StopOutcome, line: str) -> None:
     assert fate.line() == line

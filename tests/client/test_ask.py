@@ -10,7 +10,7 @@ import pytest
 from culm.client.ask import ask, open_asked
 from culm.client.background_task import open_beside
 from culm.client.follower import open_mirror
-from culm.client.http import Refused, open_client
+from culm.client.http import RequestRefused, open_client
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.script import Reply, ScriptedCall
@@ -81,7 +81,7 @@ async def test_a_run_that_is_cancelled_is_answered_with_what_it_has_said(tmp_pat
 
 async def test_a_prompt_that_is_refused_is_raised_as_refused(tmp_path: Path) -> None:
     async with open_runs(tmp_path) as stage, asyncio.timeout(WAIT_S):
-        with pytest.raises(Refused, match="session not found") as refused:
+        with pytest.raises(RequestRefused, match="session not found") as refused:
             await ask(stage.remote, "hello", session_id=GONE)
         assert refused.value.status == 404
 
@@ -102,7 +102,7 @@ async def test_a_client_that_is_refused_is_told_so_where_it_follows(tmp_path: Pa
         asyncio.timeout(WAIT_S),
     ):
         place = RemoteWorkspace(stranger, CreateWorkspace(), stage.remote.info)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             async with open_mirror(place) as follower:
                 await follower.until(lambda _: False)
         assert refused.value.status == 401

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from culm.client.blocking import Ended, Portal, open_portal
+from culm.client.blocking import Portal, PortalClosed, open_portal
 from tests.support import WAIT_S
 
 
@@ -37,7 +37,7 @@ def test_who_waits_in_another_thread_when_the_block_ends_is_told() -> None:
     with open_portal(opening()) as (portal, _):
         threading.Thread(target=ask, args=(portal,), daemon=True).start()
         assert begun.wait(WAIT_S)
-    assert isinstance(said.result(WAIT_S), Ended)
+    assert isinstance(said.result(WAIT_S), PortalClosed)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -47,9 +47,9 @@ def test_what_is_asked_of_a_loop_that_has_stopped_and_is_not_closed_yet_is_not_w
     try:
         before = portal.start(_for_ever())
         portal.end()
-        with pytest.raises(Ended):
+        with pytest.raises(PortalClosed):
             portal.result(before)
-        with pytest.raises(Ended):
+        with pytest.raises(PortalClosed):
             portal.wait(_for_ever())
     finally:
         loop.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from culm.client.follow_run import surely
-from culm.client.http import Refused, open_client
+from culm.client.http import RequestRefused, open_client
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId, WorkspaceId
 from culm.wire.config import Config
@@ -52,6 +52,6 @@ async def test_what_a_server_refuses_is_told_once() -> None:
 
     async with open_hostile(serve) as url, open_client(url) as client:
         workspace = RemoteWorkspace(client, CreateWorkspace(), INFO)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             await surely(workspace, lambda: workspace.cancel_run("r"))
     assert len(told) == 1

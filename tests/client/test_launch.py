@@ -11,7 +11,7 @@ import pytest
 
 from culm import __version__
 from culm.client.launch import (
-    Wanted,
+    ServerRequest,
     age_of,
     begin_start,
     find_token,
@@ -34,7 +34,7 @@ def test_a_socket_where_somebody_listens_is_answered_and_none_is_started(path: P
         somebody.bind(str(path))
         somebody.listen()
         assert is_answered(f"unix://{path}")
-        assert begin_start(Wanted(f"unix://{path}"), {}) is None
+        assert begin_start(ServerRequest(f"unix://{path}"), {}) is None
 
 
 def test_a_path_where_nobody_listens_is_not_answered(path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_path_where_nobody_listens_is_not_answered(path: Path) -> None:
 
 
 def test_a_server_elsewhere_is_never_started() -> None:
-    assert begin_start(Wanted("tcp://127.0.0.1:1"), {}) is None
+    assert begin_start(ServerRequest("tcp://127.0.0.1:1"), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_server_elsewhere_is_never_started() -> None:
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="is not an address"):
-        Wanted(url)
+        ServerRequest(url)
 
 
 def test_a_server_is_started_with_absolute_paths(path: Path) -> None:
-    wanted = Wanted(f"unix://{path}", Path("data"), Path("culm.json"))
+    wanted = ServerRequest(f"unix://{path}", Path("data"), Path("culm.json"))
     here = Path.cwd()
     assert wanted.command() == [
         *(sys.executable, "-m", "culm", "serve", "--host", f"unix://{path}"),
@@ -98,11 +98,11 @@ def test_a_token_is_read_for_tcp_alone_from_the_file_that_is_named_or_the_defaul
     (tmp_path / "culm" / "token").write_text("default\n")
     (tmp_path / "other").write_text("other\n")
     env = {"XDG_DATA_HOME": str(tmp_path)}
-    tcp = Wanted("tcp://127.0.0.1:7777")
+    tcp = ServerRequest("tcp://127.0.0.1:7777")
     assert find_token(tcp, None, env) == "default"
     assert find_token(tcp, tmp_path / "other", env) == "other"
-    assert find_token(Wanted(tcp.url, data_dir=tmp_path), None, env) is None
-    assert find_token(Wanted("unix:///s"), tmp_path / "other", env) is None
+    assert find_token(ServerRequest(tcp.url, data_dir=tmp_path), None, env) is None
+    assert find_token(ServerRequest("unix:///s"), tmp_path / "other", env) is None
     with pytest.raises(InvalidRequest, match="cannot read"):
         find_token(tcp, tmp_path / "nowhere", env)
 
@@ -133,7 +133,7 @@ def test_a_client_needs_no_library_that_is_slow_to_import() -> None:
 def test_in_a_directory_that_is_not_there_nothing_is_started_or_made(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nowhere/s"
     with pytest.raises(NoServer, match=f"there is no directory {tmp_path}/nowhere"):
-        begin_start(Wanted(url), {})
+        begin_start(ServerRequest(url), {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,10 +142,10 @@ def test_what_cannot_be_sent_as_a_token_is_none(tmp_path: Path, content: bytes) 
     file = tmp_path / "token"
     file.write_bytes(content)
     with pytest.raises(InvalidRequest, match="is no token"):
-        find_token(Wanted("tcp://there:1"), file, {})
+        find_token(ServerRequest("tcp://there:1"), file, {})
 
 
 def test_a_token_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
-    assert find_token(Wanted("tcp://there:1"), file, {}) == "secret"
+    assert find_token(ServerRequest("tcp://there:1"), file, {}) == "secret"

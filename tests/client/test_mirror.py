@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import msgspec
 
 from culm.client.mirror import Mirror
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.wire.codec import Json, encode
 
 
-def _told(type_: str, payload: Mapping[str, Json], op: str = "updated") -> Told:
-    return Told(type_, op, msgspec.Raw(encode(payload)))
+def _told(type_: str, payload: Mapping[str, Json], op: str = "updated") -> ServerEvent:
+    return ServerEvent(type_, op, msgspec.Raw(encode(payload)))
 
 
 def test_with_a_session_goes_all_that_is_about_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from culm.client.follower import Follower, open_follower
 from culm.client.http import open_client
 from culm.client.mirror import Mirror
-from culm.client.stream import Stream
+from culm.client.stream import EventStream
 from culm.server.listen import Address
 from tests.flow.conftest import open_flow
 from tests.flow.drive import READ_BYTES, connect, until
@@ -72,7 +72,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_nothing_is_missed(
         asyncio.timeout(WAIT_S),
     ):
         remote = await client.open_workspace(flow.directory())
-        mirror, stream = Mirror(), Stream(remote, idle_s=IDLE_S)
+        mirror, stream = Mirror(), EventStream(remote, idle_s=IDLE_S)
 
         async def load() -> None:
             mirror.load(await remote.snapshot("*"))

@@ -15,13 +15,13 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.client.http import Refused, open_client
+from culm.client.http import RequestRefused, open_client
 from culm.client.transport import (
     HEAD_BYTES_MAX,
-    Address,
-    Answer,
-    Reader,
-    Transport,
+    HttpResponse,
+    HttpTransport,
+    ResponseReader,
+    ServerAddress,
     Unreachable,
     parse_address,
 )
@@ -103,7 +103,7 @@ async def open_hostile(answering: Answering, way: str = "unix") -> AsyncGenerato
 
 async def answered(url: str, body: bytes = b"") -> tuple[int, bytes]:
     """Status and body of one answer."""
-    transport = Transport(parse_address(url), {})
+    transport = HttpTransport(parse_address(url), {})
     async with transport.open("POST" if body else "GET", "/", body) as answer:
         return answer.status, await answer.read()
 
@@ -149,8 +149,8 @@ def test_a_chunked_body_is_its_chunks_however_it_is_cut(
     whole += b"0\r\n\r\n"
 
     async def read() -> bytes:
-        reader = Reader()
-        answer = Answer(CHUNKED, reader)
+        reader = ResponseReader()
+        answer = HttpResponse(CHUNKED, reader)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(answer.read())
             at = 0
@@ -166,15 +166,15 @@ def test_a_chunked_body_is_its_chunks_however_it_is_cut(
 
 
 async def test_a_body_at_its_end_has_no_more_however_often_it_is_asked() -> None:
-    reader = Reader()
+    reader = ResponseReader()
     reader.feed_data(b"1\r\na\r\n0\r\n\r\n")
-    answer = Answer(CHUNKED, reader)
+    answer = HttpResponse(CHUNKED, reader)
     assert [await answer.read(), await answer.read(), await answer.piece()] == [b"a", b"", b""]
 
 
 async def test_a_piece_is_there_before_the_line_that_ends_its_chunk() -> None:
-    reader = Reader()
-    answer = Answer(CHUNKED, reader)
+    reader = ResponseReader()
+    answer = HttpResponse(CHUNKED, reader)
     reader.feed_data(b"5\r\nhello")
     assert await answer.piece(WAIT_S) == b"hello"
     reader.feed_data(b"\r\n0\r\n\r\n")
@@ -262,8 +262,8 @@ async def test_a_server_that_hangs_is_waited_for_as_long_as_its_caller_says(said
 
 @pytest.mark.parametrize("said", [b"", b"5\r\nhel", b"5\r\nhello", b"5\r\nhello\r\n3"])
 async def test_the_bound_for_a_piece_is_for_all_that_it_waits_for(said: bytes) -> None:
-    reader = Reader()
-    answer = Answer(CHUNKED, reader)
+    reader = ResponseReader()
+    answer = HttpResponse(CHUNKED, reader)
     reader.feed_data(said)
     if b"hel" in said:
         assert (await answer.piece(WAIT_S)).startswith(b"hel")
@@ -306,7 +306,7 @@ def test_a_refusal_that_comes_while_a_large_body_is_sent_is_read(
 
     with (
         asyncio.Runner(loop_factory=loop) as runner,
-        pytest.raises(Refused, match="no more") as refused,
+        pytest.raises(RequestRefused, match="no more") as refused,
     ):
         runner.run(ask())
     assert (refused.value.status, refused.value.code) == (413, "large")
@@ -343,7 +343,7 @@ async def test_a_request_names_its_host_its_length_and_what_goes_before_its_path
 
     async with open_hostile(answering, "tcp") as url:
         address = parse_address(f"http{url.removeprefix('tcp')}/below/culm/")
-        async with Transport(address, {"X-Name": "value"}).open("PUT", "/v1/x?y=1") as answer:
+        async with HttpTransport(address, {"X-Name": "value"}).open("PUT", "/v1/x?y=1") as answer:
             assert await answer.read() == b"hello"
     assert asked == [
         f"PUT /below/culm/v1/x?y=1 HTTP/1.1\r\nHost: {address.host}\r\nX-Name: value\r\n"
@@ -357,16 +357,24 @@ async def test_a_request_names_its_host_its_length_and_what_goes_before_its_path
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("unix:///run/culm.sock", Address("culm.localhost", socket="/run/culm.sock")),
-        ("tcp://127.0.0.1:7777", Address("127.0.0.1:7777", name="127.0.0.1", port=7777)),
-        ("tcp://[::1]:7777", Address("[::1]:7777", name="::1", port=7777)),
-        ("http://h/", Address("h", name="h", port=80)),
-        ("http://h:81/a/b/", Address("h:81", name="h", port=81, prefix="/a/b")),
-        ("https://H.example", Address("H.example", name="h.example", port=443, is_secret=True)),
-        ("https://u:p@h:8443/c", Address("h:8443", "", "h", 8443, is_secret=True, prefix="/c")),
+        ("unix:///run/culm.sock", ServerAddress("culm.localhost", socket="/run/culm.sock")),
+        ("tcp://127.0.0.1:7777", ServerAddress("127.0.0.1:7777", name="127.0.0.1", port=7777)),
+        ("tcp://[::1]:7777", ServerAddress("[::1]:7777", name="::1", port=7777)),
+        ("http://h/", ServerAddress("h", name="h", port=80)),
+        ("http://h:81/a/b/", ServerAddress("h:81", name="h", port=81, prefix="/a/b")),
+        (
+            "https://H.example",
+            ServerAddress("H.example", name="h.example", port=443, is_secret=True),
+        ),
+        (
+            "https://u:p@h:8443/c",
+            ServerAddress("h:8443", "", "h", 8443, is_secret=True, prefix="/c"),
+        ),
     ],
 )
-def test_an_address_says_whom_to_connect_to_and_how_to_name_it(url: str, address: Address) -> None:
+def test_an_address_says_whom_to_connect_to_and_how_to_name_it(
+    url: str, address: ServerAddress
+) -> None:
     assert parse_address(url) == address
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from culm.client.mirror import Gap
-from culm.client.stream import Told
-from culm.client.tree import Tree, load_tree, open_tree
+from culm.client.mirror import DeltaGap
+from culm.client.stream import ServerEvent
+from culm.client.tree import SessionTree, load_tree, open_tree
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
@@ -30,13 +30,15 @@ class Teller:
     """Tells a tree events, numbered as a log does."""
 
     def __init__(self, state: State = "active") -> None:
-        self.tree = Tree(TOP, OURS)
+        self.tree = SessionTree(TOP, OURS)
         self._seq = 0
         self.run(state)
 
-    def tell(self, type_: str, payload: msgspec.Struct, op: str = "updated") -> Gap | None:
+    def tell(self, type_: str, payload: msgspec.Struct, op: str = "updated") -> DeltaGap | None:
         self._seq += 1
-        return self.tree.apply(Told(type_, op, msgspec.Raw(encode(payload)), f"e.{self._seq}"))
+        return self.tree.apply(
+            ServerEvent(type_, op, msgspec.Raw(encode(payload)), f"e.{self._seq}")
+        )
 
     def run(self, state: State) -> None:
         self.tell("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
@@ -106,7 +108,7 @@ def test_a_gap_in_an_agents_text_is_filled_where_it_belongs() -> None:
     teller.agent(agent("one"))
     teller.tree.touched.clear()
     delta = MessageDelta(MessageId("m"), SessionId("s-one"), 1, 0, "text", 4, "more")
-    assert teller.tell("message_delta", delta) == Gap(SessionId("s-one"), MessageId("m"))
+    assert teller.tell("message_delta", delta) == DeltaGap(SessionId("s-one"), MessageId("m"))
     teller.tree.put_message(said("s-one", "all more"))
     teller.tree.put_message(said("elsewhere", "theirs"))
     assert list(teller.tree.touched) == ["s-one"]
@@ -181,7 +183,7 @@ async def test_who_followed_a_run_and_who_missed_its_beginning_have_the_same_tre
         open_tree(stage.remote, stage.session_id, OURS) as (follower, stayed),
     ):
         await follower.connected()
-        away = Tree(stage.session_id, OURS)
+        away = SessionTree(stage.session_id, OURS)
         await load_tree(stage.remote, away)
         await stage.prompt("@lead: go", run_id=OURS)
         seen = await stage.asked_by("@bob")
@@ -199,7 +201,7 @@ async def test_who_followed_a_run_and_who_missed_its_beginning_have_the_same_tre
         assert [full_text(one.parts) for one in bob.mirror.messages.values()][-1] == "I looked."
 
 
-def state_of(tree: Tree) -> list[object]:
+def state_of(tree: SessionTree) -> list[object]:
     branches = tree.branches.values()
     return [
         (one.agent.name, one.agent.state, list(one.mirror.messages.values())) for one in branches

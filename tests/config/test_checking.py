@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from culm.config.checking import PROBLEMS_MAX, Checked, Problem, check_text, key_of
+from culm.config.checking import PROBLEMS_MAX, CheckedDocument, ConfigProblem, check_text, key_of
 from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, ProjectFile, UserFile
 from culm.wire.codec import Json, fit, strings_in
 from culm.wire.rules import RULES_MAX
@@ -45,16 +45,24 @@ def test_every_problem_is_told_at_its_line_and_key_and_the_rest_is_kept() -> Non
         "base_url": "http://127.0.0.1:1/v1",
         "models": [{"id": "a"}, {"name": "b"}],
     }
-    assert check_text(text, UserFile, "f") == Checked(
+    assert check_text(text, UserFile, "f") == CheckedDocument(
         {"providers": {"local": local}, "options": {"tui": {"diff_mode": "split"}}},
         (
-            Problem("f", 3, "modles", "unknown key", "did you mean 'models'?"),
-            Problem("f", 7, "providers.local.bas_url", "unknown key", "did you mean 'base_url'?"),
-            Problem("f", 10, "providers.local.models[1].id", "a string is wanted, not a number"),
-            Problem("f", 11, "providers.local.models[2]", "an object is wanted, not a string"),
-            Problem("f", 14, "providers.other", "an object is wanted, not a list"),
-            Problem("f", 16, "options.tui.compact_mode", "true or false is wanted, not a string"),
-            Problem("f", 17, "runs_max", "wanted is `int` >= 1"),
+            ConfigProblem("f", 3, "modles", "unknown key", "did you mean 'models'?"),
+            ConfigProblem(
+                "f", 7, "providers.local.bas_url", "unknown key", "did you mean 'base_url'?"
+            ),
+            ConfigProblem(
+                "f", 10, "providers.local.models[1].id", "a string is wanted, not a number"
+            ),
+            ConfigProblem(
+                "f", 11, "providers.local.models[2]", "an object is wanted, not a string"
+            ),
+            ConfigProblem("f", 14, "providers.other", "an object is wanted, not a list"),
+            ConfigProblem(
+                "f", 16, "options.tui.compact_mode", "true or false is wanted, not a string"
+            ),
+            ConfigProblem("f", 17, "runs_max", "wanted is `int` >= 1"),
         ),
     )
 
@@ -106,14 +114,14 @@ def test_where_nothing_is_near_the_known_keys_are_listed() -> None:
 
 def test_names_of_fields_are_read_in_any_case_and_names_in_maps_as_they_are() -> None:
     text = '{"PROVIDERS": {"Demo": {"Base_URL": "u", "API_Key": "k"}}, "Env": {"Path": "p"}}'
-    assert check_text(text, ProjectFile, "f") == Checked(
+    assert check_text(text, ProjectFile, "f") == CheckedDocument(
         {"providers": {"Demo": {"base_url": "u", "api_key": "k"}}, "env": {"Path": "p"}}
     )
 
 
 def test_settings_of_the_server_are_the_users_alone() -> None:
     text = '{"linger_s": 1}'
-    assert check_text(text, UserFile, "f") == Checked({"linger_s": 1})
+    assert check_text(text, UserFile, "f") == CheckedDocument({"linger_s": 1})
     assert [what for _, _, what, _ in problems_of(text, ProjectFile)] == ["unknown key"]
 
 
@@ -125,7 +133,9 @@ def test_a_key_that_is_there_twice_counts_as_it_was_last() -> None:
 def test_what_is_free_to_be_anything_is_kept_as_it_is() -> None:
     body: Json = {"a": [1, None, {"b": 1.5}], "Ünïcode": "$X", "big": 10**18}
     text = json.dumps({"providers": {"p": {"extra_body": body}}})
-    assert check_text(text, ProjectFile, "f") == Checked({"providers": {"p": {"extra_body": body}}})
+    assert check_text(text, ProjectFile, "f") == CheckedDocument(
+        {"providers": {"p": {"extra_body": body}}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,12 +175,12 @@ def test_a_file_full_of_problems_is_checked_in_one_pass_and_names_the_first() ->
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (Problem("f", 3, "a.b", "unknown key", "h"), "f:3: a.b: unknown key"),
-        (Problem("f", 3, "", "not valid JSON"), "f:3: not valid JSON"),
-        (Problem("f", 0, "", "cannot be read"), "f: cannot be read"),
+        (ConfigProblem("f", 3, "a.b", "unknown key", "h"), "f:3: a.b: unknown key"),
+        (ConfigProblem("f", 3, "", "not valid JSON"), "f:3: not valid JSON"),
+        (ConfigProblem("f", 0, "", "cannot be read"), "f: cannot be read"),
     ],
 )
-def test_a_problem_reads_as_a_compilers_does(problem: Problem, sentence: str) -> None:
+def test_a_problem_reads_as_a_compilers_does(problem: ConfigProblem, sentence: str) -> None:
     assert str(problem) == sentence
 
 
@@ -197,8 +207,10 @@ def test_a_rule_that_is_wrong_is_named_and_no_half_of_it_counts(
     good: Json = {"decision": "deny", "command": "rm *"}
     text = json.dumps({"permission_rules": [good, rule]})
     said = f"did you mean {hint!r}?" if hint else ""
-    problem = Problem("f", 1, f"permission_rules[1]{key}", what, said)
-    assert check_text(text, ProjectFile, "f") == Checked({"permission_rules": [good]}, (problem,))
+    problem = ConfigProblem("f", 1, f"permission_rules[1]{key}", what, said)
+    assert check_text(text, ProjectFile, "f") == CheckedDocument(
+        {"permission_rules": [good]}, (problem,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,7 +314,9 @@ def test_what_has_passed_is_of_the_kind_and_passes_again(value: Json) -> None:
         assert not checked.is_json
         return
     fit(cast("Json", checked.document), UserFile)
-    assert check_text(json.dumps(checked.document), UserFile, "f") == Checked(checked.document)
+    assert check_text(json.dumps(checked.document), UserFile, "f") == CheckedDocument(
+        checked.document
+    )
     assert all(problem.line == 1 for problem in checked.problems)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from culm.config.jsonc import (
     NESTING_MAX,
-    BadJson,
+    InvalidJson,
     NotAnObject,
     Unwritable,
     line_of,
@@ -91,7 +91,7 @@ def test_comments_and_trailing_commas_are_passed_over(text: str, expected: Json)
 def test_what_is_wrong_is_said_with_its_line_and_column(
     text: str, line: int, column: int, message: str
 ) -> None:
-    with pytest.raises(BadJson) as caught:
+    with pytest.raises(InvalidJson) as caught:
         parse(text)
     assert (caught.value.line, caught.value.column, caught.value.message) == (line, column, message)
 
@@ -106,7 +106,7 @@ def test_a_hundred_levels_are_read_and_edited_and_no_more() -> None:
 
 @pytest.mark.parametrize("piece", ["[", '[["', '"\\', "[/*", ",[1", "{,/*", "//", "[1,"])
 def test_a_text_made_to_be_slow_is_refused(piece: str) -> None:
-    with pytest.raises(BadJson):
+    with pytest.raises(InvalidJson):
         parse(piece * 80_000)
 
 
@@ -114,7 +114,7 @@ def test_a_text_made_to_be_slow_is_refused(piece: str) -> None:
 def test_any_text_is_read_or_refused_and_what_is_read_can_be_edited(text: str) -> None:
     try:
         value = parse(text)
-    except BadJson:
+    except InvalidJson:
         return
     assert line_of(text, ("a", 0)) >= 1
     assert parse(set_value(text, (), value)) == value
@@ -236,9 +236,9 @@ def test_a_value_that_could_not_be_read_again_is_not_written(value: Json) -> Non
 
 
 def test_a_text_that_is_wrong_is_not_edited() -> None:
-    with pytest.raises(BadJson):
+    with pytest.raises(InvalidJson):
         set_value('{"a": 1', ("a",), 2)
-    with pytest.raises(BadJson):
+    with pytest.raises(InvalidJson):
         remove_value('{"a": 1', ("a",))
 
 

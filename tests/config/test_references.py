@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from culm.config.references import (
     DEPTH_MAX,
     OUTPUT_BYTES_MAX,
-    Unresolved,
+    UnresolvedReference,
     Variables,
     failed,
     names_in,
@@ -72,7 +72,7 @@ async def test_a_text_is_read_with_its_references_in_place(text: str, expected: 
 async def test_a_name_that_is_not_set_or_empty_is_named_and_no_value_is(text: str) -> None:
     variables = Variables({}, ENV)
     name = "$EMPTY" if "EMPTY" in text else "$NONE"
-    with pytest.raises(Unresolved, match=r"is not set") as caught:
+    with pytest.raises(UnresolvedReference, match=r"is not set") as caught:
         await resolve(text, variables, never)
     assert str(caught.value) == why_unresolved(text, variables) == f"{name} is not set"
 
@@ -111,7 +111,7 @@ async def test_names_that_lead_in_a_circle_or_to_a_command_are_told_by_name(
     given_: dict[str, str], why: str
 ) -> None:
     variables = Variables(given_, ENV)
-    with pytest.raises(Unresolved) as caught:
+    with pytest.raises(UnresolvedReference) as caught:
         await resolve("$A", variables, never)
     assert str(caught.value) == why_unresolved("$A", variables) == why
 
@@ -146,7 +146,7 @@ async def test_what_a_command_prints_is_never_read_or_run_again() -> None:
 async def test_any_text_is_read_or_refused_and_both_ways_of_asking_agree(text: str) -> None:
     variables = Variables({"A": "a"}, {"B": "b"})
     if why := why_unresolved(text, variables):
-        with pytest.raises(Unresolved) as caught:
+        with pytest.raises(UnresolvedReference) as caught:
             await resolve(text, variables, quote)
         assert str(caught.value) == why
     else:
@@ -160,7 +160,7 @@ def test_the_names_in_a_text_are_those_outside_of_commands() -> None:
 
 
 def test_a_run_that_needs_the_value_is_told_where_it_stands() -> None:
-    problem = failed("providers.p.api_key", Unresolved("$KEY is not set"))
+    problem = failed("providers.p.api_key", UnresolvedReference("$KEY is not set"))
     assert (problem.title, problem.message, problem.hint) == (
         "A reference leads nowhere",
         "providers.p.api_key: $KEY is not set",
@@ -208,7 +208,7 @@ async def test_a_command_that_fails_is_told_without_its_words(
     tmp_path: Path, command: str, why: str
 ) -> None:
     async with asyncio.timeout(WAIT_S):
-        with pytest.raises(Unresolved) as caught:
+        with pytest.raises(UnresolvedReference) as caught:
             await run_command(command, PATH, tmp_path)
     assert str(caught.value) == why
 
@@ -223,7 +223,7 @@ async def test_a_command_that_fails_is_told_without_its_words(
 async def test_a_command_that_cannot_be_started_is_told_so(
     tmp_path: Path, command: str, env: dict[str, str], folder: str
 ) -> None:
-    with pytest.raises(Unresolved, match="cannot be started") as caught:
+    with pytest.raises(UnresolvedReference, match="cannot be started") as caught:
         await run_command(command, env, tmp_path / folder)
     assert "SECRET" not in str(caught.value)
 
@@ -240,7 +240,9 @@ async def test_a_command_that_does_not_end_is_ended_with_all_it_started(
     tmp_path: Path, command: str
 ) -> None:
     async with asyncio.timeout(WAIT_S):
-        with pytest.raises(Unresolved, match=r"took longer than 0\.5 s|printed more") as caught:
+        with pytest.raises(
+            UnresolvedReference, match=r"took longer than 0\.5 s|printed more"
+        ) as caught:
             await run_command(command, PATH, tmp_path, within_s=0.5)
     assert "secret" not in str(caught.value)
     await until_gone(tmp_path / "done")

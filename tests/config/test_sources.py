@@ -10,14 +10,14 @@ from culm.config.checking import Document
 from culm.config.sources import (
     FILE_BYTES_MAX,
     PROJECT_FILES,
+    ConfigSource,
     FileSources,
     FixedSources,
-    Loaded,
-    Source,
+    LoadedConfig,
     read_source,
     sources_of,
 )
-from culm.config.trust import Trusted
+from culm.config.trust import TrustedFiles
 
 BELL: Document = {"options": {"notifications": "bell"}}
 OWN: Document = {"providers": {"own": {"base_url": "http://own/v1"}}}
@@ -32,7 +32,7 @@ class Place:
         self.project = folder / "project"
         self.user.parent.mkdir()
         self.project.mkdir()
-        self.trusted = Trusted(folder / "data")
+        self.trusted = TrustedFiles(folder / "data")
         self.sources = FileSources(self.user, self.project, self.trusted)
 
     def write(self, text: str, name: str = "culm.json") -> Path:
@@ -43,7 +43,7 @@ class Place:
     def trust(self, file: Path) -> None:
         self.trusted.add({file: file.read_bytes()})
 
-    async def load(self, *providers: str) -> Loaded:
+    async def load(self, *providers: str) -> LoadedConfig:
         return await self.sources.load(providers)
 
 
@@ -71,22 +71,22 @@ BEFORE = "it counts as it was before"
 
 def test_the_users_file_is_lowest_and_culm_lies_over_crush(tmp_path: Path) -> None:
     user = tmp_path / "u.json"
-    project = [Source(tmp_path / name, "project") for name in PROJECT_FILES]
+    project = [ConfigSource(tmp_path / name, "project") for name in PROJECT_FILES]
     assert PROJECT_FILES == (".crush.json", "crush.json", ".culm.json", "culm.json")
-    assert sources_of(user, tmp_path) == (Source(user, "user"), *project)
+    assert sources_of(user, tmp_path) == (ConfigSource(user, "user"), *project)
     assert sources_of(None, None) == ()
 
 
 async def test_nothing_there_says_nothing(place: Place) -> None:
-    assert await place.load() == Loaded()
-    assert await FileSources(None, place.project, place.trusted).load(()) == Loaded()
+    assert await place.load() == LoadedConfig()
+    assert await FileSources(None, place.project, place.trusted).load(()) == LoadedConfig()
 
 
 async def test_files_are_read_in_their_order(place: Place) -> None:
     place.user.write_text('{"options": {"progress": true}, "linger_s": 5}')
     for n, name in enumerate(reversed(PROJECT_FILES)):
         place.write(f'{{"options": {{"notifications": "{n}"}}}}', name)
-    assert await place.load() == Loaded(
+    assert await place.load() == LoadedConfig(
         {"options": {"progress": True}, "linger_s": 5},
         tuple({"options": {"notifications": f"{n}"}} for n in (3, 2, 1, 0)),
     )
@@ -94,7 +94,7 @@ async def test_files_are_read_in_their_order(place: Place) -> None:
 
 async def test_what_was_said_once_and_for_all_does_not_change() -> None:
     fixed = FixedSources(OWN)
-    assert (await fixed.load(()), await fixed.changed()) == (Loaded(OWN), False)
+    assert (await fixed.load(()), await fixed.changed()) == (LoadedConfig(OWN), False)
 
 
 # --- trust
@@ -109,9 +109,9 @@ async def test_an_untrusted_file_chooses_among_what_the_user_has_and_the_rest_is
         file = place.write(text % provider)
         chosen = {"models": {"large": {"model": "m", "provider": provider}}}
         loaded = await place.load("found")
-        assert loaded == Loaded(OWN, (chosen,), (ignored(file, "env"),))
+        assert loaded == LoadedConfig(OWN, (chosen,), (ignored(file, "env"),))
     file = place.write(text % "theirs")
-    assert await place.load("found") == Loaded(OWN, ({},), (ignored(file, "env, models"),))
+    assert await place.load("found") == LoadedConfig(OWN, ({},), (ignored(file, "env, models"),))
 
 
 async def test_trust_counts_from_the_next_reading_and_ends_with_one_changed_byte(
@@ -119,15 +119,15 @@ async def test_trust_counts_from_the_next_reading_and_ends_with_one_changed_byte
 ) -> None:
     text = '{"providers": {"own": {"base_url": "http://own/v1"}}}'
     file = place.write(text)
-    needs_trust = Loaded({}, ({},), (ignored(file, "providers"),))
+    needs_trust = LoadedConfig({}, ({},), (ignored(file, "providers"),))
     assert await place.load() == needs_trust
     place.trust(file)
     assert await place.sources.changed()
-    assert await place.load() == Loaded({}, (OWN,))
+    assert await place.load() == LoadedConfig({}, (OWN,))
     file.write_text(text + " ")
     assert await place.load() == needs_trust
     file.write_text(text)
-    assert await place.load() == Loaded({}, (OWN,))
+    assert await place.load() == LoadedConfig({}, (OWN,))
     place.trusted.remove([file])
     assert await place.sources.changed()
     assert await place.load() == needs_trust
@@ -138,7 +138,7 @@ async def test_what_a_trusted_file_provides_an_untrusted_one_may_choose(place: P
     lower = place.write('{"providers": {"own": {"base_url": "http://own/v1"}}}', "crush.json")
     place.write('{"models": {"large": {"model": "m", "provider": "own"}}}')
     place.trust(lower)
-    assert await place.load() == Loaded({}, (OWN, CHOICE))
+    assert await place.load() == LoadedConfig({}, (OWN, CHOICE))
 
 
 async def test_a_link_is_trusted_by_what_it_leads_to(place: Place, tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ async def test_a_link_is_trusted_by_what_it_leads_to(place: Place, tmp_path: Pat
     file = place.project / "culm.json"
     file.symlink_to(tmp_path / "one")
     place.trust(file)
-    assert await place.load() == Loaded({}, ({"env": {"A": "1"}},))
+    assert await place.load() == LoadedConfig({}, ({"env": {"A": "1"}},))
     file.unlink()
     file.symlink_to(tmp_path / "two")
     assert await place.sources.changed()
-    assert await place.load() == Loaded({}, ({},), (ignored(file, "env"),))
+    assert await place.load() == LoadedConfig({}, ({},), (ignored(file, "env"),))
 
 
 async def test_the_last_good_content_counts_only_as_long_as_that_content_is_trusted(
@@ -199,21 +199,21 @@ async def test_a_bad_file_is_told_and_counts_as_it_was_before(
 ) -> None:
     file = place.project / "culm.json"
     file.write_bytes(content)
-    assert await place.load() == Loaded({}, (), (f"{file}{what}", mended(file)))
+    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", mended(file)))
     place.write('{"options": {"notifications": "bell"}}')
-    assert await place.load() == Loaded({}, (BELL,))
+    assert await place.load() == LoadedConfig({}, (BELL,))
     file.write_bytes(content)
-    assert await place.load() == Loaded({}, (BELL,), (f"{file}{what}", mended(file, BEFORE)))
+    assert await place.load() == LoadedConfig({}, (BELL,), (f"{file}{what}", mended(file, BEFORE)))
     file.unlink()
-    assert await place.load() == Loaded()
+    assert await place.load() == LoadedConfig()
     file.write_bytes(content)  # It has been away: what it once said is forgotten.
-    assert await place.load() == Loaded({}, (), (f"{file}{what}", mended(file)))
+    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", mended(file)))
 
 
 async def test_a_bad_file_of_the_user_counts_as_it_was_before_too(place: Place) -> None:
     place.user.write_text('{"providers": {"own": {"base_url": "http://own/v1"}}}')
     place.write('{"models": {"large": {"model": "m", "provider": "own"}}}')
-    assert await place.load() == Loaded(OWN, (CHOICE,))
+    assert await place.load() == LoadedConfig(OWN, (CHOICE,))
     place.user.write_text("{")
     loaded = await place.load()
     assert (loaded.user, loaded.project) == (OWN, (CHOICE,))
@@ -241,7 +241,7 @@ async def test_what_is_no_file_is_told_and_does_not_keep_anybody_waiting(
 
 async def test_a_byte_order_mark_is_no_trouble(place: Place) -> None:
     place.write('\ufeff{"options": {"notifications": "bell"}}')
-    assert await place.load() == Loaded({}, (BELL,))
+    assert await place.load() == LoadedConfig({}, (BELL,))
 
 
 async def test_keys_of_crush_that_nobody_here_knows_are_told_and_spoil_nothing(
@@ -294,11 +294,13 @@ async def test_a_change_of_any_file_or_of_the_trust_is_seen_and_then_seen_no_mor
 def test_a_file_is_trusted_by_its_owner_or_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "culm.json"
     file.write_text("{}")
-    trusted = Trusted(tmp_path / "data")
-    assert read_source(Source(tmp_path / "none", "user"), trusted) is None
+    trusted = TrustedFiles(tmp_path / "data")
+    assert read_source(ConfigSource(tmp_path / "none", "user"), trusted) is None
 
     def found() -> Mapping[str, bool]:
-        reads = {owner: read_source(Source(file, owner), trusted) for owner in ("user", "project")}
+        reads = {
+            owner: read_source(ConfigSource(file, owner), trusted) for owner in ("user", "project")
+        }
         return {owner: read is not None and read.trusted for owner, read in reads.items()}
 
     assert found() == {"user": True, "project": False}

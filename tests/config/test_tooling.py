@@ -10,8 +10,8 @@ from culm.config.checking import Document, check_text
 from culm.config.layers import merged
 from culm.config.schema import HOOKS_MAX, Hook, OwnTool, UserFile
 from culm.config.sources import FileSources, untrusted_notice
-from culm.config.tooling import Tooling, read_tooling
-from culm.config.trust import Trusted
+from culm.config.tooling import ToolConfig, read_tooling
+from culm.config.trust import TrustedFiles
 from culm.errors import InvalidRequest
 from culm.wire.codec import Json
 from culm.wire.rules import Rule
@@ -24,7 +24,7 @@ DOCUMENT: Document = {
     "options": {"disabled_tools": ["fetch"]},
     "env": {"A": "a", "KEY": "$SECRET"},
 }
-TOOLING = Tooling(
+TOOLING = ToolConfig(
     allowed_tools=("view", "bash:execute"),
     disabled_tools=frozenset({"fetch"}),
     rules=(Rule("deny", command="rm *"),),
@@ -36,7 +36,7 @@ TOOLING = Tooling(
 
 def test_all_that_a_document_says_of_tools_is_read() -> None:
     assert read_tooling(DOCUMENT) == TOOLING
-    assert read_tooling({}) == read_tooling(dict.fromkeys(DOCUMENT)) == Tooling()
+    assert read_tooling({}) == read_tooling(dict.fromkeys(DOCUMENT)) == ToolConfig()
 
 
 def test_no_rule_or_hook_is_lost_by_how_its_key_is_spelled() -> None:
@@ -66,11 +66,11 @@ def test_what_could_not_be_kept_to_is_refused(bad: Document) -> None:
 
 
 async def test_a_project_has_no_say_in_tools_until_its_file_is_trusted(tmp_path: Path) -> None:
-    file, trusted = tmp_path / "culm.json", Trusted(tmp_path / "data")
+    file, trusted = tmp_path / "culm.json", TrustedFiles(tmp_path / "data")
     file.write_text(json.dumps(DOCUMENT))
     sources = FileSources(None, tmp_path, trusted)
     untrusted = await sources.load(())
-    assert read_tooling(merged(untrusted.project)) == Tooling()
+    assert read_tooling(merged(untrusted.project)) == ToolConfig()
     keys = {"env", "hooks", "options", "own_tools", "permission_rules", "permissions"}
     assert untrusted.notices == (untrusted_notice(file, keys),)
     trusted.add({file: file.read_bytes()})
@@ -82,7 +82,7 @@ async def test_a_trusted_project_adds_to_the_users_rules_and_hooks(tmp_path: Pat
     own: Json = {"permission_rules": [{"decision": "deny", "path": "~/**"}]}
     user.write_text(json.dumps({**own, "hooks": {"PreToolUse": [{"command": "mine"}]}}))
     project.write_text(json.dumps(DOCUMENT))
-    trusted = Trusted(tmp_path / "data")
+    trusted = TrustedFiles(tmp_path / "data")
     trusted.add({project: project.read_bytes()})
     loaded = await FileSources(user, tmp_path, trusted).load(())
     tooling = read_tooling(merged([loaded.user, *loaded.project]))

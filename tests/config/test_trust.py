@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from culm.config.checking import Document
 from culm.config.schema import ProjectFile
-from culm.config.trust import Restricted, Trusted, digest_of, is_inside, restrict
+from culm.config.trust import RestrictedDocument, TrustedFiles, digest_of, is_inside, restrict
 from culm.wire.codec import Json, strings_in
 
 MINE = {"mine", "offline"}
@@ -34,7 +34,7 @@ def test_an_untrusted_file_may_choose_read_inside_and_show() -> None:
             "progress": False,
         },
     }
-    assert restrict(document, MINE) == Restricted(document, ())
+    assert restrict(document, MINE) == RestrictedDocument(document, ())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_untrusted_file_may_choose_read_inside_and_show() -> None:
 def test_what_an_untrusted_file_may_not_say_is_ignored_and_named(
     document: Document, ignored: list[str]
 ) -> None:
-    assert restrict(document, MINE) == Restricted({}, tuple(ignored))
+    assert restrict(document, MINE) == RestrictedDocument({}, tuple(ignored))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_an_untrusted_file_may_not_say_is_ignored_and_named(
 def test_what_stands_beside_it_is_kept(
     document: Document, left: Document, ignored: list[str]
 ) -> None:
-    assert restrict(document, MINE) == Restricted(left, tuple(ignored))
+    assert restrict(document, MINE) == RestrictedDocument(left, tuple(ignored))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_whatever_it_says_an_untrusted_file_gains_nothing_that_needs_trust(
         assert "provider_options" not in selection
     referring = [path for path, text in strings_in(left) if "$" in text and path != ("$schema",)]
     assert referring == []
-    assert restrict(left, MINE) == Restricted(left, ())
+    assert restrict(left, MINE) == RestrictedDocument(left, ())
     assert bool(ignored) == (left != document)
 
 
@@ -210,7 +210,7 @@ def test_every_string_that_is_missing_stands_below_a_key_that_is_named(document:
 
 
 def test_trust_is_of_one_content_in_one_file(tmp_path: Path) -> None:
-    trusted = Trusted(tmp_path / "data")
+    trusted = TrustedFiles(tmp_path / "data")
     file, other = tmp_path / "culm.json", tmp_path / "crush.json"
     assert not trusted.holds(file, b"{}")
     trusted.add({file: b"{}", other: b"[]"})
@@ -232,7 +232,7 @@ def test_trust_is_of_one_content_in_one_file(tmp_path: Path) -> None:
 def test_a_damaged_record_trusts_nothing_and_can_be_written_anew(
     tmp_path: Path, damage: bytes
 ) -> None:
-    trusted, file = Trusted(tmp_path), tmp_path / "culm.json"
+    trusted, file = TrustedFiles(tmp_path), tmp_path / "culm.json"
     trusted.add({file: b"{}"})
     trusted.file.write_bytes(damage)
     assert (trusted.known(), trusted.holds(file, b"{}")) == ({}, False)
@@ -241,7 +241,7 @@ def test_a_damaged_record_trusts_nothing_and_can_be_written_anew(
 
 
 def test_a_file_whose_name_is_no_text_is_told_apart_from_its_like(tmp_path: Path) -> None:
-    trusted = Trusted(tmp_path)
+    trusted = TrustedFiles(tmp_path)
     one, other = (Path(os.fsdecode(b"/\xc3" + end + b"/culm.json")) for end in (b"\xff", b"\xfe"))
     trusted.add({one: b"{}"})
     assert (trusted.holds(one, b"{}"), trusted.holds(other, b"{}")) == (True, False)
@@ -250,7 +250,7 @@ def test_a_file_whose_name_is_no_text_is_told_apart_from_its_like(tmp_path: Path
 
 
 def test_a_record_that_is_no_file_trusts_nothing(tmp_path: Path) -> None:
-    trusted = Trusted(tmp_path)
+    trusted = TrustedFiles(tmp_path)
     trusted.file.mkdir()
     assert trusted.known() == {}
     trusted.file.rmdir()

@@ -14,14 +14,14 @@ from culm.fleet.times import format_time
 from culm.ids import LetterId
 from culm.mail.base import (
     KEPT_MAX,
-    Claim,
+    ClaimedLetter,
     Delivered,
     LetterIdTaken,
+    LetterState,
     Mailbox,
     MailboxFull,
     NoMailbox,
-    Place,
-    Post,
+    PostOffice,
     UnsafeAddress,
 )
 from culm.mail.letters import (
@@ -38,10 +38,10 @@ from culm.mail.letters import (
     parse_letter,
     text_of,
 )
-from culm.mail.maildir import MaildirPost
-from culm.mail.memory import MemoryPost
+from culm.mail.maildir import MaildirPostOffice
+from culm.mail.memory import MemoryPostOffice
 from culm.mail.order import LETTERS_MAX, name_of
-from culm.mail.seen import SEEN_MAX, Seen, parse_seen
+from culm.mail.seen import SEEN_MAX, AdmittedLetters, parse_seen
 from culm.wire.agents import LetterKind
 from tests.support import WAIT_S, FakeClock, contract
 
@@ -63,7 +63,7 @@ def letter(letter_id: str, *, kind: LetterKind = "task", created_s: float | None
 class Stage:
     """Mailboxes of one kind, and a way to put anything into them that is not ours."""
 
-    post: Post
+    post: PostOffice
     plant: Callable[[str, bytes], None]
 
     def make(self) -> Mailbox:
@@ -71,7 +71,7 @@ class Stage:
 
 
 def memory_stage() -> Stage:
-    post = MemoryPost(CLOCK)
+    post = MemoryPostOffice(CLOCK)
     return Stage(post, lambda name, data: post.open(ADDRESS).plant(name, data))
 
 
@@ -85,7 +85,7 @@ def files_stage(folder: Path) -> Stage:
             written[data].write_bytes(data)
         file.hardlink_to(written[data])
 
-    return Stage(MaildirPost(folder, CLOCK), plant)
+    return Stage(MaildirPostOffice(folder, CLOCK), plant)
 
 
 @pytest.fixture(params=["files", "memory"])
@@ -93,7 +93,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
     return memory_stage() if request.param == "memory" else files_stage(tmp_path / "mailboxes")
 
 
-def ids(claims: list[Claim]) -> list[str]:
+def ids(claims: list[ClaimedLetter]) -> list[str]:
     return [claim.letter.id for claim in claims]
 
 
@@ -102,12 +102,12 @@ def test_a_letter_is_delivered_claimed_and_acknowledged_and_then_gone(stage: Sta
     box, sent = stage.make(), letter("a")
     assert (box.is_empty(), box.is_fully_empty(), stage.post.addresses()) == (True, True, [])
     delivered = box.deliver(sent)
-    assert (box.is_empty(), box.pending_count(), box.find("a")) == (False, 1, Place.DELIVERED)
+    assert (box.is_empty(), box.pending_count(), box.find("a")) == (False, 1, LetterState.DELIVERED)
     assert stage.post.addresses() == [ADDRESS]
     (claim,) = box.claim(10)
-    assert claim == Claim(sent, delivered.name)
+    assert claim == ClaimedLetter(sent, delivered.name)
     assert (box.claim(10), box.is_empty(), box.is_fully_empty()) == ([], True, False)
-    assert (box.pending_count(), box.find("a")) == (1, Place.CLAIMED)
+    assert (box.pending_count(), box.find("a")) == (1, LetterState.CLAIMED)
     assert (stage.post.addresses(), stage.post.addresses(claimed=True)) == ([], [ADDRESS])
     assert box.ack(claim)
     assert (box.recover(), box.is_fully_empty(), box.find("a")) == ([], True, None)
@@ -213,7 +213,7 @@ def test_what_is_no_letter_is_kept_as_corrupt_and_the_rest_arrives(stage: Stage,
     assert ids(box.claim(3)) == ["good", "fine"]
     assert (box.is_empty(), box.pending_count(), ids(box.recover())) == (True, 2, ["good", "fine"])
     if "named" not in case and "order" not in case:
-        assert box.find("x") is Place.CORRUPT
+        assert box.find("x") is LetterState.CORRUPT
 
 
 def test_a_body_may_be_nested_and_is_read_without_indentation() -> None:
@@ -287,7 +287,7 @@ def test_half_a_character_is_replaced_in_a_letter() -> None:
 
 @contract("FLEET-73")
 def test_the_dedupe_set_knows_the_last_4096_ids_also_after_it_was_written_down() -> None:
-    seen = Seen()
+    seen = AdmittedLetters()
     assert [seen.add("a"), seen.add("a"), "a" in seen, "b" in seen] == [True, False, True, False]
     for n in range(SEEN_MAX):
         seen.add(f"l{n}")
@@ -302,9 +302,12 @@ def test_the_dedupe_set_knows_the_last_4096_ids_also_after_it_was_written_down()
 def test_a_crash_anywhere_redelivers_a_letter_that_is_admitted_once(
     stage: Stage, crash_after: str
 ) -> None:
-    committed: tuple[list[str], bytes] = ([], Seen().encode())  # What was admitted, and seen.
+    committed: tuple[list[str], bytes] = (
+        [],
+        AdmittedLetters().encode(),
+    )  # What was admitted, and seen.
 
-    def read(claims: list[Claim], *, crash_after: str = "") -> None:
+    def read(claims: list[ClaimedLetter], *, crash_after: str = "") -> None:
         nonlocal committed
         box, admitted, seen = stage.post.open(ADDRESS), [*committed[0]], parse_seen(committed[1])
         for claim in claims:
@@ -336,7 +339,7 @@ def test_a_letter_that_is_put_back_keeps_its_place_and_one_that_is_buried_comes_
         box.deliver(letter(f"l{n}"))
     first, second, third = box.claim(3)
     assert [box.put_back(second), box.put_back(second), box.bury(third)] == [True, False, True]
-    assert [box.bury(third), box.ack(third), box.find("l2")] == [False, False, Place.DEAD]
+    assert [box.bury(third), box.ack(third), box.find("l2")] == [False, False, LetterState.DEAD]
     assert ids(box.claim(9)) == ["l1", "l3"]
     assert ids(box.recover()) == [first.letter.id, "l1", "l3"]
 
@@ -395,7 +398,7 @@ def test_a_full_mailbox_refuses_with_the_letters_id_until_its_owner_has_read(sta
     assert box.deliver(letter("a")).again  # It is there, so nothing is refused.
     box.ack(claims[0])
     box.deliver(letter("c"))
-    assert (box.pending_count(), box.find("c")) == (LETTERS_MAX, Place.DELIVERED)
+    assert (box.pending_count(), box.find("c")) == (LETTERS_MAX, LetterState.DELIVERED)
 
 
 def test_what_is_kept_aside_is_bounded_and_the_oldest_goes_first(stage: Stage) -> None:
@@ -404,7 +407,7 @@ def test_what_is_kept_aside_is_bounded_and_the_oldest_goes_first(stage: Stage) -
         stage.plant(name_of(n, f"l{n}"), b"?")
     assert box.claim(1) == []
     found = [box.find(f"l{n}") for n in (0, 1, 2, KEPT_MAX + 1)]
-    assert found == [None, None, Place.CORRUPT, Place.CORRUPT]
+    assert found == [None, None, LetterState.CORRUPT, LetterState.CORRUPT]
 
 
 def test_a_mailbox_that_was_removed_is_none_and_can_be_made_again(stage: Stage) -> None:
@@ -432,14 +435,14 @@ def test_a_mailbox_that_was_removed_is_none_and_can_be_made_again(stage: Stage) 
 def test_files_and_memory_do_the_same_whatever_is_done_to_them(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     boxes = [files_stage(tmp_path / "m").make(), memory_stage().make()]
-    claims: list[list[Claim]] = [[], []]
+    claims: list[list[ClaimedLetter]] = [[], []]
     for _ in range(150):
         act, number, letter_id = chance.randrange(9), chance.randrange(4), f"l{chance.randrange(6)}"
         created_s = CLOCK.now_s() + chance.choice((0.0, -9.0, 3600.0))
         told: list[object] = []
         for box, held in zip(boxes, claims, strict=True):
             match act:
-                case 0 | 1 if box.find(letter_id) in (None, Place.DEAD):
+                case 0 | 1 if box.find(letter_id) in (None, LetterState.DEAD):
                     told.append(box.deliver(letter(letter_id, created_s=created_s)).again)
                 case 2:
                     taken = box.claim(number)
@@ -460,7 +463,7 @@ def test_files_and_memory_do_the_same_whatever_is_done_to_them(tmp_path: Path, s
 
 
 def test_a_loss_of_power_undoes_claims_and_acks_in_memory_and_loses_no_delivery() -> None:
-    post = MemoryPost(CLOCK)
+    post = MemoryPostOffice(CLOCK)
     box = post.make(ADDRESS)
     post.make("nobody-wrote-to-it")
     for n in range(2):
@@ -468,6 +471,6 @@ def test_a_loss_of_power_undoes_claims_and_acks_in_memory_and_loses_no_delivery(
     (claim,) = box.claim(1)
     box.ack(claim)
     post.lose_power()
-    assert (box.find("l0"), ids(box.claim(9))) == (Place.DELIVERED, ["l0", "l1"])
+    assert (box.find("l0"), ids(box.claim(9))) == (LetterState.DELIVERED, ["l0", "l1"])
     with pytest.raises(NoMailbox):
         post.open("nobody-wrote-to-it")

@@ -12,7 +12,7 @@ from pathlib import Path
 from culm.model.base import ToolSpec
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Rule, Script
-from culm.tools.base import Call, Plan, Result, free_plan
+from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.wire.runs import CrashPolicy
 from tests.crush_client.client import Tui, open_tui
 from tests.crush_client.events import Sleep, parse_line
@@ -43,13 +43,13 @@ class Gate:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "Waits.", {"type": "object"})
 
-    async def prepare(self, call: Call) -> Plan:
+    async def prepare(self, call: CallRequest) -> CallPlan:
         return free_plan(call, lambda _: self.run(call))
 
-    async def run(self, call: Call) -> Result:
+    async def run(self, call: CallRequest) -> CallResult:
         self.entered.set()
         await self.opened.wait()
-        return Result("waited", metadata='{"output":"waited"}')
+        return CallResult("waited", metadata='{"output":"waited"}')
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.processes.base import Exit, Order, Process, StartFailed
+from culm.processes.base import ProcessExit, ProcessInfo, ProcessRequest, ProcessStartFailed
 from culm.processes.direct import open_direct_custody
 from tests.custody.yard import (
     ENV,
@@ -58,10 +58,10 @@ def heard_signals() -> Generator[None]:
 
 async def test_how_a_process_ends_is_told_to_everyone_who_waits(yard: Yard) -> None:
     for script, exit_ in (
-        ("true", Exit(0)),
-        ("exit 3", Exit(3)),
-        ("kill -9 $$", Exit(None, signal.SIGKILL)),
-        ("exec >&- 2>&- <&-; exit 4", Exit(4)),
+        ("true", ProcessExit(0)),
+        ("exit 3", ProcessExit(3)),
+        ("kill -9 $$", ProcessExit(None, signal.SIGKILL)),
+        ("exec >&- 2>&- <&-; exit 4", ProcessExit(4)),
     ):
         running = await yard.bash(script)
         async with asyncio.TaskGroup() as group:
@@ -79,8 +79,8 @@ async def test_a_waiter_that_is_cancelled_takes_nobody_with_it(yard: Yard) -> No
         await asyncio.sleep(0)
         impatient.cancel()
         await asyncio.sleep(0)
-        assert await running.kill() == Exit(None, signal.SIGTERM)
-    assert patient.result() == Exit(None, signal.SIGTERM)
+        assert await running.kill() == ProcessExit(None, signal.SIGTERM)
+    assert patient.result() == ProcessExit(None, signal.SIGTERM)
 
 
 async def test_further_descriptors_arrive_in_their_order_whatever_their_numbers_were(
@@ -94,7 +94,7 @@ async def test_further_descriptors_arrive_in_their_order_whatever_their_numbers_
     held = await yard.custody.start(order)
     for descriptor in (null, *mouths):
         os.close(descriptor)
-    assert await held.wait() == Exit(0)
+    assert await held.wait() == ProcessExit(0)
     assert [os.read(ear, 100) for ear, _ in reversed(pipes)] == [b"three\n", b"four\n", b"five\n"]
     for ear, _ in pipes:
         os.close(ear)
@@ -106,9 +106,9 @@ async def test_a_process_gets_its_descriptors_environment_and_directory_and_noth
     big = {**ENV, "BIG": "ä" * 60_000, "BIGGER": "x" * 100_000, "ODD": "\udcff"}
     ear, mouth = os.pipe()
     argv = [sys.executable, "-I", "-S", "-c", LOOK_AROUND]
-    held = await yard.custody.start(Order(argv, str(tmp_path), big, OWNER, (mouth, mouth)))
+    held = await yard.custody.start(ProcessRequest(argv, str(tmp_path), big, OWNER, (mouth, mouth)))
     os.close(mouth)
-    assert await held.wait() == Exit(0)
+    assert await held.wait() == ProcessExit(0)
     said = json.loads(os.read(ear, 1 << 16))
     os.close(ear)
     assert said == {
@@ -173,7 +173,7 @@ async def test_what_cannot_be_started_is_said_in_words(
     (tmp_path / "empty").write_text("text")
     (tmp_path / "orphan").chmod(0o700)
     (tmp_path / "empty").chmod(0o700)
-    with pytest.raises(StartFailed) as failure:
+    with pytest.raises(ProcessStartFailed) as failure:
         await yard.custody.start(make_order(*argv, cwd=str(tmp_path)))
     assert str(failure.value) == words
     assert await yard.custody.processes(WORKSPACE) == []
@@ -190,7 +190,7 @@ async def test_a_directory_or_variable_that_cannot_be_is_said_in_words(
         "'a=b' is no name of an environment variable": replace(make_order("true"), env={"a=b": ""}),
     }
     for words, order in orders.items():
-        with pytest.raises(StartFailed) as failure:
+        with pytest.raises(ProcessStartFailed) as failure:
             await yard.custody.start(order)
         assert str(failure.value) == words
 
@@ -198,7 +198,7 @@ async def test_a_directory_or_variable_that_cannot_be_is_said_in_words(
 async def test_a_process_that_ignores_requests_is_ended_with_its_children(yard: Yard) -> None:
     running = await yard.bash("trap '' TERM; sleep 100 & echo $!; while :; do sleep 100; done")
     child = await running.pid()
-    assert await running.kill(0.05) == Exit(None, signal.SIGKILL)
+    assert await running.kill(0.05) == ProcessExit(None, signal.SIGKILL)
     assert not is_alive(running.held.pid)
     assert not is_alive(child)
 
@@ -206,7 +206,7 @@ async def test_a_process_that_ignores_requests_is_ended_with_its_children(yard: 
 async def test_a_process_may_tidy_up_when_it_is_asked_to_end(yard: Yard) -> None:
     running = await yard.bash("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.01; done")
     assert await running.line() == "up"
-    assert await running.held.kill() == Exit(7)
+    assert await running.held.kill() == ProcessExit(7)
     assert await running.rest() == "bye\n"
 
 
@@ -236,13 +236,13 @@ async def test_the_list_shows_what_runs_for_a_workspace_and_ending_all_ends_it(
         replace(make_order("sleep", "100"), owner=replace(OWNER, workspace_id="other"))
     )
     (shown,) = await yard.custody.processes(WORKSPACE)
-    expected = Process(
+    expected = ProcessInfo(
         mine.pid, "a long rest", OWNER, shown.age_s, shown.rss_bytes, (mine.pid,), stopping=False
     )
     assert shown == expected
     assert await yard.custody.end_all(WORKSPACE) == []
     assert (is_alive(mine.pid), is_alive(other.pid)) == (False, True)
-    assert await mine.wait() == Exit(None, signal.SIGTERM)
+    assert await mine.wait() == ProcessExit(None, signal.SIGTERM)
     assert await yard.custody.processes(WORKSPACE) == []
     assert [each.title for each in await yard.custody.processes("other")] == ["sleep 100"]
 
@@ -250,11 +250,11 @@ async def test_the_list_shows_what_runs_for_a_workspace_and_ending_all_ends_it(
 async def test_what_a_command_leaves_in_the_background_is_ended_with_it(yard: Yard) -> None:
     running = await yard.bash("trap '' HUP; nohup sleep 100 >/dev/null & echo $!")
     child = await running.pid()
-    assert await running.wait() == Exit(0, swept=1)
+    assert await running.wait() == ProcessExit(0, swept=1)
     assert not is_alive(child)
 
 
 async def test_what_is_about_to_end_by_itself_may_do_so(yard: Yard) -> None:
     running = await yard.bash("(sleep 0.01; echo last) & exit 0")
-    assert await running.held.wait() == Exit(0)
+    assert await running.held.wait() == ProcessExit(0)
     assert await running.rest() == "last\n"

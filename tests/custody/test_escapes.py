@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.processes.base import Exit, StartFailed
+from culm.processes.base import ProcessExit, ProcessStartFailed
 from culm.processes.linux import find_stat, is_subreaper, read_table
 from culm.processes.tree import descendants_of
 from tests.custody.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
@@ -54,7 +54,7 @@ async def test_what_a_command_detaches_is_ended_with_it(tmp_path: Path, case: st
         ended = await yard.bash(script)
         other = await ended.pid()
         os.kill(ended.held.pid, signal.SIGKILL)
-        assert await ended.wait() == Exit(None, signal.SIGKILL, swept=1)
+        assert await ended.wait() == ProcessExit(None, signal.SIGKILL, swept=1)
         assert (is_alive(escaped), is_alive(other)) == (False, False)
 
 
@@ -64,7 +64,7 @@ async def test_a_daemon_without_environment_and_descriptors_is_ended_with_its_co
     async with open_yard(tmp_path) as yard:
         running = await yard.python(DAEMON)
         daemon = await running.pid()
-        assert await running.wait() == Exit(0, swept=1)
+        assert await running.wait() == ProcessExit(0, swept=1)
         assert not is_alive(daemon)
 
 
@@ -76,7 +76,7 @@ async def test_a_flood_of_children_is_listed_and_ended(tmp_path: Path) -> None:
         (shown,) = await yard.custody.processes(WORKSPACE)
         assert len(shown.pids) >= FLOOD
         assert shown.rss_bytes > FLOOD * 100_000
-        assert await running.kill(0) == Exit(None, signal.SIGKILL)
+        assert await running.kill(0) == ProcessExit(None, signal.SIGKILL)
         assert [pid for pid in shown.pids if is_alive(pid)] == []
 
 
@@ -84,7 +84,10 @@ async def test_a_process_that_is_always_another_one_is_ended(tmp_path: Path) -> 
     hop = "import os\nwhile True:\n    if os.fork(): os._exit(0)\n    os.setsid()"
     async with open_yard(tmp_path) as yard:
         running = await yard.python(hop)
-        assert replace(await running.kill(0), swept=0) in (Exit(0), Exit(None, signal.SIGKILL))
+        assert replace(await running.kill(0), swept=0) in (
+            ProcessExit(0),
+            ProcessExit(None, signal.SIGKILL),
+        )
         assert await yard.custody.processes(WORKSPACE) == []
 
 
@@ -94,10 +97,10 @@ async def test_a_command_that_kills_its_warden_gains_nothing(tmp_path: Path) -> 
         escaped = await running.pid()
         os.kill(parent_of(running.held.pid), signal.SIGKILL)  # As the command itself could.
         exit_ = await running.wait()
-        assert replace(exit_, swept=0) == Exit(None, lost=True)
+        assert replace(exit_, swept=0) == ProcessExit(None, lost=True)
         assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
         assert await yard.custody.processes(WORKSPACE) == []
-        assert await (await yard.bash("exit 2")).wait() == Exit(2)
+        assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
 
 
 async def test_a_keeper_that_dies_alone_is_replaced_and_nothing_it_held_is_left(
@@ -110,10 +113,10 @@ async def test_a_keeper_that_dies_alone_is_replaced_and_nothing_it_held_is_left(
         keeper = parent_of(parent_of(deaf.held.pid))
         os.kill(keeper, signal.SIGKILL)
         # The next start waits until all is done.
-        assert await (await yard.bash("exit 2")).wait() == Exit(2)
+        assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
         assert [pid for pid in pids if is_alive(pid)] == []
         lost = [replace(await running.wait(), swept=0) for running in (deaf, daemon)]
-        assert lost == [Exit(None, lost=True)] * 2
+        assert lost == [ProcessExit(None, lost=True)] * 2
         assert await yard.custody.processes(WORKSPACE) == []
         # Of the first keeper not even a zombie is left; of the second, itself.
         below = descendants_of(os.getpid(), read_table())
@@ -130,7 +133,7 @@ async def test_what_loses_warden_and_keeper_at_once_falls_to_the_server(tmp_path
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in both:
                 os.kill(pid, number)
-        assert replace(await running.wait(), swept=0) == Exit(None, lost=True)
+        assert replace(await running.wait(), swept=0) == ProcessExit(None, lost=True)
         assert (is_alive(daemon), is_alive(running.held.pid)) == (False, False)
         assert descendants_of(os.getpid(), read_table()) == []
 
@@ -140,7 +143,7 @@ async def test_many_processes_leave_no_descriptor_no_child_and_no_folder(tmp_pat
     before = open_descriptors()
 
     async def fail(yard: Yard) -> None:
-        with pytest.raises(StartFailed):
+        with pytest.raises(ProcessStartFailed):
             await yard.custody.start(make_order("no-such-command"))
 
     async def succeed(yard: Yard) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.processes.base import Exit, Nursery, Order, StartFailed
-from culm.processes.channel import Line
+from culm.processes.base import ProcessExit, ProcessRequest, ProcessStartFailed, WorkerSupervisor
+from culm.processes.channel import SupervisorChannel
 from culm.processes.linux import read_table
 from culm.processes.packets import send
 from culm.processes.process_set import reap
@@ -53,12 +53,12 @@ signal.pause()
 """
 
 
-async def start_companion(nursery: Nursery) -> tuple[int, int, int]:
+async def start_companion(nursery: WorkerSupervisor) -> tuple[int, int, int]:
     """The pids of its two forks, and its own."""
     ear, mouth = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     argv = (sys.executable, "-I", "-S", "-c", COMPANION)
-    await nursery.start_companion(Order(argv, "/", ENV, OWNER, (null, mouth, null)))
+    await nursery.start_companion(ProcessRequest(argv, "/", ENV, OWNER, (null, mouth, null)))
     os.close(mouth)
     os.close(null)
     said = Ear(ear)
@@ -77,7 +77,7 @@ async def test_what_a_worker_runs_ends_with_it_and_the_server_is_told_when_that_
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             # As a worker does it that is killed a moment later.
-            line = Line(passage.socket, passage.mark, passage.base)
+            line = SupervisorChannel(passage.socket, passage.mark, passage.base)
             body = b"3\0/\0sh\0-c\0trap '' TERM; setsid sleep 100 & wait\0PATH=/usr/bin:/bin"
             line.start(passage.base + 1, theirs.fileno(), body, [])
             theirs.close()
@@ -94,7 +94,7 @@ async def test_what_a_worker_runs_ends_with_it_and_the_server_is_told_when_that_
         send(other.socket, b"start one two")
         await other.over.wait()
         other.socket.close()
-        assert await (await server.bash("exit 3")).wait() == Exit(3)
+        assert await (await server.bash("exit 3")).wait() == ProcessExit(3)
 
 
 async def test_a_keeper_that_dies_is_replaced_for_workers_too_and_what_it_held_is_told_as_lost(
@@ -113,9 +113,9 @@ async def test_a_keeper_that_dies_is_replaced_for_workers_too_and_what_it_held_i
         assert parent_of(parent_of(plain.held.pid)) == keeper
         os.kill(keeper, signal.SIGKILL)
         lost = [replace(await running.wait(), swept=0) for running in (daemon, plain)]
-        assert lost == [Exit(None, lost=True)] * 2
-        assert await (await one.bash("exit 2")).wait() == Exit(2)
-        assert await (await two.bash("exit 3")).wait() == Exit(3)
+        assert lost == [ProcessExit(None, lost=True)] * 2
+        assert await (await one.bash("exit 2")).wait() == ProcessExit(2)
+        assert await (await two.bash("exit 3")).wait() == ProcessExit(3)
         assert [pid for pid in (*pids, companion) if is_alive(pid)] == []
         assert [await yard.custody.processes(WORKSPACE) for yard in (one, two)] == [[], []]
         # What the companion had forked lives on, and is ours.
@@ -141,7 +141,7 @@ async def test_what_a_companion_forked_outlives_it_and_is_no_stray(tmp_path: Pat
             running = await server.bash("setsid sleep 100 & echo $!; wait")
             escaped = await running.pid()
             os.kill(parent_of(running.held.pid), signal.SIGKILL)
-            assert replace(await running.wait(), swept=0) == Exit(None, lost=True)
+            assert replace(await running.wait(), swept=0) == ProcessExit(None, lost=True)
             assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
             assert [is_alive(pid) for pid in (first, second)] == [True, True]
         assert [parent_of(pid) for pid in (first, second)] == [keeper] * 2
@@ -168,21 +168,21 @@ async def test_a_worker_that_gets_no_keeper_says_so_and_may_ask_again(tmp_path: 
     async with open_yard(tmp_path) as server:
         asked = 0
 
-        async def ask() -> Line:
+        async def ask() -> SupervisorChannel:
             nonlocal asked
             asked += 1
             if asked == 1:
-                raise StartFailed("there is none today")
+                raise ProcessStartFailed("there is none today")
             passage = await nursery_of(server.custody).connect()
-            return Line(passage.socket, passage.mark, passage.base)
+            return SupervisorChannel(passage.socket, passage.mark, passage.base)
 
         async with open_remote_custody(ask, LoopClock()) as custody:
-            with pytest.raises(StartFailed, match="there is none today"):
+            with pytest.raises(ProcessStartFailed, match="there is none today"):
                 await custody.start(make_order("true"))
             async with asyncio.TaskGroup() as group:
                 started = [group.create_task(custody.start(make_order("true"))) for _ in range(9)]
-            assert [await task.result().wait() for task in started] == [Exit(0)] * 9
+            assert [await task.result().wait() for task in started] == [ProcessExit(0)] * 9
         assert asked == 2
-        with pytest.raises(StartFailed, match="the worker is stopping"):
+        with pytest.raises(ProcessStartFailed, match="the worker is stopping"):
             await custody.start(make_order("true"))
     assert open_descriptors() == before

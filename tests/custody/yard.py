@@ -9,22 +9,29 @@ from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.ids import Ids
-from culm.processes.base import Custody, Exit, Held, Nursery, Order, Owner
-from culm.processes.channel import Line
+from culm.processes.base import (
+    Processes,
+    ProcessExit,
+    ProcessHandle,
+    ProcessOwner,
+    ProcessRequest,
+    WorkerSupervisor,
+)
+from culm.processes.channel import SupervisorChannel
 from culm.processes.client import open_custody
 from culm.processes.linux import find_stat
 from culm.processes.remote import open_remote_custody
 from tests.support import WAIT_S
 
 WORKSPACE = "w"
-OWNER = Owner(WORKSPACE, "call", session_id="s", run_id="r", tool_call_id="c")
+OWNER = ProcessOwner(WORKSPACE, "call", session_id="s", run_id="r", tool_call_id="c")
 ENV = {"PATH": os.environ["PATH"]}
 
 
 def make_order(
     *argv: str, descriptors: Sequence[int] = (), cwd: str = "/", title: str = ""
-) -> Order:
-    return Order(argv, cwd, ENV, OWNER, descriptors, title)
+) -> ProcessRequest:
+    return ProcessRequest(argv, cwd, ENV, OWNER, descriptors, title)
 
 
 def is_alive(pid: int) -> bool:
@@ -42,7 +49,7 @@ def name_of(pid: int) -> str:
 class Yard:
     """Starts scripts and hears what they say. Made by `open_yard`."""
 
-    def __init__(self, custody: Custody) -> None:
+    def __init__(self, custody: Processes) -> None:
         self.custody = custody
 
     async def start(self, *argv: str) -> "Running":
@@ -102,16 +109,16 @@ class Ear:
 class Running(Ear):
     """A script, and the pipe it writes to."""
 
-    def __init__(self, held: Held, ear: int) -> None:
+    def __init__(self, held: ProcessHandle, ear: int) -> None:
         super().__init__(ear)
         self.held = held
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         exit_ = await self.held.wait()
         self.close()
         return exit_
 
-    async def kill(self, grace_s: float = 1.0) -> Exit:
+    async def kill(self, grace_s: float = 1.0) -> ProcessExit:
         exit_ = await self.held.kill(grace_s)
         self.close()
         return exit_
@@ -148,17 +155,17 @@ async def open_yard(folder: Path, bound_s: float = 2 * WAIT_S) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def open_remote_yard(custody: Custody) -> AsyncGenerator[Yard]:
+async def open_remote_yard(custody: Processes) -> AsyncGenerator[Yard]:
     """As a worker has it: over a way of its own to the keeper of another process."""
 
-    async def ask() -> Line:
+    async def ask() -> SupervisorChannel:
         passage = await nursery_of(custody).connect()
-        return Line(passage.socket, passage.mark, passage.base)
+        return SupervisorChannel(passage.socket, passage.mark, passage.base)
 
     async with open_remote_custody(ask, LoopClock()) as remote:
         yield Yard(remote)
 
 
-def nursery_of(custody: Custody) -> Nursery:
+def nursery_of(custody: Processes) -> WorkerSupervisor:
     assert custody.nursery is not None
     return custody.nursery

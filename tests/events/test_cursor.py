@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.errors import InvalidRequest
-from culm.events.cursor import Cursor, Fresh, Resume, parse_cursor, where_to_start
+from culm.events.cursor import Cursor, ResumeFrom, StartFresh, parse_cursor, where_to_start
 from culm.ids import Epoch, Ids
 from tests.support import contract
 
@@ -30,14 +30,14 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("cursor", "start"),
     [
-        (None, Fresh()),
-        (Cursor(EPOCH, 10), Resume(10)),
-        (Cursor(EPOCH, 20), Resume(20)),
-        (Cursor(EPOCH, 5), Resume(5)),
-        (Cursor(EPOCH, 4), Fresh("trimmed")),
-        (Cursor(EPOCH, 21), Fresh("future")),
-        (Cursor(Epoch("e2"), 10), Fresh("another_epoch")),
+        (None, StartFresh()),
+        (Cursor(EPOCH, 10), ResumeFrom(10)),
+        (Cursor(EPOCH, 20), ResumeFrom(20)),
+        (Cursor(EPOCH, 5), ResumeFrom(5)),
+        (Cursor(EPOCH, 4), StartFresh("trimmed")),
+        (Cursor(EPOCH, 21), StartFresh("future")),
+        (Cursor(Epoch("e2"), 10), StartFresh("another_epoch")),
     ],
 )
-def test_where_a_stream_begins(cursor: Cursor | None, start: Resume | Fresh) -> None:
+def test_where_a_stream_begins(cursor: Cursor | None, start: ResumeFrom | StartFresh) -> None:
     assert where_to_start(cursor, epoch=EPOCH, trimmed_to=5, last=20) == start

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from culm.fleet.executor import completed
-from culm.fleet.host.callbacks import Nobody, Overseer
+from culm.fleet.host.callbacks import DenyAll, HostCallbacks
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import Driven
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from tests.fleet.parents import Stage, in_time, open_stage, provision
@@ -25,16 +25,18 @@ class World:
     tasks: asyncio.TaskGroup
 
     async def run(
-        self, text: str, given: Provision | None = None, overseer: Overseer | None = None
-    ) -> Driven:
-        work = self.fleet.run(given or provision(), RunSpec(text), overseer or Nobody(), Controls())
+        self, text: str, given: Provision | None = None, overseer: HostCallbacks | None = None
+    ) -> RunResult:
+        work = self.fleet.run(
+            given or provision(), RunSpec(text), overseer or DenyAll(), RunControl()
+        )
         return await in_time(work)
 
     def begin(
-        self, text: str, given: Provision | None = None, controls: Controls | None = None
-    ) -> asyncio.Task[Driven]:
-        controls = controls or Controls()
-        work = self.fleet.run(given or provision(), RunSpec(text), Nobody(), controls)
+        self, text: str, given: Provision | None = None, controls: RunControl | None = None
+    ) -> asyncio.Task[RunResult]:
+        controls = controls or RunControl()
+        work = self.fleet.run(given or provision(), RunSpec(text), DenyAll(), controls)
         return self.tasks.create_task(work)
 
     @property
@@ -60,5 +62,5 @@ async def open_world(bounds: FleetBounds | None = None) -> AsyncGenerator[World]
         assert all(link.is_closed for player in players for link in player.links)
 
 
-def clean(text: str) -> Driven:
-    return Driven(completed(text), began=True, is_told=True)
+def clean(text: str) -> RunResult:
+    return RunResult(completed(text), began=True, is_told=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from culm.fleet.executor import Executor, Outcome, Steer
+from culm.fleet.executor import Executor, Outcome, SteerMessage
 from culm.fleet.protocol.frames import RunSpec
 from culm.wire.codec import Json
 from tests.support import WAIT_S
@@ -24,10 +24,10 @@ class Listening:
         if event["type"] != "execution_started":
             self.heard.set()
 
-    async def next(self) -> Steer:
+    async def next(self) -> SteerMessage:
         raise AssertionError("nobody steers here")
 
-    def take_nowait(self) -> list[Steer]:
+    def take_nowait(self) -> list[SteerMessage]:
         return []
 
     def is_set(self) -> bool:

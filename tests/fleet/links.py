@@ -12,18 +12,18 @@ from culm.fleet.protocol.frames import (
     ApprovalRequest,
     Cancel,
     ChildFrame,
-    Event,
     EventBatch,
+    EventFrame,
     ParentFrame,
     RunSpec,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_child_frame,
 )
-from culm.fleet.transport.base import Link, LinkLost, Listener
+from culm.fleet.transport.base import Link, LinkListener, LinkLost
 from culm.fleet.transport.memory import MemoryListener
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from culm.fleet.worker_server.base import Mode, Service, Terms
+from culm.fleet.worker_server.base import Mode, ServeMany, ServingSettings
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json, decode
@@ -37,7 +37,7 @@ KINDS: tuple[Kind, ...] = ("memory", "websocket")
 class Place:
     """Where a worker listens, and a way to connect to it."""
 
-    listener: Listener
+    listener: LinkListener
     connect: Callable[[], Awaitable[Link]]
 
 
@@ -101,7 +101,7 @@ class Parent:
         frames: list[ChildFrame] = []
         while frame := await self.hear():
             frames.append(frame)
-            if isinstance(frame, Terminal):
+            if isinstance(frame, TerminalFrame):
                 return frames
         raise AssertionError(f"the link was closed after {frames}")
 
@@ -121,12 +121,12 @@ class Parent:
 
 
 CANCEL = Cancel()
-CANCELLED = Terminal("cancelled")
-PANICKED = Terminal("error", error="actor executor panicked")
+CANCELLED = TerminalFrame("cancelled")
+PANICKED = TerminalFrame("error", error="actor executor panicked")
 
 
-def done(result: str) -> Terminal:
-    return Terminal("completed", result=result)
+def done(result: str) -> TerminalFrame:
+    return TerminalFrame("completed", result=result)
 
 
 def events_of(frames: Sequence[ChildFrame]) -> list[Json]:
@@ -134,7 +134,7 @@ def events_of(frames: Sequence[ChildFrame]) -> list[Json]:
     found: list[Json] = []
     for frame in frames:
         match frame:
-            case Event(event=event):
+            case EventFrame(event=event):
                 found.append(decode(bytes(event), dict))
             case EventBatch(batch=batch):
                 found += [decode(bytes(event), dict) for event in batch.events]
@@ -159,10 +159,12 @@ async def serving(
     depth: int = 1,
 ) -> AsyncGenerator[Callable[[], Awaitable[Parent]]]:
     """A worker in this process; gives a way to connect a parent to it. Ended with the block."""
-    terms = Terms(clock or LoopClock(), Ids(7), run_s=run_s, host_calls=host_calls, depth=depth)
+    terms = ServingSettings(
+        clock or LoopClock(), Ids(7), run_s=run_s, host_calls=host_calls, depth=depth
+    )
 
     async with open_place(kind) as place, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        work = group.create_task(serve_on(place.listener, executor, mode or Service(), terms))
+        work = group.create_task(serve_on(place.listener, executor, mode or ServeMany(), terms))
         parents: list[Parent] = []
 
         async def connect() -> Parent:
@@ -173,5 +175,5 @@ async def serving(
             yield connect
         finally:
             await close_all(*(parent.link for parent in parents))
-            if mode is None or isinstance(mode, Service):
+            if mode is None or isinstance(mode, ServeMany):
                 work.cancel()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.fleet.host.base import Worker
-from culm.fleet.host.local import LaunchTerms, LocalLauncher, open_local_launcher
+from culm.fleet.host.local import LaunchSettings, LocalLauncher, open_local_launcher
 from culm.fleet.protocol.frames import (
-    Event,
+    EventFrame,
     RunSpec,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_child_frame,
 )
@@ -21,7 +21,7 @@ from culm.ids import Ids
 from culm.processes.client import open_custody
 from tests.support import WAIT_S
 
-STAND_IN = LaunchTerms(
+STAND_IN = LaunchSettings(
     zygote="from tests.fleet.stand_in import main; main()",
     worker="from tests.fleet.stand_in import run; sys.exit(run())",
     path=Path(__file__).parents[2],
@@ -44,7 +44,7 @@ def make_provision(folder: Path, child_id: str, role: str = "") -> Provision:
 
 @asynccontextmanager
 async def open_launcher(
-    folder: Path, terms: LaunchTerms | None = None
+    folder: Path, terms: LaunchSettings | None = None
 ) -> AsyncGenerator[LocalLauncher]:
     clock = LoopClock()
     async with (
@@ -55,7 +55,7 @@ async def open_launcher(
         yield launcher
 
 
-async def carry_out(worker: Worker, assignment: str) -> tuple[list[str], Terminal]:
+async def carry_out(worker: Worker, assignment: str) -> tuple[list[str], TerminalFrame]:
     """The events of one run, as they were written, and its end."""
     link = await worker.connect()
     try:
@@ -63,9 +63,9 @@ async def carry_out(worker: Worker, assignment: str) -> tuple[list[str], Termina
         events: list[str] = []
         while (data := await link.receive()) is not None:
             match parse_child_frame(data):
-                case Event(event):
+                case EventFrame(event):
                     events.append(bytes(event).decode())
-                case Terminal() as end:
+                case TerminalFrame() as end:
                     return events, end
                 case other:
                     raise AssertionError(f"an echo does not say {other}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from culm.clock import LoopClock
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
 from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.transport.base import Link
@@ -37,7 +37,7 @@ async def start_by_hand(folder: Path, name: str) -> tuple[int, Link]:
     process = await asyncio.create_subprocess_exec(
         *python_argv(WORKER), stdin=document, start_new_session=True
     )
-    fabric = FileFabric(folder / "fabric", LoopClock())
+    fabric = FileDiscovery(folder / "fabric", LoopClock())
     while (record := fabric.resolve(name)) is None:
         await asyncio.sleep(0.02)
     return process.pid, await connect_websocket(record.endpoint, given.secrets.worker_auth_token)

@@ -9,21 +9,21 @@ from typing import TypeVar
 
 from msgspec import Raw
 
-from culm.fleet.executor import CallFailed, completed
+from culm.fleet.executor import HostCallFailed, completed
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.callbacks import Overseer, WorkerAsk
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import NO_TERMS, Driven, HostTerms, drive
+from culm.fleet.host.callbacks import HostCallbacks, WorkerAsk
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import NO_TERMS, HostSettings, RunResult, drive
 from culm.fleet.protocol.frames import (
     Batch,
     Cancel,
     ChildFrame,
-    Event,
     EventBatch,
+    EventFrame,
     ParentFrame,
     Qos,
     RunSpec,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_parent_frame,
 )
@@ -35,13 +35,13 @@ from tests.support import WAIT_S, FakeClock
 
 T = TypeVar("T")
 RUN = RunSpec("do it")
-DONE = Terminal("completed", result="done")
-CLEAN = Driven(completed("done"), began=True, is_told=True)
-OURS = HostTerms(host_calls=True)
+DONE = TerminalFrame("completed", result="done")
+CLEAN = RunResult(completed("done"), began=True, is_told=True)
+OURS = HostSettings(host_calls=True)
 
 
-def token(text: str) -> Event:
-    return Event(Raw(b'{"type":"token","content":"%s"}' % text.encode()))
+def token(text: str) -> EventFrame:
+    return EventFrame(Raw(b'{"type":"token","content":"%s"}' % text.encode()))
 
 
 def batch(first: int, qos: Qos, *events: bytes) -> EventBatch:
@@ -108,7 +108,7 @@ async def _denies(ask: WorkerAsk) -> bool:
 
 
 async def _fails(args: Mapping[str, Json]) -> Json:
-    raise CallFailed("it cannot be done")
+    raise HostCallFailed("it cannot be done")
 
 
 async def never(_: object) -> bool:
@@ -123,9 +123,9 @@ class Talk:
     """A run that is driven over a link in memory."""
 
     clock: FakeClock
-    controls: Controls
+    controls: RunControl
     link: MemoryLink  # The worker's end.
-    task: asyncio.Task[Driven]
+    task: asyncio.Task[RunResult]
 
     async def hear(self) -> ParentFrame:
         data = await in_time(self.link.receive())
@@ -147,20 +147,20 @@ class Talk:
             return
         raise AssertionError(f"the parent said {data!r}")
 
-    async def end(self) -> Driven:
+    async def end(self) -> RunResult:
         return await in_time(self.task)
 
 
 @asynccontextmanager
 async def open_talk(
-    overseer: Overseer,
-    controls: Controls | None = None,
-    terms: HostTerms = NO_TERMS,
+    overseer: HostCallbacks,
+    controls: RunControl | None = None,
+    terms: HostSettings = NO_TERMS,
     spec: RunSpec = RUN,
 ) -> AsyncGenerator[Talk]:
     """Have `spec` driven; at the end of the block nothing of it is left."""
     clock = FakeClock()
-    controls = controls or Controls()
+    controls = controls or RunControl()
     ours, theirs = memory_pair()
     async with asyncio.TaskGroup() as tasks:
         work = drive(ours, spec, overseer, controls, clock, terms=terms)
@@ -266,13 +266,13 @@ async def echoes(worker: Player, link: Link) -> None:
         worker.runs.append(frame)
         match frame:
             case RunSpec(assignment="fail"):
-                answers = [Terminal("error", error="the model refused")]
+                answers = [TerminalFrame("error", error="the model refused")]
             case RunSpec(assignment=text):
                 answers: list[ChildFrame] = [token(text)]
                 if text != "wait":
-                    answers.append(Terminal("completed", result=text))
+                    answers.append(TerminalFrame("completed", result=text))
             case Cancel():
-                answers = [Terminal("cancelled")]
+                answers = [TerminalFrame("cancelled")]
             case _:
                 answers = []
         for answer in answers:

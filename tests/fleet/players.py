@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from culm.fleet.executor import (
     CANCELLED,
-    CallFailed,
-    Cancelling,
-    Events,
-    Host,
-    NotAsked,
+    ApprovalUnavailable,
+    CancelToken,
+    EventSink,
+    HostCallFailed,
     Outcome,
-    Steering,
+    RunHost,
+    SteerInbox,
     completed,
 )
 from culm.fleet.protocol.frames import RunSpec
@@ -22,7 +22,12 @@ class Repeats:
     """Says every word of its assignment."""
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         words = spec.assignment.split()
         for word in words:
@@ -38,7 +43,12 @@ class Parks:
         self.cancelled = asyncio.Event()
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         await events.emit({"type": "token", "content": spec.assignment})
         await cancel.wait()
@@ -50,7 +60,12 @@ class Listens:
     """Ends with the first thing that is said to it."""
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         return completed(f"steered: {(await steer.next()).text}")
 
@@ -63,11 +78,16 @@ class Asks:
         self.answers: list[bool] = []
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         try:
             self.answers.append(await host.ask(self.body))
-        except NotAsked as exc:
+        except ApprovalUnavailable as exc:
             return completed(f"not asked: {exc}")
         return completed(f"approved: {str(self.answers[-1]).lower()}")
 
@@ -79,11 +99,16 @@ class Calls:
         self.args = args
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         try:
             return completed(f"done: {await host.call(self.args, 'call-1')}")
-        except CallFailed as exc:
+        except HostCallFailed as exc:
             return completed(f"failed: {exc}")
 
 
@@ -95,7 +120,12 @@ class Deaf:
         self.ended = asyncio.Event()
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         self.begun.set()
         await events.emit({"type": "token", "content": "go"})
@@ -113,7 +143,12 @@ class Stubborn:
         self.may_end = asyncio.Event()
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         await events.emit({"type": "token", "content": "go"})
         while not self.may_end.is_set():
@@ -126,7 +161,12 @@ class Stubborn:
 
 class Crashes:
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         await events.emit({"type": "token", "content": "go"})
         if spec.assignment == "cancel":
@@ -141,11 +181,16 @@ class Tells:
         self.events = events
         self.told = 0
         self.all_told = asyncio.Event()
-        self.kept: Events | None = None
-        self.host: Host | None = None
+        self.kept: EventSink | None = None
+        self.host: RunHost | None = None
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         self.kept, self.host = events, host
         for event in self.events:
@@ -162,7 +207,12 @@ class Says:
         self.result = result
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         return completed(self.result)
 
@@ -171,7 +221,12 @@ class TakesLate:
     """Asks, and only then looks at what was said to it."""
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         await host.ask({})
         return completed(" ".join(said.text for said in steer.take_nowait()))
@@ -184,7 +239,12 @@ class AsksMany:
         self.asks = asks
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         async with asyncio.TaskGroup() as group:
             asking = [group.create_task(host.ask({"n": n})) for n in range(self.asks)]

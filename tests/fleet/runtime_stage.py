@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from culm.clock import LoopClock, Timer
-from culm.fleet.executor import Outcome, Steer
+from culm.fleet.executor import Outcome, SteerMessage
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import (
     Capabilities,
     Credential,
-    Extension,
+    CulmExtension,
     Identity,
     ModelName,
     Provision,
@@ -23,9 +23,9 @@ from culm.fleet.provision import (
     Secrets,
 )
 from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime, make_bamboo_runtime
-from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.base import WorkerServices
 from culm.ids import Ids
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.processes.client import open_custody
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Script, ScriptedCall
@@ -94,12 +94,12 @@ class Ear:
 class Wheel:
     """`Steering`."""
 
-    waiting: list[Steer] = field(default_factory=list[Steer])
+    waiting: list[SteerMessage] = field(default_factory=list[SteerMessage])
 
-    async def next(self) -> Steer:
+    async def next(self) -> SteerMessage:
         raise AssertionError("the loop takes what there is")
 
-    def take_nowait(self) -> list[Steer]:
+    def take_nowait(self) -> list[SteerMessage]:
         taken, self.waiting = self.waiting, []
         return taken
 
@@ -164,7 +164,7 @@ class Stage:
     model: ModelServer
     folder: Path  # The workspace.
     clock: HandClock
-    custody: Custody
+    custody: Processes
     ear: Ear = field(default_factory=Ear)
     wheel: Wheel = field(default_factory=Wheel)
     above: Above = field(default_factory=Above)
@@ -183,8 +183,8 @@ class Stage:
         return [message for message in body["messages"] if message["role"] != "system"]
 
 
-def extension_of(folder: Path, **fields: Json) -> Extension:
-    return Extension(env={"PATH": os.environ["PATH"], "HOME": str(folder)}, **fields)
+def extension_of(folder: Path, **fields: Json) -> CulmExtension:
+    return CulmExtension(env={"PATH": os.environ["PATH"], "HOME": str(folder)}, **fields)
 
 
 def provision_of(folder: Path, url: str = "", **fields: Json) -> Provision:
@@ -216,7 +216,7 @@ async def open_stage(
         open_model_server(Script(list(replies), otherwise=Reply(text="Done."))) as model,
         open_custody(folder / "data", LoopClock(), Ids()) as custody,
     ):
-        services = Services(clock, ids, custody, folder / "storage")
+        services = WorkerServices(clock, ids, custody, folder / "storage")
         runtime = make_bamboo_runtime(provision_of(folder, model.url, **fields), services)
         try:
             yield Stage(runtime, model, folder / "work", clock, custody)

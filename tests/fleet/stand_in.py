@@ -16,16 +16,16 @@ from pathlib import Path
 from culm.clock import LoopClock
 from culm.fleet.provision import Provision, parse_provision
 from culm.fleet.worker.control import open_control
-from culm.fleet.worker.zygote import Part, serve
+from culm.fleet.worker.zygote import ForkTask, serve
 from culm.ids import Ids
-from culm.processes.base import Custody, Order, Owner
+from culm.processes.base import Processes, ProcessOwner, ProcessRequest
 from culm.processes.linux import find_stat
 
 ENDPOINT = "ws://127.0.0.1:9"
 
 
 def main() -> None:
-    serve(lambda: Part(run))
+    serve(lambda: ForkTask(run))
 
 
 def main_threaded() -> None:
@@ -104,8 +104,10 @@ async def run_commands(given: Provision) -> None:
             task.cancel()
 
 
-async def run_for_ever(custody: Custody, say: Callable[[str], object]) -> None:
-    order = Order(["sleep", "100"], "/", {"PATH": os.environ["PATH"]}, Owner("w", "call"), ())
+async def run_for_ever(custody: Processes, say: Callable[[str], object]) -> None:
+    order = ProcessRequest(
+        ["sleep", "100"], "/", {"PATH": os.environ["PATH"]}, ProcessOwner("w", "call"), ()
+    )
     while True:
         held = await custody.start(order)
         say(f"{held.pid}\n")

@@ -15,10 +15,10 @@ class Careful:
     async def run(
         self,
         spec: fleet.RunSpec,
-        events: fleet.Events,
-        steer: fleet.Steering,
-        cancel: fleet.Cancelling,
-        host: fleet.Host,
+        events: fleet.EventSink,
+        steer: fleet.SteerInbox,
+        cancel: fleet.CancelToken,
+        host: fleet.RunHost,
     ) -> fleet.Outcome:
         if spec.assignment == "vanish":
             await cancel.wait()
@@ -28,8 +28,8 @@ class Careful:
         return fleet.completed((await steer.next()).text)
 
 
-class Watcher(fleet.Nobody):
-    def __init__(self, controls: fleet.Controls) -> None:
+class Watcher(fleet.DenyAll):
+    def __init__(self, controls: fleet.RunControl) -> None:
         self._controls = controls
         self.asked: list[str] = []
 
@@ -46,7 +46,7 @@ def test_every_name_that_is_offered_is_there() -> None:
 
 async def test_a_users_executor_asks_is_steered_and_completes() -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    controls = fleet.Controls()
+    controls = fleet.RunControl()
     watcher = Watcher(controls)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         group.create_task(fleet.serve(Careful(), token="t", on_ready=ready.set_result))

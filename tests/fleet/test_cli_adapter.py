@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from culm.clock import LoopClock
-from culm.fleet.executor import CANCELLED, Outcome, RunOver, completed, failed
+from culm.fleet.executor import CANCELLED, Outcome, RunEnded, completed, failed
 from culm.fleet.provision import (
     AnyKind,
     BadProvision,
@@ -21,17 +21,17 @@ from culm.fleet.provision import (
     ClaudeKind,
     CliKind,
     CodexKind,
-    Extension,
+    CulmExtension,
     Identity,
     Provision,
 )
 from culm.fleet.tail import KEPT_BYTES
 from culm.fleet.worker.executors import cli_pipes
-from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.executors.cli_adapter import env_of
 from culm.fleet.worker.executors.cli_profiles import (
     NOTHING,
-    Told,
+    AgentOutput,
     read_claude,
     read_codex,
     read_json,
@@ -41,7 +41,7 @@ from culm.fleet.worker.executors.cli_profiles import (
 from culm.fleet.worker.executors.registry import open_executor
 from culm.ids import Ids
 from culm.processes.client import open_custody
-from culm.processes.disabled import NoCustody
+from culm.processes.disabled import NoProcesses
 from culm.wire.codec import Json
 from tests.custody.yard import is_alive
 from tests.fleet.executing import Listening
@@ -52,7 +52,7 @@ from tests.support import WAIT_S, contract
 class Bench:
     """Makes executors whose programs are scripts."""
 
-    services: Services
+    services: WorkerServices
     folder: Path
 
     def script(self, text: str) -> str:
@@ -68,7 +68,7 @@ class Bench:
             executor=kind,
             fabric_dir="/nowhere",
             workspace=str(self.folder),
-            culm=Extension(env=given),
+            culm=CulmExtension(env=given),
         )
 
     async def run(self, kind: AnyKind, assignment: str = "", **given: str) -> tuple[str, Outcome]:
@@ -82,7 +82,7 @@ class Bench:
 async def open_bench(folder: Path) -> AsyncGenerator[Bench]:
     clock, ids = LoopClock(), Ids()
     async with open_custody(folder / "custody", clock, ids) as custody:
-        yield Bench(Services(clock, ids, custody, folder / "storage"), folder)
+        yield Bench(WorkerServices(clock, ids, custody, folder / "storage"), folder)
 
 
 async def test_a_command_hears_its_assignment_and_its_lines_become_events(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ class Gone(Listening):
     async def emit(self, event: Mapping[str, Json]) -> None:
         await super().emit(event)
         if self.heard.is_set():
-            raise RunOver
+            raise RunEnded
 
 
 async def test_a_command_that_nobody_listens_to_any_more_is_ended(tmp_path: Path) -> None:
@@ -360,25 +360,25 @@ async def test_what_cannot_be_kept_to_is_refused_before_anything_runs(
         fabric_dir="/nowhere",
         capabilities=Capabilities(guardian_read_only=True),
     )
-    services = Services(LoopClock(), Ids(), NoCustody(), Path("/nowhere"))
+    services = WorkerServices(LoopClock(), Ids(), NoProcesses(), Path("/nowhere"))
     with pytest.raises(BadProvision, match=words):
         async with open_executor(provision, services) as executor:
             raise AssertionError(executor)
 
 
 def test_json_lines_say_what_a_run_may_say_of_itself_and_nothing_else() -> None:
-    assert read_json('{"type":"token","content":"a"}') == Told(
+    assert read_json('{"type":"token","content":"a"}') == AgentOutput(
         [{"type": "token", "content": "a"}], text="a"
     )
     assert read_json("plain") == read_text("plain")
-    assert read_json('{"type":"result","text":"r"}') == Told(result="r")
-    assert read_json('{"type":"error","message":"m"}') == Told(error="m")
+    assert read_json('{"type":"result","text":"r"}') == AgentOutput(result="r")
+    assert read_json('{"type":"error","message":"m"}') == AgentOutput(error="m")
     for kind in ("message_admitted", "permission_posture_activated", "complete", "sub_agent_event"):
         assert read_json(json.dumps({"type": kind, "id": "x"})) == NOTHING
-    assert read_claude('{"type":"result","is_error":true,"subtype":"error_max_turns"}') == Told(
-        error="error_max_turns"
-    )
-    assert read_codex('{"type":"turn.failed","error":{"message":"m"}}') == Told(error="m")
+    assert read_claude(
+        '{"type":"result","is_error":true,"subtype":"error_max_turns"}'
+    ) == AgentOutput(error="error_max_turns")
+    assert read_codex('{"type":"turn.failed","error":{"message":"m"}}') == AgentOutput(error="m")
 
 
 _json = st.recursive(
@@ -396,7 +396,7 @@ _json = st.recursive(
 @given(_json | st.fixed_dictionaries({"type": st.sampled_from(["assistant", "item.completed"])}))
 def test_whatever_a_program_prints_it_is_read(value: Json) -> None:
     for read in (read_json, read_claude, read_codex):
-        assert isinstance(read(json.dumps(value)), Told)
+        assert isinstance(read(json.dumps(value)), AgentOutput)
 
 
 def test_a_command_gets_the_little_it_needs_what_it_was_given_and_what_was_named() -> None:

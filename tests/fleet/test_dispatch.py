@@ -7,14 +7,20 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt
-from culm.fleet.executor import CANCELLED, Outcome, Steer, completed, failed
+from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, completed, failed
 from culm.fleet.host.base import LaunchFailed, NotReady
 from culm.fleet.host.dispatch import FleetBounds
 from culm.fleet.host.pool import IDLE_MARGIN_S, PoolBounds
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import FIRST_FRAME_S, Driven
-from culm.fleet.protocol.frames import Message, RunSpec
-from culm.fleet.provision import Capabilities, Limits, Provision, Remote, Schedulable
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import FIRST_FRAME_S, RunResult
+from culm.fleet.protocol.frames import RunSpec, SteerFrame
+from culm.fleet.provision import (
+    Capabilities,
+    Provision,
+    ProvisionLimits,
+    RemotePlacement,
+    SchedulablePlacement,
+)
 from tests.fleet.dispatching import clean, open_world
 from tests.fleet.parents import (
     Play,
@@ -59,11 +65,11 @@ async def test_a_worker_whose_run_failed_or_was_cancelled_is_ended(
 ) -> None:
     async with open_world() as world:
         world.stage.plays = [play]
-        controls = Controls()
+        controls = RunControl()
         run = world.begin(text, controls=controls)
         await settle()
         controls.cancel()
-        assert await in_time(run) == Driven(outcome, began=True, is_told=True)
+        assert await in_time(run) == RunResult(outcome, began=True, is_told=True)
         assert world.pids == []
 
 
@@ -90,12 +96,14 @@ async def test_no_more_workers_wait_than_may_and_no_longer_than_they_may() -> No
 async def test_a_worker_waits_longer_by_itself_than_its_parent_lets_it() -> None:
     async with open_world() as world:
         await world.run("a")
-        short = replace(provision(depth=2), limits=Limits(idle_timeout_secs=5, max_rounds=7))
+        short = replace(
+            provision(depth=2), limits=ProvisionLimits(idle_timeout_secs=5, max_rounds=7)
+        )
         await world.run("b", short)
         limits = [player.provision.limits for player in world.stage.players]
         assert limits == [
-            Limits(idle_timeout_secs=300 + IDLE_MARGIN_S),
-            Limits(idle_timeout_secs=5 + IDLE_MARGIN_S, max_rounds=7),
+            ProvisionLimits(idle_timeout_secs=300 + IDLE_MARGIN_S),
+            ProvisionLimits(idle_timeout_secs=5 + IDLE_MARGIN_S, max_rounds=7),
         ]
         world.clock.advance(5)
         assert await world.run("c", short) == clean("c")
@@ -146,10 +154,10 @@ async def test_no_two_workers_that_live_have_one_name() -> None:
     [
         ([says_nothing], clean("hi"), 2),
         ([dies], clean("hi"), 2),
-        ([says_nothing, says_nothing], Driven(failed("the worker said nothing for 60 s")), 2),
+        ([says_nothing, says_nothing], RunResult(failed("the worker said nothing for 60 s")), 2),
         (
             [dies, dies],
-            Driven(
+            RunResult(
                 failed(
                     "the link to the worker was lost: the process ended; "
                     "it printed last:\nSegmentation fault"
@@ -159,7 +167,7 @@ async def test_no_two_workers_that_live_have_one_name() -> None:
         ),
         (
             [dies_at_work],
-            Driven(
+            RunResult(
                 failed(
                     "the link to the worker was lost: the process ended; "
                     "it printed last:\nout of memory; token=[redacted]"
@@ -170,16 +178,16 @@ async def test_no_two_workers_that_live_have_one_name() -> None:
         ),
         (
             [LaunchFailed("status 2: unknown executor")],
-            Driven(failed("status 2: unknown executor")),
+            RunResult(failed("status 2: unknown executor")),
             0,
         ),
-        ([says_nothing, LaunchFailed("no memory")], Driven(failed("no memory")), 1),
+        ([says_nothing, LaunchFailed("no memory")], RunResult(failed("no memory")), 1),
         ([NotReady("killed")], clean("hi"), 1),
-        ([NotReady("killed"), NotReady("again")], Driven(failed("again")), 0),
+        ([NotReady("killed"), NotReady("again")], RunResult(failed("again")), 0),
     ],
 )
 async def test_a_run_is_tried_once_more_and_only_if_its_worker_was_never_heard(
-    plays: list[Play | LaunchFailed], driven: Driven, launches: int
+    plays: list[Play | LaunchFailed], driven: RunResult, launches: int
 ) -> None:
     async with open_world() as world:
         witness = world.begin("wait", provision("other", depth=2))
@@ -212,7 +220,7 @@ async def test_a_second_try_is_never_with_a_worker_that_waited() -> None:
 async def test_what_was_said_to_a_worker_that_was_never_heard_is_said_to_the_next() -> None:
     async with open_world() as world:
         world.stage.plays = [says_nothing]
-        controls = Controls()
+        controls = RunControl()
         run = world.begin("wait", controls=controls)
         controls.steer("one")
         await settle()
@@ -222,29 +230,29 @@ async def test_what_was_said_to_a_worker_that_was_never_heard_is_said_to_the_nex
         await settle()
         controls.steer("three")
         await settle()
-        said = [RunSpec("wait"), Message("one"), Message("two")]
+        said = [RunSpec("wait"), SteerFrame("one"), SteerFrame("two")]
         first, second = world.stage.players
-        assert (first.runs, second.runs) == (said, [*said, Message("three")])
+        assert (first.runs, second.runs) == (said, [*said, SteerFrame("three")])
         controls.cancel()
         controls.steer("never mind")
-        assert await in_time(run) == Driven(
-            CANCELLED, began=True, unadmitted=(Steer("never mind"),), is_told=True
+        assert await in_time(run) == RunResult(
+            CANCELLED, began=True, unadmitted=(SteerMessage("never mind"),), is_told=True
         )
 
 
 @contract("FLEET-98")
 async def test_a_worker_elsewhere_is_never_replaced_and_never_kept() -> None:
-    there = replace(provision(), placement=Remote("ws://there"))
+    there = replace(provision(), placement=RemotePlacement("ws://there"))
     async with open_world() as world:
         assert await world.run("a", there) == clean("a")
         world.elsewhere.plays = [says_nothing]
         run = world.begin("b", there)
         await settle()
         world.clock.advance(FIRST_FRAME_S)
-        silent = Driven(failed("the worker said nothing for 60 s"))
+        silent = RunResult(failed("the worker said nothing for 60 s"))
         assert await in_time(run) == silent
         world.elsewhere.plays = [LaunchFailed("401")]
-        assert await world.run("c", there) == Driven(failed("401"))
+        assert await world.run("c", there) == RunResult(failed("401"))
         assert (world.fleet.workers, world.stage.players) == ([], [])
 
 
@@ -294,9 +302,12 @@ async def test_what_an_overseer_raises_ends_its_run_and_no_other() -> None:
             replace(provision(depth=2), capabilities=Capabilities(max_spawn_depth=1)),
             LimitExceeded,
         ),
-        (replace(provision(), placement=Schedulable("big")), NotBuilt),
-        (replace(provision(), limits=Limits(idle_timeout_secs=-1)), InvalidRequest),
-        (replace(provision(), limits=Limits(idle_timeout_secs=float("nan"))), InvalidRequest),
+        (replace(provision(), placement=SchedulablePlacement("big")), NotBuilt),
+        (replace(provision(), limits=ProvisionLimits(idle_timeout_secs=-1)), InvalidRequest),
+        (
+            replace(provision(), limits=ProvisionLimits(idle_timeout_secs=float("nan"))),
+            InvalidRequest,
+        ),
     ],
 )
 async def test_what_cannot_be_done_is_refused_before_anything_is_launched(
@@ -312,14 +323,14 @@ async def test_what_cannot_be_done_is_refused_before_anything_is_launched(
 async def test_runs_beyond_the_bound_wait_their_turn_and_beyond_that_are_refused() -> None:
     async with open_world(FleetBounds(runs_max=2, waiting_max=2)) as world:
         await world.run("a")  # Its worker waits, and holds no place.
-        first = [Controls() for _ in range(4)]
+        first = [RunControl() for _ in range(4)]
         runs = [world.begin("wait", provision(str(n)), c) for n, c in enumerate(first)]
         await settle()
         assert len(world.pids) == 2
         with pytest.raises(LimitExceeded):
             await world.run("b")
         first[2].cancel()
-        assert await in_time(runs[2]) == Driven(CANCELLED)
+        assert await in_time(runs[2]) == RunResult(CANCELLED)
         first[0].cancel()
         assert (await in_time(runs[0])).outcome == CANCELLED
         await settle()

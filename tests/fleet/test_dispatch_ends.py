@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from culm.errors import ShuttingDown
-from culm.fleet.executor import CANCELLED, Steer, completed
-from culm.fleet.host.callbacks import Nobody
+from culm.fleet.executor import CANCELLED, SteerMessage, completed
+from culm.fleet.host.callbacks import DenyAll
 from culm.fleet.host.dispatch import FleetBounds, open_fleet
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import CANCEL_S, Driven
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import CANCEL_S, RunResult
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.provision import Extension
+from culm.fleet.provision import CulmExtension
 from tests.fleet.dispatching import open_world
 from tests.fleet.parents import (
     Play,
@@ -42,7 +42,7 @@ async def test_a_run_that_is_cancelled_at_any_moment_leaves_nothing(
     async with open_world() as world:
         for steps in range(24):
             world.stage.plays = [play, play]
-            controls = Controls()
+            controls = RunControl()
             run = world.begin(text, controls=controls)
             await settle(steps)
             if way != "task":
@@ -76,7 +76,7 @@ async def test_a_fleet_that_is_closed_at_any_moment_leaves_nothing(play: Play, t
 async def test_a_launch_that_is_cancelled_twice_cleans_up_in_peace(first: str) -> None:
     async with open_world() as world:
         world.stage.doors.clear()
-        controls = Controls()
+        controls = RunControl()
         run = world.begin("a", controls=controls)
         await settle()
         cancels = [controls.cancel, run.cancel]
@@ -90,7 +90,7 @@ async def test_a_launch_that_is_cancelled_twice_cleans_up_in_peace(first: str) -
 async def test_a_cancel_reaches_a_run_whose_worker_is_being_launched() -> None:
     async with open_world() as world:
         world.stage.doors.clear()
-        controls = Controls()
+        controls = RunControl()
         run = world.begin("a", controls=controls)
         await settle()
         controls.steer("late")
@@ -98,35 +98,37 @@ async def test_a_cancel_reaches_a_run_whose_worker_is_being_launched() -> None:
         await settle(5)
         controls.steer("later")
         driven = await in_time(run)
-        assert driven == Driven(CANCELLED, unadmitted=(Steer("late"), Steer("later")))
+        assert driven == RunResult(
+            CANCELLED, unadmitted=(SteerMessage("late"), SteerMessage("later"))
+        )
         assert (world.stage.torn, world.stage.players) == (0, [])
 
 
 async def test_a_fleet_that_closes_cancels_its_runs_and_ends_its_workers() -> None:
     clock = FakeClock()
-    ours = replace(provision(), culm=Extension(host_calls=True))
+    ours = replace(provision(), culm=CulmExtension(host_calls=True))
     async with open_stage() as stage, asyncio.TaskGroup() as tasks:
         async with open_fleet(stage, clock, FleetBounds(runs_max=2)) as fleet:
-            await fleet.run(provision("parked", 2), RunSpec("a"), Nobody(), Controls())
+            await fleet.run(provision("parked", 2), RunSpec("a"), DenyAll(), RunControl())
             stage.plays = [echoes, says_nothing]
-            given = [Controls() for _ in range(3)]
+            given = [RunControl() for _ in range(3)]
             runs = [
-                tasks.create_task(fleet.run(ours, RunSpec("wait"), Nobody(), controls))
+                tasks.create_task(fleet.run(ours, RunSpec("wait"), DenyAll(), controls))
                 for controls in given
             ]
             for controls in given:
                 controls.steer("listen", id="1")
             await settle()
             assert len(stage.alive) == 3
-        lost = (Steer("listen", "1"),)
+        lost = (SteerMessage("listen", "1"),)
         assert [await in_time(run) for run in runs] == [
-            Driven(CANCELLED, began=True, unadmitted=lost),
-            Driven(CANCELLED, unadmitted=lost),
-            Driven(CANCELLED, unadmitted=lost),
+            RunResult(CANCELLED, began=True, unadmitted=lost),
+            RunResult(CANCELLED, unadmitted=lost),
+            RunResult(CANCELLED, unadmitted=lost),
         ]
         assert (stage.alive, fleet.workers, clock.armed()) == ([], [], 0)
         with pytest.raises(ShuttingDown):
-            await fleet.run(provision(), RunSpec("a"), Nobody(), Controls())
+            await fleet.run(provision(), RunSpec("a"), DenyAll(), RunControl())
 
 
 async def test_a_fleet_that_closes_does_not_disturb_a_run_that_ends_its_worker() -> None:

@@ -11,11 +11,11 @@ from msgspec import Raw, structs
 
 from culm.errors import InvalidRequest, TooLarge
 from culm.fleet.executor import Outcome, completed, failed
-from culm.fleet.host.callbacks import Nobody, WorkerAsk, parse_ask
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.callbacks import DenyAll, WorkerAsk, parse_ask
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import (
     FIRST_FRAME_S,
-    HostTerms,
+    HostSettings,
     drive,
     host_terms_of,
 )
@@ -23,14 +23,14 @@ from culm.fleet.protocol.frames import (
     OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
-    Event,
+    EventFrame,
     RunSpec,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
     encode_frame,
 )
-from culm.fleet.provision import Capabilities, Extension
+from culm.fleet.provision import Capabilities, CulmExtension
 from culm.fleet.times import format_time
 from culm.fleet.transport.base import LinkLost
 from culm.fleet.transport.memory import memory_pair
@@ -57,7 +57,7 @@ from tests.support import FakeClock, contract
 
 async def test_events_reach_the_overseer_in_order_as_they_were_written_before_the_outcome() -> None:
     witness = Witness()
-    odd = Event(Raw(b'{"type":"of tomorrow", "x" : [1.50]}'))
+    odd = EventFrame(Raw(b'{"type":"of tomorrow", "x" : [1.50]}'))
     async with open_talk(witness) as talk:
         assert await talk.hear() == RUN
         await talk.say(token("a"), odd, token("b"), DONE)
@@ -132,7 +132,7 @@ async def _leaves(talk: Talk) -> None:
 
 
 async def _suspends(talk: Talk) -> None:
-    await talk.say(Terminal("suspended"))
+    await talk.say(TerminalFrame("suspended"))
 
 
 async def _counts_wrongly(talk: Talk) -> None:
@@ -162,7 +162,7 @@ async def _is_silent(talk: Talk) -> None:
 async def test_a_run_whose_worker_fails_ends_as_an_error_that_says_how(
     does: Callable[[Talk], Awaitable[None]], *, began: bool, reason: str
 ) -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         await does(talk)
         driven = await talk.end()
@@ -172,7 +172,7 @@ async def test_a_run_whose_worker_fails_ends_as_an_error_that_says_how(
 
 
 async def test_silence_after_the_first_frame_is_no_failure() -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         await talk.say(token("a"))
         await settle()
@@ -191,7 +191,7 @@ async def test_a_run_that_no_frame_can_carry_is_refused(
 ) -> None:
     ours, _ = memory_pair()
     with pytest.raises(error):
-        await drive(ours, spec, Nobody(), Controls(), FakeClock())
+        await drive(ours, spec, DenyAll(), RunControl(), FakeClock())
 
 
 # --- asks
@@ -244,7 +244,7 @@ async def test_an_ask_is_answered_once_by_whoever_oversees_the_run_and_denied_by
         assert await talk.hear() == ApprovalReply("2", approved=False)
         await talk.silence()
     assert witness.asked == [parse_ask(body), parse_ask({})]
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         await talk.say(ApprovalRequest("1", raw(body)))
         assert await talk.hear() == ApprovalReply("1", approved=False)
@@ -321,7 +321,7 @@ async def test_a_worker_of_ours_is_told_that_nobody_decided(how: str) -> None:
 
 
 async def test_a_worker_that_asks_and_does_not_read_is_given_up() -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
 
         async def flood() -> None:
             with contextlib.suppress(LinkLost):
@@ -353,7 +353,7 @@ async def _odd(args: Mapping[str, Json]) -> Json:
         (OURS, _listing, "list", {"result": ["a", "list"]}),
         (OURS, None, "list", {"error": "it cannot be done"}),
         (OURS, _odd, "list", {"error": "the host failed at it"}),
-        (HostTerms(), _listing, "list", {"error": "host calls are not taken"}),
+        (HostSettings(), _listing, "list", {"error": "host calls are not taken"}),
         (replace(OURS, depth=3), _listing, "agent", {"result": ["a", "agent"]}),
         (
             replace(OURS, depth=4),
@@ -365,7 +365,7 @@ async def _odd(args: Mapping[str, Json]) -> Json:
     ],
 )
 async def test_a_host_call_is_done_only_where_it_was_provisioned_and_not_too_deep(
-    terms: HostTerms,
+    terms: HostSettings,
     carry_out: Callable[[Mapping[str, Json]], Awaitable[Json]] | None,
     op: str,
     result: Json,
@@ -385,9 +385,9 @@ def test_a_workers_terms_are_those_of_its_provision() -> None:
     shallow = structs.replace(
         provision(depth=2),
         capabilities=Capabilities(max_spawn_depth=2),
-        culm=Extension(host_calls=True),
+        culm=CulmExtension(host_calls=True),
     )
     assert [host_terms_of(provision()), host_terms_of(shallow)] == [
-        HostTerms(host_calls=False, depth=1, depth_max=4),
-        HostTerms(host_calls=True, depth=2, depth_max=2),
+        HostSettings(host_calls=False, depth=1, depth_max=4),
+        HostSettings(host_calls=True, depth=2, depth_max=2),
     ]

@@ -7,26 +7,26 @@ import pytest
 from msgspec import Raw
 
 from culm.errors import LimitExceeded, TooLarge
-from culm.fleet.executor import CANCELLED, Outcome, Steer, completed, failed
-from culm.fleet.host.callbacks import Nobody
-from culm.fleet.host.run_control import STEER_CHARS_MAX, STEERS_MAX, Controls
+from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, completed, failed
+from culm.fleet.host.callbacks import DenyAll
+from culm.fleet.host.run_control import STEER_CHARS_MAX, STEERS_MAX, RunControl
 from culm.fleet.host.run_driver import (
     CANCEL_S,
     DEAF_S,
     FIRST_FRAME_S,
     OVERTIME_S,
-    Driven,
-    HostTerms,
+    HostSettings,
+    RunResult,
     drive,
 )
 from culm.fleet.protocol.frames import (
     ApprovalRequest,
     Cancel,
     ChildFrame,
-    Event,
-    Message,
+    EventFrame,
     RunSpec,
-    Terminal,
+    SteerFrame,
+    TerminalFrame,
     encode_frame,
 )
 from culm.fleet.transport.base import LinkLost
@@ -48,27 +48,27 @@ from tests.fleet.parents import (
 from tests.support import FakeClock, contract
 
 
-def admitted(steer_id: str) -> Event:
-    return Event(Raw(b'{"type":"message_admitted","id":"%s"}' % steer_id.encode()))
+def admitted(steer_id: str) -> EventFrame:
+    return EventFrame(Raw(b'{"type":"message_admitted","id":"%s"}' % steer_id.encode()))
 
 
 # --- steering
 
 
 async def test_what_was_said_before_the_run_and_during_it_arrives_in_order() -> None:
-    controls = Controls()
+    controls = RunControl()
     assert controls.steer("one", id="1")
-    async with open_talk(Nobody(), controls, OURS) as talk:
-        assert [await talk.hear(), await talk.hear()] == [RUN, Message("one", "1")]
+    async with open_talk(DenyAll(), controls, OURS) as talk:
+        assert [await talk.hear(), await talk.hear()] == [RUN, SteerFrame("one", "1")]
         assert controls.steer("two", id="2")
         assert controls.steer("three \ud800")
         assert [await talk.hear(), await talk.hear()] == [
-            Message("two", "2"),
-            Message("three \ufffd"),
+            SteerFrame("two", "2"),
+            SteerFrame("three \ufffd"),
         ]
         await talk.say(admitted("1"), DONE)
         driven = await talk.end()
-    assert driven == replace(CLEAN, unadmitted=(Steer("two", "2"),))
+    assert driven == replace(CLEAN, unadmitted=(SteerMessage("two", "2"),))
     assert controls.unadmitted == driven.unadmitted
     assert not controls.steer("four")
     controls.cancel()
@@ -76,22 +76,22 @@ async def test_what_was_said_before_the_run_and_during_it_arrives_in_order() -> 
 
 
 async def test_what_a_worker_never_began_with_is_for_the_next_one() -> None:
-    controls = Controls()
+    controls = RunControl()
     controls.steer("one")
-    async with open_talk(Nobody(), controls) as talk:
-        assert [await talk.hear(), await talk.hear()] == [RUN, Message("one")]
+    async with open_talk(DenyAll(), controls) as talk:
+        assert [await talk.hear(), await talk.hear()] == [RUN, SteerFrame("one")]
         controls.steer("two")
-        assert await talk.hear() == Message("two")
+        assert await talk.hear() == SteerFrame("two")
         await talk.link.close()
         assert (await talk.end()).began is False
     controls.steer("three")
-    async with open_talk(Nobody(), controls) as talk:
+    async with open_talk(DenyAll(), controls) as talk:
         heard = [await talk.hear() for _ in range(4)]
-    assert heard == [RUN, Message("one"), Message("two"), Message("three")]
+    assert heard == [RUN, SteerFrame("one"), SteerFrame("two"), SteerFrame("three")]
 
 
 async def test_what_was_admitted_is_not_returned() -> None:
-    async with open_talk(Nobody(), terms=OURS) as talk:
+    async with open_talk(DenyAll(), terms=OURS) as talk:
         await talk.hear()
         talk.controls.steer("one", id="1")
         await talk.hear()
@@ -100,7 +100,7 @@ async def test_what_was_admitted_is_not_returned() -> None:
 
 
 async def test_what_was_admitted_counts_only_once_the_overseer_knows_it() -> None:
-    witness, controls = Witness(), Controls()
+    witness, controls = Witness(), RunControl()
     spec = RunSpec("do it", execution_epoch=1)
     both = batch(1, "durable", b'{"type":"tool_start"}', bytes(admitted("1").event))
     async with open_talk(witness, controls, OURS, spec) as talk:
@@ -112,33 +112,33 @@ async def test_what_was_admitted_counts_only_once_the_overseer_knows_it() -> Non
         await settle()
         talk.task.cancel()
         await asyncio.wait({talk.task})
-    assert controls.unadmitted == (Steer("one", "1"),)
+    assert controls.unadmitted == (SteerMessage("one", "1"),)
     assert controls.has_begun
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
 async def test_what_is_not_admitted_yet_is_bounded_too(*, is_heard: bool) -> None:
-    controls = Controls()
-    async with open_talk(Nobody(), controls, OURS) as talk:
+    controls = RunControl()
+    async with open_talk(DenyAll(), controls, OURS) as talk:
         await talk.hear()
         if is_heard:
             await talk.say(token("a"))
         for n in range(STEERS_MAX):
             assert controls.steer("x", id=str(n))
-            assert await talk.hear() == Message("x", str(n))
+            assert await talk.hear() == SteerFrame("x", str(n))
         for n in range(STEERS_MAX):
             assert controls.steer("y", id=f"later {n}")
         await talk.silence()
         with pytest.raises(LimitExceeded):
             controls.steer("one more")
         await talk.say(admitted("0"), admitted("1"))
-        assert await talk.hear() == Message("y", "later 0")
+        assert await talk.hear() == SteerFrame("y", "later 0")
         await talk.say(DONE)
         assert len((await talk.end()).unadmitted) == 2 * STEERS_MAX - 2
 
 
 def test_messages_that_wait_are_bounded() -> None:
-    controls = Controls()
+    controls = RunControl()
     with pytest.raises(TooLarge):
         controls.steer("x" * (STEER_CHARS_MAX + 1))
     for n in range(STEERS_MAX):
@@ -155,7 +155,7 @@ def test_messages_that_wait_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("answers", "outcome"),
     [
-        ([token("a"), Terminal("cancelled")], CANCELLED),
+        ([token("a"), TerminalFrame("cancelled")], CANCELLED),
         ([DONE], completed("done")),
         ([], CANCELLED),
         ([token("a")], CANCELLED),
@@ -177,16 +177,16 @@ async def test_a_cancelled_run_ends_with_its_terminal_or_without_it_in_bounded_t
         assert witness.withdrawn == 1
         await talk.say(ApprovalRequest("2", raw({})), *answers)
         await settle()
-        assert talk.task.done() == (answers[-1:] in ([DONE], [Terminal("cancelled")]))
+        assert talk.task.done() == (answers[-1:] in ([DONE], [TerminalFrame("cancelled")]))
         talk.clock.advance(CANCEL_S)
         driven = await talk.end()
     assert driven.outcome == outcome
-    assert driven.unadmitted == (Steer("never mind"),)
+    assert driven.unadmitted == (SteerMessage("never mind"),)
     assert len(witness.asked) == 1
 
 
 async def test_a_cancel_overtakes_what_waits_to_be_sent() -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         await talk.say(*(ApprovalRequest(str(n), raw({})) for n in range(FRAMES_MAX + 10)))
         await settle()
@@ -196,15 +196,15 @@ async def test_a_cancel_overtakes_what_waits_to_be_sent() -> None:
 
 
 async def test_a_run_cancelled_before_it_began_is_never_sent() -> None:
-    controls = Controls()
+    controls = RunControl()
     controls.cancel()
-    async with open_talk(Nobody(), controls) as talk:
-        assert await talk.end() == Driven(CANCELLED)
+    async with open_talk(DenyAll(), controls) as talk:
+        assert await talk.end() == RunResult(CANCELLED)
         await talk.silence()
 
 
 async def test_a_cancelled_run_whose_link_is_lost_is_cancelled() -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         talk.controls.cancel()
         await talk.hear()
@@ -213,7 +213,7 @@ async def test_a_cancelled_run_whose_link_is_lost_is_cancelled() -> None:
 
 
 async def test_a_worker_that_floods_after_a_cancel_is_given_up_in_time() -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         talk.controls.cancel()
         await talk.say(*(token("x") for _ in range(500)))
@@ -248,7 +248,7 @@ async def test_what_an_overseer_raises_at_an_event_is_raised_as_it_is() -> None:
     await theirs.send(b'{"kind":"approval_request","id":"1","body":{}}')
     await theirs.send(b'{"kind":"event","event":1}')
     with pytest.raises(KeyError):
-        await in_time(drive(ours, RUN, witness, Controls(), FakeClock()))
+        await in_time(drive(ours, RUN, witness, RunControl(), FakeClock()))
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -256,7 +256,7 @@ async def test_what_an_overseer_raises_at_an_event_is_raised_as_it_is() -> None:
 async def test_a_cancel_from_outside_is_passed_on_even_when_time_is_over_too(
     *, is_late: bool
 ) -> None:
-    async with open_talk(Nobody()) as talk:
+    async with open_talk(DenyAll()) as talk:
         await talk.hear()
         if is_late:
             talk.clock.advance(FIRST_FRAME_S)
@@ -287,7 +287,7 @@ async def test_a_worker_has_its_time_for_the_run_and_again_for_its_first_word(
 ) -> None:
     link, clock = Slow(), FakeClock()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(drive(link, RUN, Nobody(), Controls(), clock))
+        task = tasks.create_task(drive(link, RUN, DenyAll(), RunControl(), clock))
         await settle()
         clock.advance(FIRST_FRAME_S - 1)
         if is_sent:
@@ -297,7 +297,7 @@ async def test_a_worker_has_its_time_for_the_run_and_again_for_its_first_word(
         await settle()
         assert not task.done()
         clock.advance(1)
-        assert await in_time(task) == Driven(failed("the worker said nothing for 60 s"))
+        assert await in_time(task) == RunResult(failed("the worker said nothing for 60 s"))
 
 
 class Deaf:
@@ -324,9 +324,9 @@ async def test_what_a_worker_said_before_it_stopped_listening_counts(
     *, is_said: bool, outcome: Outcome
 ) -> None:
     ours, theirs = memory_pair()
-    clock, controls = FakeClock(), Controls()
+    clock, controls = FakeClock(), RunControl()
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(drive(Deaf(ours), RUN, Nobody(), controls, clock))
+        task = tasks.create_task(drive(Deaf(ours), RUN, DenyAll(), controls, clock))
         await theirs.receive()
         controls.steer("do you hear?")
         await settle()
@@ -339,7 +339,7 @@ async def test_what_a_worker_said_before_it_stopped_listening_counts(
 
 @contract("FLEET-P6")
 async def test_a_worker_that_does_not_end_a_run_at_its_limit_is_not_waited_for() -> None:
-    async with open_talk(Witness(), terms=HostTerms(run_s=600.0)) as talk:
+    async with open_talk(Witness(), terms=HostSettings(run_s=600.0)) as talk:
         await talk.hear()
         await talk.say(token("a"))
         await settle()
@@ -348,4 +348,4 @@ async def test_a_worker_that_does_not_end_a_run_at_its_limit_is_not_waited_for()
         assert not talk.task.done()
         talk.clock.advance(1)
         words = "limit:run_timeout: the worker has not ended a run of 600 s"
-        assert await talk.end() == Driven(failed(words), began=True)
+        assert await talk.end() == RunResult(failed(words), began=True)

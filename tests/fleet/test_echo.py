@@ -6,7 +6,7 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.fleet.executor import CANCELLED, completed
-from culm.fleet.worker.executors.echo import Echo, parse_words
+from culm.fleet.worker.executors.echo import EchoExecutor, parse_words
 from tests.fleet.executing import Listening
 from tests.support import WAIT_S, FakeClock, contract
 
@@ -14,7 +14,9 @@ from tests.support import WAIT_S, FakeClock, contract
 @contract("FLEET-45")
 async def test_every_word_is_an_event_and_all_of_them_are_the_result() -> None:
     host = Listening()
-    assert await host.run(Echo(LoopClock()), " alpha\n beta ") == completed("echo: alpha beta")
+    assert await host.run(EchoExecutor(LoopClock()), " alpha\n beta ") == completed(
+        "echo: alpha beta"
+    )
     assert host.events == [
         {"type": "token", "content": "alpha "},
         {"type": "token", "content": "beta "},
@@ -26,8 +28,8 @@ async def test_every_word_is_an_event_and_all_of_them_are_the_result() -> None:
 async def test_a_run_that_is_cancelled_before_it_begins_says_nothing() -> None:
     host = Listening()
     host.cancelled.set()
-    assert await host.run(Echo(LoopClock()), "alpha") == CANCELLED
-    assert await host.run(Echo(FakeClock()), "__sleep_ms:9 alpha") == CANCELLED
+    assert await host.run(EchoExecutor(LoopClock()), "alpha") == CANCELLED
+    assert await host.run(EchoExecutor(FakeClock()), "__sleep_ms:9 alpha") == CANCELLED
     assert host.events == []
 
 
@@ -36,7 +38,7 @@ async def test_a_delay_is_waited_for_and_can_be_cancelled() -> None:
     for is_cancelled, expected in ((False, completed("echo: alpha")), (True, CANCELLED)):
         host = Listening()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-            running = group.create_task(host.run(Echo(clock), "__sleep_ms:700000 alpha"))
+            running = group.create_task(host.run(EchoExecutor(clock), "__sleep_ms:700000 alpha"))
             while not clock.armed():
                 await asyncio.sleep(0)
             if is_cancelled:

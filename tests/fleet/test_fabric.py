@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from culm.fleet.discovery.base import (
     LEASE_S,
     AgentRecord,
-    Fabric,
+    Discovery,
     OwnerProcess,
-    Placed,
+    ProcessPlace,
     is_live,
     renewed,
 )
-from culm.fleet.discovery.files import FileFabric
-from culm.fleet.discovery.memory import MemoryFabric
+from culm.fleet.discovery.files import FileDiscovery
+from culm.fleet.discovery.memory import MemoryDiscovery
 from culm.fleet.names import UnsafeName
 from culm.fleet.provision import Identity
 from culm.fleet.times import format_time, parse_time
@@ -36,15 +36,17 @@ def record(agent_id: str, clock: FakeClock, role: str = "r", *labels: str) -> Ag
             version="1",
             started_at=format_time(clock.now_s()),
             lease_expires_at="",
-            culm=Placed(5, "boot", OwnerProcess(6, 4)),
+            culm=ProcessPlace(5, "boot", OwnerProcess(6, 4)),
         ),
         clock.now_s(),
     )
 
 
 @pytest.fixture(params=["files", "memory"])
-def fabric(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Fabric:
-    return FileFabric(tmp_path / "f", clock) if request.param == "files" else MemoryFabric(clock)
+def fabric(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Discovery:
+    return (
+        FileDiscovery(tmp_path / "f", clock) if request.param == "files" else MemoryDiscovery(clock)
+    )
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def clock() -> FakeClock:
 
 @contract("FLEET-58")
 def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
-    fabric: Fabric, clock: FakeClock
+    fabric: Discovery, clock: FakeClock
 ) -> None:
     one, two = record("b", clock, "writer", "fast"), record("a", clock, "reader", "fast", "dear")
     assert (fabric.discover(), fabric.gc(), fabric.resolve("a")) == ([], 0, None)
@@ -73,7 +75,7 @@ def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
 
 @contract("FLEET-59")
 def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
-    fabric: Fabric, clock: FakeClock
+    fabric: Discovery, clock: FakeClock
 ) -> None:
     dead, live = record("a", clock), record("b", clock)
     fabric.publish(dead)
@@ -90,7 +92,7 @@ def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
 def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_token(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileFabric(tmp_path, clock)
+    fabric = FileDiscovery(tmp_path, clock)
     asleep = make_record(Identity("asleep"), [], "ws://e", None, clock.now_s())
     assert asleep.culm is not None
     later = replace(asleep.culm, start_ticks=asleep.culm.start_ticks + 1)
@@ -106,7 +108,7 @@ def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_t
 @contract("FLEET-P2")
 @pytest.mark.parametrize("agent_id", ["../a", "", ".a", "a/b", "a..b"])
 def test_an_id_that_is_no_safe_name_touches_nothing(
-    fabric: Fabric, clock: FakeClock, agent_id: str
+    fabric: Discovery, clock: FakeClock, agent_id: str
 ) -> None:
     for act in (fabric.withdraw, fabric.resolve):
         with pytest.raises(UnsafeName):
@@ -118,7 +120,7 @@ def test_an_id_that_is_no_safe_name_touches_nothing(
 def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileFabric(tmp_path / "data" / "fabric", clock)
+    fabric = FileDiscovery(tmp_path / "data" / "fabric", clock)
     fabric.publish(record("a", clock))
     file = tmp_path / "data" / "fabric" / "a.json"
     assert [one.name for one in file.parent.iterdir()] == ["a.json"]
@@ -142,7 +144,7 @@ def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
 def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileFabric(tmp_path, clock)
+    fabric = FileDiscovery(tmp_path, clock)
     known = record("known", clock)
     fabric.publish(known)
     foreign = {"later": 1, **json.loads((tmp_path / "known.json").read_text())}

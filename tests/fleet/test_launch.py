@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from culm.clock import LoopClock
-from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.base import Launcher, LaunchFailed, NotReady
 from culm.fleet.host.foreign import open_foreign_launcher
 from culm.fleet.host.leftovers import end_leftover_workers
-from culm.fleet.host.local import LaunchTerms
+from culm.fleet.host.local import LaunchSettings
 from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
-from culm.fleet.protocol.frames import Terminal
+from culm.fleet.protocol.frames import TerminalFrame
 from culm.fleet.provision import parse_provision
 from culm.fleet.tail import KEPT_BYTES
 from culm.ids import Ids
@@ -64,7 +64,7 @@ async def open_way(folder: Path, way: str) -> AsyncGenerator[Launcher]:
             async with open_launcher(folder) as launcher:
                 yield launcher
         case "spawned":
-            terms = LaunchTerms(zygote="sys.exit(1)")
+            terms = LaunchSettings(zygote="sys.exit(1)")
             async with open_launcher(folder, terms) as launcher:
                 yield launcher
         case _:
@@ -97,7 +97,7 @@ def workers_below() -> int:
 async def test_a_real_process_announces_itself_and_carries_out_one_assignment_after_the_other(
     tmp_path: Path, way: str, above: str
 ) -> None:
-    fabric = FileFabric(tmp_path / "fabric", LoopClock())
+    fabric = FileDiscovery(tmp_path / "fabric", LoopClock())
     async with open_way(tmp_path, way) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "child"))
         assert worker.pid is not None
@@ -106,7 +106,7 @@ async def test_a_real_process_announces_itself_and_carries_out_one_assignment_af
             events, end = await carry_out(worker, words)
             tokens = [f'{{"type":"token","content":"{word} "}}' for word in words.split()]
             assert events == [*tokens, '{"type":"complete"}']
-            assert end == Terminal("completed", result=f"echo: {words}")
+            assert end == TerminalFrame("completed", result=f"echo: {words}")
             while (record := fabric.resolve("child")) is None:
                 await asyncio.sleep(0.005)  # With a control it is ready before its record is there.
             assert (record.agent_id, record.endpoint, record.pid) == (
@@ -147,7 +147,7 @@ async def test_the_owner_and_a_token_are_stamped_on_a_copy_at_the_last_moment(
 @contract("FLEET-55")
 @pytest.mark.parametrize("terms", [STAND_IN, NO_ZYGOTE], ids=["forked", "spawned"])
 async def test_a_worker_that_does_not_become_ready_is_reported_with_its_last_words_and_ended(
-    tmp_path: Path, terms: LaunchTerms
+    tmp_path: Path, terms: LaunchSettings
 ) -> None:
     before = open_descriptors()
     ended = "the worker ended before it was ready:"
@@ -205,7 +205,9 @@ async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_repo
     script = "read -r line; echo got ${#line} >&2; exit 7"
     # One that lived once, under the same name, is not taken for this one.
     async with open_foreign(tmp_path, "bash", "-c", script) as launcher:
-        FileFabric(tmp_path / "fabric", LoopClock()).publish(renewed(expired, LoopClock().now_s()))
+        FileDiscovery(tmp_path / "fabric", LoopClock()).publish(
+            renewed(expired, LoopClock().now_s())
+        )
         with pytest.raises(LaunchFailed, match=r"exit status 7\ngot [1-9]"):
             await launcher.launch(make_provision(tmp_path, "child"))
     assert descendants_of(os.getpid(), read_table()) == []
@@ -251,13 +253,13 @@ async def test_a_worker_whose_owner_is_killed_ends_idle_and_in_the_middle_of_a_r
             owner.kill()
             await owner.wait()
         await gone(*pids.values(), *others)
-        assert FileFabric(tmp_path / "fabric", LoopClock()).records() == []
+        assert FileDiscovery(tmp_path / "fabric", LoopClock()).records() == []
 
 
 def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    fabric = FileFabric(tmp_path, LoopClock())
+    fabric = FileDiscovery(tmp_path, LoopClock())
     here, own = read_world_id(), os.getpid()
     alive = OwnerProcess(own, ticks_of(own))
     dead = OwnerProcess(own, ticks_of(own) + 1)  # Another one has its pid now.
@@ -283,7 +285,7 @@ def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
                 pid=pid,
                 started_at="2020-01-01T00:00:00Z",
                 lease_expires_at=f"{2020 if name != 'elsewhere' else 2999}-01-01T00:01:00Z",
-                culm=None if world is None else Placed(ticks, world, owner),
+                culm=None if world is None else ProcessPlace(ticks, world, owner),
             )
             fabric.publish(record)
         end_leftover_workers(tmp_path, LoopClock())

@@ -19,16 +19,16 @@ from culm.errors import AppError
 from culm.fleet.times import format_time
 from culm.ids import LetterId
 from culm.mail.base import (
-    Claim,
+    ClaimedLetter,
     ForeignMailbox,
+    LetterState,
     MailboxBusy,
     MailboxFailed,
     NoMailbox,
-    Place,
 )
-from culm.mail.folders import Part
+from culm.mail.folders import Subfolder
 from culm.mail.letters import Letter, Sender, body_of, encode_letter
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 from culm.mail.maildir_box import TEMP_AGE_S, Maildir
 from culm.mail.order import ABSURD_NS, LETTERS_MAX, PLACE_MAX, name_of
 from culm.processes.linux import read_boot_id
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def box(root: Path) -> Maildir:
-    return MaildirPost(root, CLOCK, lock_wait_s=0.0).make(ADDRESS)
+    return MaildirPostOffice(root, CLOCK, lock_wait_s=0.0).make(ADDRESS)
 
 
 def letter(letter_id: str) -> Letter:
@@ -66,7 +66,7 @@ def letter(letter_id: str) -> Letter:
     )
 
 
-def ids(claims: list[Claim]) -> list[str]:
+def ids(claims: list[ClaimedLetter]) -> list[str]:
     return [claim.letter.id for claim in claims]
 
 
@@ -109,7 +109,7 @@ def test_a_delivery_syncs_the_letter_before_its_rename_and_the_directory_after_i
 
     monkeypatch.setattr(os, "fsync", observed_fsync)
     monkeypatch.setattr(os, "rename", observed_rename)
-    box = MaildirPost(root, CLOCK).make(ADDRESS)
+    box = MaildirPostOffice(root, CLOCK).make(ADDRESS)
     parents = [("fsync directory", one) for one in (".", "projects", "projects/key")]
     assert calls == parents
     calls.clear()
@@ -144,7 +144,7 @@ def test_all_of_a_mailbox_is_private_and_a_letter_is_for_people_to_read(
 ) -> None:
     before = os.umask(0)
     try:
-        box = MaildirPost(root, CLOCK).make(ADDRESS)
+        box = MaildirPostOffice(root, CLOCK).make(ADDRESS)
         name = box.deliver(letter("a")).name
     finally:
         os.umask(before)
@@ -277,7 +277,7 @@ def test_a_letter_named_absurdly_far_in_the_future_decides_no_order(
     assert ids(box.claim(9)) == ["d", "c", "b", "a"]
 
 
-@pytest.mark.parametrize("part", [part.value for part in Part])
+@pytest.mark.parametrize("part", [part.value for part in Subfolder])
 def test_what_is_missing_of_a_mailbox_is_made_anew_by_its_owner(
     box: Maildir, root: Path, part: str
 ) -> None:
@@ -360,7 +360,7 @@ def test_a_mailbox_that_somebody_keeps_locked_is_busy_and_nothing_is_left(
 def test_a_removal_takes_every_letter_along_and_later_ones_find_no_mailbox(
     box: Maildir, root: Path
 ) -> None:
-    patient = MaildirPost(root, CLOCK)
+    patient = MaildirPostOffice(root, CLOCK)
     begun, told = threading.Semaphore(0), list[AppError]()
 
     def write(writer: int) -> None:
@@ -383,8 +383,8 @@ def test_a_removal_takes_every_letter_along_and_later_ones_find_no_mailbox(
         box.deliver(letter("late"))
 
 
-def post_of(root: Path) -> MaildirPost:
-    return MaildirPost(root, CLOCK, lock_wait_s=0.0)
+def post_of(root: Path) -> MaildirPostOffice:
+    return MaildirPostOffice(root, CLOCK, lock_wait_s=0.0)
 
 
 def make_big(path: Path) -> None:
@@ -487,7 +487,7 @@ def test_a_mailbox_that_was_half_made_or_half_removed_is_completed(root: Path) -
     assert post_of(root).addresses(claimed=True) == []
     post_of(root).make(ADDRESS)
     box.deliver(letter("a"))
-    assert (ids(box.claim(9)), box.find("a")) == (["a"], Place.CLAIMED)
+    assert (ids(box.claim(9)), box.find("a")) == (["a"], LetterState.CLAIMED)
     assert post_of(root).addresses(claimed=True) == [ADDRESS]
 
 

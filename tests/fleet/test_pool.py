@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from msgspec import Struct, structs
 
 from culm.fleet.host.fingerprint import fingerprint
-from culm.fleet.host.pool import Parked, PoolBounds, check_out, park, sweep
+from culm.fleet.host.pool import ParkResult, PoolBounds, check_out, park, sweep
 from culm.fleet.provision import (
     Bus,
     Capabilities,
     CliKind,
-    Context,
     Credential,
+    CulmExtension,
     EchoKind,
-    Extension,
     Identity,
-    Limits,
     ModelName,
     OwnerStamp,
     Provision,
-    Remote,
+    ProvisionContext,
+    ProvisionLimits,
+    RemotePlacement,
     Secrets,
 )
 from culm.wire.codec import Json
@@ -40,7 +40,7 @@ ONE = Provision(
     owner=OwnerStamp(1, "instance", "now"),
     disabled_tools=["bash", "edit"],
     secrets=Secrets([KEY], "token"),
-    culm=Extension(control_fd=3, env={"A": "1", "B": "2"}),
+    culm=CulmExtension(control_fd=3, env={"A": "1", "B": "2"}),
 )
 # Who it is, who owns it, how it is spoken to, and the order of what has none.
 LIKE_ONE: list[tuple[str, Json]] = [
@@ -74,7 +74,7 @@ UNLIKE_ONE: list[tuple[str, Json]] = [
     ("secrets.provider_credentials", [structs.replace(KEY, api_key="key-2")]),
     ("secrets.provider_credentials", [structs.replace(KEY, base_url="http://there")]),
     ("reusable", True),
-    ("placement", Remote("ws://there")),
+    ("placement", RemotePlacement("ws://there")),
     *((f"capabilities.{name}", True) for name in Capabilities.__struct_fields__),
     ("culm.host_calls", True),
     ("culm.env", {"A": "1"}),
@@ -90,7 +90,7 @@ UNLIKE_ONE: list[tuple[str, Json]] = [
     ("culm.hooks", [{"command": "true"}]),
     ("culm.own_tools", {"greet": {"command": "true", "description": "Greets."}}),
     ("culm.allowed_tools", ["bash"]),
-    ("culm.context_paths", Context(["RULES.md"])),
+    ("culm.context_paths", ProvisionContext(["RULES.md"])),
     ("culm.compacts", False),
 ]
 
@@ -120,10 +120,10 @@ def test_all_that_is_baked_into_a_worker_separates_and_no_secret_can_be_read_fro
     [
         ("", Provision),
         ("identity.", Identity),
-        ("limits.", Limits),
+        ("limits.", ProvisionLimits),
         ("secrets.", Secrets),
         ("capabilities.", Capabilities),
-        ("culm.", Extension),
+        ("culm.", CulmExtension),
     ],
 )
 def test_no_field_of_a_provision_is_forgotten_here(prefix: str, kind: type[Struct]) -> None:
@@ -144,8 +144,8 @@ class Waiter:
         return self.name
 
 
-def parked(name: str, key: str = "k", until_s: float = 300.0) -> Parked[Waiter]:
-    return Parked(Waiter(name), key, until_s)
+def parked(name: str, key: str = "k", until_s: float = 300.0) -> ParkResult[Waiter]:
+    return ParkResult(Waiter(name), key, until_s)
 
 
 def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
@@ -198,7 +198,7 @@ def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
     steps: list[tuple[str, int, int]],
 ) -> None:
     bounds = PoolBounds(idle_per_key_max=2, idle_max=4, idle_s=8.0)
-    waiting: tuple[Parked[Waiter], ...] = ()
+    waiting: tuple[ParkResult[Waiter], ...] = ()
     at_work: list[tuple[str, Waiter]] = []
     gone: list[Waiter] = []
     launched: list[Waiter] = []
@@ -222,7 +222,9 @@ def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
                 at_work.append((key, worker))
             case "end" if at_work:
                 key, worker = at_work.pop(which % len(at_work))
-                decided = park(waiting, Parked(worker, key, now_s + bounds.idle_s), bounds, now_s)
+                decided = park(
+                    waiting, ParkResult(worker, key, now_s + bounds.idle_s), bounds, now_s
+                )
                 waiting = decided.kept
                 gone += decided.retired
             case "fail" if at_work:

@@ -10,9 +10,9 @@ from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     ApprovalReply,
     EventBatch,
-    Message,
     RunSpec,
-    Terminal,
+    SteerFrame,
+    TerminalFrame,
 )
 from culm.fleet.protocol.worker import GRACE_S
 from culm.fleet.transport import memory
@@ -21,7 +21,7 @@ from culm.fleet.worker_server import event_sink as sink
 from culm.fleet.worker_server import outbox
 from culm.fleet.worker_server import run_channels as given
 from culm.fleet.worker_server.connection import OWED_MAX, STALL_S
-from culm.fleet.worker_server.outbox import Outbox
+from culm.fleet.worker_server.outbox import FrameOutbox
 from culm.wire.codec import Json
 from tests.fleet.links import (
     CANCEL,
@@ -92,7 +92,7 @@ async def test_what_no_link_carries_is_an_error_of_its_run() -> None:
     large = "x" * MESSAGE_BYTES_MAX
     async with serving("memory", Says(large)) as connect:
         parent = await connect()
-        said = Terminal("error", error="the result is larger than a link carries")
+        said = TerminalFrame("error", error="the result is larger than a link carries")
         assert await parent.run("go") == [said]
     async with serving("memory", Tells([{"type": "token", "content": large}])) as connect:
         assert await (await connect()).run("go") == [PANICKED]
@@ -127,10 +127,10 @@ async def test_events_wait_for_a_host_that_does_not_read_and_keep_their_order() 
 
 @contract("FLEET-24")
 async def test_the_257th_event_waits_while_requests_pass() -> None:
-    out, clock = Outbox(), FakeClock()
+    out, clock = FrameOutbox(), FakeClock()
     while out.has_room:
         out.put_nowait(b"old")
-    events = sink.Sink(RunSpec("x"), out, clock)
+    events = sink.RunEventSink(RunSpec("x"), out, clock)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         for n in range(256):
             await events.emit({"n": n})
@@ -211,7 +211,7 @@ async def test_a_host_that_reads_nothing_of_what_a_run_left_is_let_go(
             for _ in range(20):
                 await asyncio.sleep(0)
             clock.advance(step_s)
-        assert not any(isinstance(frame, Terminal) for frame in await parent.until_closed())
+        assert not any(isinstance(frame, TerminalFrame) for frame in await parent.until_closed())
         other = await connect()
         await other.say(RunSpec("go"))
         assert (await other.until_ended())[-1] == done("told")
@@ -242,14 +242,14 @@ async def test_a_host_that_asks_for_run_after_run_and_reads_nothing_is_let_go(ki
         with suppress(LinkLost):
             for n in range(OWED_MAX + 200):
                 await parent.say(RunSpec(str(n)))
-        assert not any(isinstance(frame, Terminal) for frame in await parent.until_closed())
+        assert not any(isinstance(frame, TerminalFrame) for frame in await parent.until_closed())
 
 
 async def test_of_messages_that_a_run_does_not_take_only_so_many_are_kept() -> None:
     takes = TakesLate()
     async with serving("memory", takes) as connect:
         parent = await connect()
-        await parent.say(RunSpec("go"), *(Message(str(n)) for n in range(given.STEERS_MAX + 10)))
+        await parent.say(RunSpec("go"), *(SteerFrame(str(n)) for n in range(given.STEERS_MAX + 10)))
         await parent.say(ApprovalReply("sa-no", approved=True))
         request = await parent.until_asked()
         await parent.say(ApprovalReply(request.id, approved=True))

@@ -17,14 +17,14 @@ from culm.fleet.provision import (
     CliKind,
     CodexKind,
     Credential,
+    CulmExtension,
     EchoKind,
-    Extension,
     Identity,
-    Limits,
-    Local,
+    LocalPlacement,
     ModelName,
     OwnerStamp,
     Provision,
+    ProvisionLimits,
     RuntimeKind,
     Secrets,
     encode_provision,
@@ -50,14 +50,14 @@ FULL = Provision(
     workspace="/w",
     model=ModelName("demo", "demo-1"),
     disabled_tools=["bash"],
-    limits=Limits(60.5, 300.0, 8),
+    limits=ProvisionLimits(60.5, 300.0, 8),
     secrets=Secrets([Credential("demo", "sk-hidden", "http://x", "openai", "r")], "token-hidden"),
     reusable=True,
-    placement=Local(),
+    placement=LocalPlacement(),
     capabilities=Capabilities(
         enforce_permissions=True, nested_spawn=True, mcp_proxy={"token": "x-hidden"}
     ),
-    culm=Extension(3, host_calls=True, env={"KEY": "env-hidden"}, rules={"allow": []}),
+    culm=CulmExtension(3, host_calls=True, env={"KEY": "env-hidden"}, rules={"allow": []}),
 )
 
 
@@ -76,7 +76,11 @@ def test_a_minimal_document_has_defaults_unknown_fields_are_ignored_and_full_one
         "limits": {"later": None},
     }
     assert parse() == parse(**unknown) == expected
-    assert (expected.placement, expected.reusable, expected.limits) == (Local(), False, Limits())
+    assert (expected.placement, expected.reusable, expected.limits) == (
+        LocalPlacement(),
+        False,
+        ProvisionLimits(),
+    )
     assert parse_provision(b"\n " + encode_provision(FULL) + b" \n") == FULL
     limits = json.loads(encode_provision(FULL))["limits"]
     assert repr(limits) == "{'run_timeout_secs': 60.5, 'idle_timeout_secs': 300, 'max_rounds': 8}"
@@ -172,7 +176,7 @@ def test_two_ways_to_mcp_can_be_neither_read_nor_written() -> None:
     with pytest.raises(BadProvision, match="mcp_proxy exclude each other"):
         encode_provision(made)
     assert parse(capabilities={"mcp": None, "mcp_proxy": {}}).capabilities.mcp is None
-    endless = msgspec.structs.replace(FULL, limits=Limits(math.nan))
+    endless = msgspec.structs.replace(FULL, limits=ProvisionLimits(math.nan))
     with pytest.raises(BadProvision, match="run_timeout_secs"):
         encode_provision(endless)
 

@@ -11,18 +11,25 @@ from msgspec.structs import replace
 from culm.clock import LoopClock
 from culm.fleet.executor import completed
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.callbacks import DenyAll
 from culm.fleet.host.dispatch import open_fleet
 from culm.fleet.host.remote import ConnectLauncher
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import Driven, drive
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import RunResult, drive
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.provision import Local, Placement, Provision, Remote, Schedulable, Secrets
+from culm.fleet.provision import (
+    LocalPlacement,
+    Placement,
+    Provision,
+    RemotePlacement,
+    SchedulablePlacement,
+    Secrets,
+)
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from culm.fleet.worker.executors.echo import Echo
-from culm.fleet.worker_server.base import Mode, One, Reusable, Service, Terms
+from culm.fleet.worker.executors.echo import EchoExecutor
+from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnce, ServingSettings
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from tests.certificates import make_certificate
@@ -36,9 +43,9 @@ TOKEN = "a token"
 async def open_resident(mode: Mode, tls: ServerTls | None = None) -> AsyncGenerator[str]:
     """The endpoint of a worker that was there before anybody launched it."""
     clock = LoopClock()
-    terms = Terms(clock, Ids(1))
+    terms = ServingSettings(clock, Ids(1))
     async with asyncio.TaskGroup() as tasks, listen_websocket(token=TOKEN, tls=tls) as listener:
-        serving = tasks.create_task(serve_on(listener, Echo(clock), mode, terms))
+        serving = tasks.create_task(serve_on(listener, EchoExecutor(clock), mode, terms))
         try:
             yield listener.endpoint
         finally:
@@ -49,22 +56,22 @@ def at(placement: Placement, token: str | None = TOKEN) -> Provision:
     return replace(provision("far"), placement=placement, secrets=Secrets(worker_auth_token=token))
 
 
-async def echo(link: Link, text: str) -> Driven:
+async def echo(link: Link, text: str) -> RunResult:
     try:
-        return await in_time(drive(link, RunSpec(text), Nobody(), Controls(), FakeClock()))
+        return await in_time(drive(link, RunSpec(text), DenyAll(), RunControl(), FakeClock()))
     finally:
         await link.close()
 
 
-def echoed(text: str) -> Driven:
-    return Driven(completed(f"echo: {text}"), began=True, is_told=True)
+def echoed(text: str) -> RunResult:
+    return RunResult(completed(f"echo: {text}"), began=True, is_told=True)
 
 
 @contract("FLEET-10")
-@pytest.mark.parametrize("mode", [Reusable(), Service()])
+@pytest.mark.parametrize("mode", [ServeInTurn(), ServeMany()])
 async def test_a_resident_worker_is_connected_to_and_outlives_its_handle(mode: Mode) -> None:
     async with open_resident(mode) as endpoint:
-        worker = await in_time(ConnectLauncher().launch(at(Remote(endpoint))))
+        worker = await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
         assert (worker.id, worker.endpoint, worker.pid) == ("far", endpoint, None)
         assert await echo(await in_time(worker.connect()), "one") == echoed("one")
         await worker.kill()
@@ -74,11 +81,11 @@ async def test_a_resident_worker_is_connected_to_and_outlives_its_handle(mode: M
 
 
 async def test_the_link_that_showed_that_it_is_there_is_used_or_let_go() -> None:
-    async with open_resident(One()) as endpoint:
-        worker = await in_time(ConnectLauncher().launch(at(Remote(endpoint))))
+    async with open_resident(ServeOnce()) as endpoint:
+        worker = await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
         assert await echo(await in_time(worker.connect()), "only once") == echoed("only once")
-    async with open_resident(Reusable()) as endpoint:
-        worker = await in_time(ConnectLauncher().launch(at(Remote(endpoint))))
+    async with open_resident(ServeInTurn()) as endpoint:
+        worker = await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
         await in_time(worker.kill())
         assert await echo(await in_time(worker.connect()), "again") == echoed("again")
 
@@ -86,15 +93,15 @@ async def test_the_link_that_showed_that_it_is_there_is_used_or_let_go() -> None
 @contract("FLEET-11", "FLEET-12")
 @pytest.mark.parametrize("token", [None, "another"])
 async def test_without_the_right_token_nothing_is_launched(token: str | None) -> None:
-    async with open_resident(Service()) as endpoint:
+    async with open_resident(ServeMany()) as endpoint:
         with pytest.raises(LaunchFailed, match="the token was refused"):
-            await in_time(ConnectLauncher().launch(at(Remote(endpoint), token)))
+            await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint), token)))
         with pytest.raises(ConnectFailed, match="the token was refused"):
             await in_time(connect_websocket(endpoint, token))
 
 
 @contract("FLEET-56")
-@pytest.mark.parametrize("placement", [Local(), Schedulable("pool")])
+@pytest.mark.parametrize("placement", [LocalPlacement(), SchedulablePlacement("pool")])
 async def test_what_is_not_placed_elsewhere_is_refused(placement: Placement) -> None:
     with pytest.raises(LaunchFailed, match="there is nothing to connect to"):
         await ConnectLauncher().launch(at(placement))
@@ -105,20 +112,24 @@ async def test_a_pinned_certificate_is_trusted_at_its_endpoint_and_no_other_is(
     tmp_path: Path,
 ) -> None:
     cert, key = await make_certificate(tmp_path, "IP:127.0.0.1", WAIT_S)
-    async with open_resident(Service(), ServerTls(cert, key)) as endpoint:
+    async with open_resident(ServeMany(), ServerTls(cert, key)) as endpoint:
         assert endpoint.startswith("wss://")
-        worker = await in_time(ConnectLauncher({endpoint: cert}).launch(at(Remote(endpoint))))
+        worker = await in_time(
+            ConnectLauncher({endpoint: cert}).launch(at(RemotePlacement(endpoint)))
+        )
         assert await echo(await in_time(worker.connect()), "tls hello") == echoed("tls hello")
         with pytest.raises(LaunchFailed):
-            await in_time(ConnectLauncher().launch(at(Remote(endpoint))))
+            await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
 
 
 @contract("FLEET-10")
 async def test_a_fleet_sends_a_run_elsewhere_and_starts_nothing_here() -> None:
-    async with open_resident(Reusable()) as endpoint, asyncio.TaskGroup() as tasks:
+    async with open_resident(ServeInTurn()) as endpoint, asyncio.TaskGroup() as tasks:
         stage = Stage(tasks)
         async with open_fleet(stage, FakeClock()) as fleet:
             for text in ("one", "two"):
-                run = fleet.run(at(Remote(endpoint)), RunSpec(text), Nobody(), Controls())
+                run = fleet.run(
+                    at(RemotePlacement(endpoint)), RunSpec(text), DenyAll(), RunControl()
+                )
                 assert await in_time(run) == echoed(text)
         assert stage.players == []

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from culm.clock import LoopClock
-from culm.fleet.executor import CANCELLED, Outcome, RunOver, Steer, completed, failed
+from culm.fleet.executor import CANCELLED, Outcome, RunEnded, SteerMessage, completed, failed
 from culm.fleet.provision import (
     BadProvision,
     Credential,
-    Extension,
-    Limits,
+    CulmExtension,
     ModelName,
+    ProvisionLimits,
     Secrets,
 )
 from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
-from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.executors.runtime_model import fitting_effort
 from culm.ids import Ids
-from culm.processes.disabled import NoCustody
+from culm.processes.disabled import NoProcesses
 from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage
 from culm.wire.codec import Json, encode
 from culm.wire.config import Model
@@ -161,13 +161,13 @@ async def test_steering_joins_at_the_next_step_and_is_admitted_before_anything_o
     tmp_path: Path,
 ) -> None:
     async with open_stage(tmp_path, [calling("ls"), Reply(text="Hm.", hold_after=0)]) as stage:
-        stage.wheel.waiting = [Steer("First this.", "m-1")]
+        stage.wheel.waiting = [SteerMessage("First this.", "m-1")]
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(stage.run())
             await stage.ear.until("runner_progress", round_count=2)
             await stage.model.until_requests(2)
             # Too late for this step, and it is the last one: so there is one more.
-            stage.wheel.waiting = [Steer("And that.", "m-2"), Steer("Soon.")]
+            stage.wheel.waiting = [SteerMessage("And that.", "m-2"), SteerMessage("Soon.")]
             stage.model.release()
         assert run.result() == completed("Done.")
         types = stage.ear.types()
@@ -230,7 +230,7 @@ async def test_what_a_run_lacks_is_said_in_its_error_without_the_key(
 async def test_a_model_that_fails_is_cut_off_or_goes_on_for_too_long_ends_the_run_in_words(
     tmp_path: Path, replies: list[Reply], outcome: Outcome | None
 ) -> None:
-    async with open_stage(tmp_path, replies, limits=Limits(max_rounds=2)) as stage:
+    async with open_stage(tmp_path, replies, limits=ProvisionLimits(max_rounds=2)) as stage:
         ended = await stage.run()
         if outcome is None:
             assert ended.status == "error"
@@ -313,7 +313,7 @@ async def test_a_run_that_is_stopped_at_any_event_ends_once_and_leaves_no_task(
         for number in range(EVENTS):
             stage.model.play(Script([calling("ls")], otherwise=Reply(text="Done.")))
             stage.cancel = Brake()
-            stage.wheel.waiting = [Steer("Soon.", "m-1")]
+            stage.wheel.waiting = [SteerMessage("Soon.", "m-1")]
             run = asyncio.get_running_loop().create_task(stage.run())
             act = run.cancel if how == "dropped" else stage.cancel.set
             stage.ear = Stopping(number=number, act=act)
@@ -482,8 +482,8 @@ def test_an_effort_is_the_greatest_the_model_knows_below_it(
 def test_what_cannot_be_read_of_our_own_parents_words_is_no_provision(
     tmp_path: Path, said: dict[str, Json], words: str
 ) -> None:
-    provision = provision_of(tmp_path, culm=Extension(**said))
-    services = Services(LoopClock(), Ids(1), NoCustody(), tmp_path)
+    provision = provision_of(tmp_path, culm=CulmExtension(**said))
+    services = WorkerServices(LoopClock(), Ids(1), NoProcesses(), tmp_path)
     with pytest.raises(BadProvision, match=words) as refusal:
         make_bamboo_runtime(provision, services)
     assert KEY not in str(refusal.value)
@@ -498,7 +498,7 @@ class Deaf(Ear):
 
     async def emit(self, event: Event) -> None:
         if len(self.events) >= self.left:
-            raise RunOver
+            raise RunEnded
         await super().emit(event)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.fleet.executor import CANCELLED, CallFailed, Outcome, RunOver, completed, failed
-from culm.fleet.provision import Capabilities, Context, Identity, Secrets
-from culm.model.base import Access
-from culm.model.choice import Chosen
+from culm.fleet.executor import CANCELLED, HostCallFailed, Outcome, RunEnded, completed, failed
+from culm.fleet.provision import Capabilities, Identity, ProvisionContext, Secrets
+from culm.model.base import ProviderAccess
+from culm.model.choice import ChosenModel
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage
 from culm.wire.codec import Json
@@ -49,7 +49,7 @@ def ours(stage: Stage, **replies: list[Json]) -> Stage:
             {"type": "tool_error", "error": "One failed.", "metadata": ""},
         ),
         (
-            CallFailed("agents nest at most 2 deep"),
+            HostCallFailed("agents nest at most 2 deep"),
             {"type": "tool_error", "error": "agent: agents nest at most 2 deep", "metadata": ""},
         ),
         (
@@ -125,12 +125,12 @@ async def test_an_agent_is_offered_others_only_where_its_host_and_its_depth_allo
 # --- budgets
 
 
-def chosen_at(url: str) -> Chosen:
-    return Chosen(
+def chosen_at(url: str) -> ChosenModel:
+    return ChosenModel(
         "mine",
         SelectedModel("big-1", "mine", max_tokens=500),
         ModelInfo(id="big-1", cost_per_1m_in=2.0, cost_per_1m_out=10.0, context_window=10_000_000),
-        Access("openai-compat", "", url, KEY, {"X-Team": "seven"}),
+        ProviderAccess("openai-compat", "", url, KEY, {"X-Team": "seven"}),
         flat_rate=False,
         system_prefix="You are of mine.",
     )
@@ -145,7 +145,7 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
             tmp_path,
             chosen=msgspec.to_builtins(chosen_at(model.url)),
             prompt="You only look.",
-            context_paths=Context(project=["RULES.md"]),
+            context_paths=ProvisionContext(project=["RULES.md"]),
         )
         fields: dict[str, Json] = {"model": None, "secrets": Secrets(), "culm": culm}
         async with open_stage(tmp_path, **fields) as stage:
@@ -195,11 +195,11 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
             "budget",
         ),
         (
-            CallFailed("no such run"),
+            HostCallFailed("no such run"),
             failed("Budget not known: nothing could be set aside: no such run"),
             None,
         ),
-        (RunOver(), CANCELLED, None),
+        (RunEnded(), CANCELLED, None),
     ],
 )
 async def test_a_question_that_is_not_granted_is_not_asked_and_ends_the_run_with_its_reason(
@@ -241,7 +241,7 @@ ASKED: dict[str, Json] = {**QUESTION, "id": "q-1"}
         ),
         ({"declined": "User cancelled this question"}, "User cancelled this question", None),
         (
-            CallFailed("nobody is there"),
+            HostCallFailed("nobody is there"),
             "This cannot be asked: nobody is there",
             completed("Done."),
         ),

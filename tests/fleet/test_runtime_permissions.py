@@ -11,14 +11,14 @@ from culm.fleet.executor import CANCELLED, completed, failed
 from culm.fleet.provision import Capabilities
 from culm.fleet.worker.executors.runtime_gate import (
     PARAMS_BYTES_MAX,
-    Admission,
+    RuntimeGate,
     body_of,
     policy_terms_of,
 )
-from culm.fleet.worker.executors.runtime_settings import Given
+from culm.fleet.worker.executors.runtime_settings import RuntimeSettings
 from culm.model.base import ToolSpec
 from culm.testing.script import Reply
-from culm.tools.base import Action, Call, Plan, Result, Watch
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, Watch
 from culm.wire.codec import Json
 from culm.wire.rules import Rule
 from culm.wire.runs import CrashPolicy
@@ -47,12 +47,12 @@ ASKED, ALLOWED, REFUSED = "asked", "allowed", "refused"
 # --- modes
 
 
-def on_file(path: str) -> Action:
-    return Action("edit", "write", paths=(path,), params={"file_path": path})
+def on_file(path: str) -> ResolvedAction:
+    return ResolvedAction("edit", "write", paths=(path,), params={"file_path": path})
 
 
-COMMAND = Action("bash", "execute", params={"command": "touch x"}, commands=("touch x",))
-INSIDE, OUTSIDE, LOOK = on_file("/srv/x"), on_file("/x"), Action("ls", "list", is_free=True)
+COMMAND = ResolvedAction("bash", "execute", params={"command": "touch x"}, commands=("touch x",))
+INSIDE, OUTSIDE, LOOK = on_file("/srv/x"), on_file("/x"), ResolvedAction("ls", "list", is_free=True)
 DENY = Rule("deny", tool="bash")
 ALLOW = Rule("allow", command="touch *")
 
@@ -75,19 +75,19 @@ SPEC = ToolSpec("doing", "", {})
 class Doing:
     """A tool that would do this."""
 
-    action: Action
+    action: ResolvedAction
     spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Plan | Result:
-        return Plan(self.action, self._run)
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
+        return CallPlan(self.action, self._run)
 
-    async def _run(self, watch: Watch) -> Result:
+    async def _run(self, watch: Watch) -> CallResult:
         raise AssertionError("it is only decided upon")
 
 
-async def no_hooks(call: Call) -> None:
+async def no_hooks(call: CallRequest) -> None:
     return None
 
 
@@ -124,25 +124,28 @@ async def no_hooks(call: Call) -> None:
         (named("bypass", "bypass"), [], COMMAND, ALLOWED),
         (named("auto", "auto"), [], COMMAND, ALLOWED),
         # What the caller of the whole run said holds here, too.
-        (ASKS, Given(approve="allow"), COMMAND, ALLOWED),
-        (ASKS, Given(approve="deny"), COMMAND, REFUSED),
-        (ASKS, Given(approve=(ALLOW,)), COMMAND, ALLOWED),
-        (ASKS, Given(approve="allow", rules=(DENY,)), COMMAND, REFUSED),
-        (named("dont_ask"), Given(approve="allow"), COMMAND, REFUSED),
-        (ASKS, Given(allowed_tools=("bash:execute",)), COMMAND, ALLOWED),
+        (ASKS, RuntimeSettings(approve="allow"), COMMAND, ALLOWED),
+        (ASKS, RuntimeSettings(approve="deny"), COMMAND, REFUSED),
+        (ASKS, RuntimeSettings(approve=(ALLOW,)), COMMAND, ALLOWED),
+        (ASKS, RuntimeSettings(approve="allow", rules=(DENY,)), COMMAND, REFUSED),
+        (named("dont_ask"), RuntimeSettings(approve="allow"), COMMAND, REFUSED),
+        (ASKS, RuntimeSettings(allowed_tools=("bash:execute",)), COMMAND, ALLOWED),
     ],
 )
 async def test_rules_and_the_mode_say_whether_a_call_is_allowed_asked_about_or_refused(
-    capabilities: Capabilities, given: list[Rule] | Given, action: Action, fate: str
+    capabilities: Capabilities,
+    given: list[Rule] | RuntimeSettings,
+    action: ResolvedAction,
+    fate: str,
 ) -> None:
-    said = given if isinstance(given, Given) else Given(rules=tuple(given))
+    said = given if isinstance(given, RuntimeSettings) else RuntimeSettings(rules=tuple(given))
     terms, is_read_only = policy_terms_of(capabilities, said, workspace="/srv", home="/home")
-    above, call = Above(answer=True), Call("a", "doing", "{}", {})
-    admission = Admission(above, LoopClock(), terms, is_read_only, no_hooks)
+    above, call = Above(answer=True), CallRequest("a", "doing", "{}", {})
+    admission = RuntimeGate(above, LoopClock(), terms, is_read_only, no_hooks)
     admitted = await admission.admit(Doing(action), call)
-    found = ALLOWED if isinstance(admitted, Plan) else REFUSED
+    found = ALLOWED if isinstance(admitted, CallPlan) else REFUSED
     assert (ASKED if above.asked else found) == fate
-    if isinstance(admitted, Result):
+    if isinstance(admitted, CallResult):
         assert admitted.content.startswith("Not allowed: ")
         assert (admitted.is_error, admitted.ends_turn) == (True, None)
 
@@ -212,8 +215,8 @@ async def test_a_host_is_asked_with_what_every_host_reads_and_a_deadline(tmp_pat
 
 
 def test_what_no_dialog_can_show_is_left_out_of_an_ask() -> None:
-    action = Action("write", "write", params={"new_content": "x" * PARAMS_BYTES_MAX})
-    assert body_of(action, Call("c1", "write", "{}", {}), "", 0.0)["params"] is None
+    action = ResolvedAction("write", "write", params={"new_content": "x" * PARAMS_BYTES_MAX})
+    assert body_of(action, CallRequest("c1", "write", "{}", {}), "", 0.0)["params"] is None
 
 
 async def test_what_a_host_denies_is_not_done_and_ends_the_turn(tmp_path: Path) -> None:

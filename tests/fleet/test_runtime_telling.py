@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from culm.fleet.executor import RunOver
+from culm.fleet.executor import RunEnded
 from culm.fleet.worker.executors.runtime_events import (
     EVENT_CHARS_MAX,
     OUTPUT_CHARS_MAX,
@@ -57,7 +57,7 @@ async def test_whoever_waits_to_be_heard_learns_that_the_host_is_gone() -> None:
     class Gone(Slow):
         async def emit(self, event: Event) -> None:
             await super().emit(event)
-            raise RunOver
+            raise RunEnded
 
     ear = Gone()
     async with asyncio.timeout(WAIT_S), open_telling(ear) as telling:
@@ -67,7 +67,7 @@ async def test_whoever_waits_to_be_heard_learns_that_the_host_is_gone() -> None:
             ear.may_hear.set()
         assert (first.result(), second.result()) == ("over", "over")
         telling.grow("token", "nobody hears this")
-        with pytest.raises(RunOver):
+        with pytest.raises(RunEnded):
             await telling.say({"type": "error"})
     assert len(ear.events) == 1
 
@@ -75,6 +75,6 @@ async def test_whoever_waits_to_be_heard_learns_that_the_host_is_gone() -> None:
 async def _outcome(saying: Awaitable[None]) -> str:
     try:
         await saying
-    except RunOver:
+    except RunEnded:
         return "over"
     return "heard"

@@ -8,20 +8,26 @@ import pytest
 from msgspec.json import decode
 
 from culm.clock import LoopClock
-from culm.fleet.executor import CallFailed, RunOver
+from culm.fleet.executor import HostCallFailed, RunEnded
 from culm.fleet.protocol.frames import (
     ApprovalReply,
-    Event,
     EventBatch,
-    Message,
+    EventFrame,
     RunSpec,
+    SteerFrame,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
 )
 from culm.fleet.protocol.worker import GRACE_S, STUCK
 from culm.fleet.transport import memory
-from culm.fleet.worker_server.base import NobodyCame, One, Reusable, Service, Terms
+from culm.fleet.worker_server.base import (
+    ConnectTimeout,
+    ServeInTurn,
+    ServeMany,
+    ServeOnce,
+    ServingSettings,
+)
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.wire.codec import Json
@@ -58,10 +64,10 @@ both = pytest.mark.parametrize("kind", KINDS)
 @both
 @contract("FLEET-1", "FLEET-21")
 async def test_a_run_gives_its_events_and_then_one_ending(kind: Kind) -> None:
-    async with serving(kind, Repeats(), One()) as connect:
+    async with serving(kind, Repeats(), ServeOnce()) as connect:
         parent = await connect()
         frames = await parent.run("one two")
-        assert {type(frame) for frame in frames[:-1]} == {Event}
+        assert {type(frame) for frame in frames[:-1]} == {EventFrame}
         assert (tokens_of(frames), frames[-1]) == (["one ", "two "], done("echo: one two"))
         frames = await parent.run("three four", epoch=3)
         assert {type(frame) for frame in frames[:-1]} == {EventBatch}
@@ -74,7 +80,7 @@ async def test_a_reusable_worker_serves_one_after_the_other_and_ends_when_idle(
     kind: Kind,
 ) -> None:
     clock = FakeClock()
-    async with serving(kind, Parks(), Reusable(idle_s=0.4), clock) as connect:
+    async with serving(kind, Parks(), ServeInTurn(idle_s=0.4), clock) as connect:
         first, second = await connect(), await connect()
         await first.say(RunSpec("first"))
         await second.say(RunSpec("second"))
@@ -102,8 +108,8 @@ async def test_a_reusable_worker_serves_one_after_the_other_and_ends_when_idle(
 @contract("FLEET-6")
 async def test_a_worker_for_one_gives_up_when_nobody_comes_in_time(kind: Kind) -> None:
     clock = FakeClock()
-    with pytest.RaisesGroup(NobodyCame):
-        async with serving(kind, Repeats(), One(accept_s=0.05), clock):
+    with pytest.RaisesGroup(ConnectTimeout):
+        async with serving(kind, Repeats(), ServeOnce(accept_s=0.05), clock):
             while not clock.armed():
                 await asyncio.sleep(0)
             clock.advance(0.06)
@@ -113,12 +119,12 @@ async def test_a_worker_for_one_gives_up_when_nobody_comes_in_time(kind: Kind) -
 @contract("FLEET-6")
 async def test_the_time_to_connect_does_not_cut_who_has_connected(kind: Kind) -> None:
     clock = FakeClock()
-    async with serving(kind, Listens(), One(accept_s=0.05), clock) as connect:
+    async with serving(kind, Listens(), ServeOnce(accept_s=0.05), clock) as connect:
         parent = await connect()
         await parent.say(RunSpec("wait"))
         await asyncio.sleep(0)
         clock.advance(60.0)
-        await parent.say(Message("go on"))
+        await parent.say(SteerFrame("go on"))
         assert await parent.until_ended() == [done("steered: go on")]
 
 
@@ -133,7 +139,7 @@ async def test_runs_of_two_connections_do_not_hear_of_each_other(kind: Kind) -> 
         assert tokens_of([await other.hear() or CANCELLED]) == ["beta"]
         await one.say(CANCEL)
         assert await one.until_ended() == [CANCELLED]
-        await other.say(Message("nobody listens"))
+        await other.say(SteerFrame("nobody listens"))
         await one.link.close()
         await other.say(CANCEL)
         assert await other.until_ended() == [CANCELLED]
@@ -141,7 +147,7 @@ async def test_runs_of_two_connections_do_not_hear_of_each_other(kind: Kind) -> 
 
 @both
 async def test_a_service_takes_no_more_at_once_than_it_may_and_the_rest_later(kind: Kind) -> None:
-    async with serving(kind, Parks(), Service(connections_max=2)) as connect:
+    async with serving(kind, Parks(), ServeMany(connections_max=2)) as connect:
         parents = [await connect() for _ in range(3)]
         for number, parent in enumerate(parents):
             await parent.say(RunSpec(str(number)))
@@ -165,10 +171,10 @@ async def test_a_connection_that_fails_in_an_unforeseen_way_ends_alone(
             raise ZeroDivisionError
         return [frame]
 
-    terms = Terms(LoopClock(), Ids(7))
+    terms = ServingSettings(LoopClock(), Ids(7))
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         listener = memory.MemoryListener("broken", carry)
-        work = group.create_task(serve_on(listener, Repeats(), Reusable(), terms))
+        work = group.create_task(serve_on(listener, Repeats(), ServeInTurn(), terms))
         for word in ("one", "two"):
             parent = Parent(listener.connect())
             await parent.say(RunSpec(word))
@@ -186,12 +192,12 @@ async def test_a_connection_that_fails_in_an_unforeseen_way_ends_alone(
 async def test_a_message_reaches_the_active_run_and_garbage_changes_nothing(kind: Kind) -> None:
     async with serving(kind, Listens()) as connect:
         parent = await connect()
-        await parent.say(Message("too early"), CANCEL)
+        await parent.say(SteerFrame("too early"), CANCEL)
         await parent.say(RunSpec("listen"))
         for garbage in (b"{", b'{"kind":"dance"}', b'{"kind":"message"}', b"[]", b"\xff", b""):
             await parent.link.send(garbage)
         await parent.link.send(b'{"kind":"message","text":"a","text":"b"}')
-        await parent.say(Message("change course"))
+        await parent.say(SteerFrame("change course"))
         assert await parent.until_ended() == [done("steered: change course")]
 
 
@@ -357,7 +363,7 @@ async def test_a_run_that_cannot_be_ended_is_given_up_and_no_other_begins_beside
             while not clock.armed():
                 await asyncio.sleep(0)
             clock.advance(GRACE_S)
-        stuck = Terminal("error", error=STUCK.error)
+        stuck = TerminalFrame("error", error=STUCK.error)
         assert await parent.until_ended() == [CANCELLED]
         assert await parent.until_ended() == [stuck]
         assert await parent.run("another") == [stuck]
@@ -383,7 +389,7 @@ async def test_an_executor_that_crashes_ends_its_run_and_nothing_else(kind: Kind
 async def test_a_run_that_takes_too_long_ends_with_an_error_that_names_the_limit(
     kind: Kind,
 ) -> None:
-    limit = Terminal("error", error="limit:run_timeout: the run took longer than 20 s")
+    limit = TerminalFrame("error", error="limit:run_timeout: the run took longer than 20 s")
     for executor in (Parks(), Deaf()):
         clock = FakeClock()
         async with serving(kind, executor, clock=clock, run_s=20.0) as connect:
@@ -404,9 +410,9 @@ async def test_after_its_run_returned_an_executor_can_say_and_ask_nothing(kind: 
         assert await parent.run("go") == [done("told")]
         assert tells.kept is not None
         assert tells.host is not None
-        with pytest.raises(RunOver):
+        with pytest.raises(RunEnded):
             await tells.kept.emit({"type": "token"})
         assert await tells.host.ask({}) is False
-        with pytest.raises((RunOver, CallFailed)):
+        with pytest.raises((RunEnded, HostCallFailed)):
             await tells.host.call({})
         assert await parent.run("again") == [done("told")]

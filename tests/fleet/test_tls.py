@@ -13,7 +13,7 @@ from culm.errors import InvalidRequest
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.tls import ServerTls, client_context, server_context
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from culm.fleet.worker_server.base import One
+from culm.fleet.worker_server.base import ServeOnce
 from tests.fleet.links import close_all
 from tests.fleet.players import Repeats
 from tests.support import WAIT_S, contract
@@ -100,7 +100,7 @@ async def test_a_run_over_tls_completes_and_the_scheme_says_so(tmp_path: Path, p
         group.create_task(
             fleet.serve(
                 Repeats(),
-                mode=One(),
+                mode=ServeOnce(),
                 token="secret",
                 tls=(files.cert, files.key),
                 on_ready=ready.set_result,

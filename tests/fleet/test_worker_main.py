@@ -15,19 +15,19 @@ import pytest
 from msgspec.structs import replace
 
 from culm.clock import LoopClock
-from culm.fleet.discovery.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, Placed
-from culm.fleet.discovery.memory import MemoryFabric
+from culm.fleet.discovery.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, ProcessPlace
+from culm.fleet.discovery.memory import MemoryDiscovery
 from culm.fleet.executor import limit_error
 from culm.fleet.provision import (
     PROVISION_BYTES_MAX,
     BadProvision,
     Capabilities,
     CliKind,
-    Extension,
+    CulmExtension,
     Identity,
-    Limits,
     OwnerStamp,
     Provision,
+    ProvisionLimits,
     Secrets,
     encode_provision,
 )
@@ -39,7 +39,7 @@ from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker.main import run_worker
 from culm.fleet.worker.registration import SETTLE_S, make_record, open_presence
 from culm.fleet.worker.storage import KEPT_S, remove_storage
-from culm.fleet.worker_server.base import One, Reusable, Terms
+from culm.fleet.worker_server.base import ServeInTurn, ServeOnce, ServingSettings
 from culm.ids import Ids
 from culm.processes.linux import find_stat
 from tests.fleet.worker_stage import (
@@ -163,7 +163,7 @@ async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
     owner = await asyncio.create_subprocess_exec("sleep", "600")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if by_socket:
-        provision = replace(provision, culm=Extension(control_fd=theirs.detach()))
+        provision = replace(provision, culm=CulmExtension(control_fd=theirs.detach()))
     else:
         theirs.close()
         stat = find_stat(owner.pid)
@@ -211,7 +211,7 @@ def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
-    fabric = MemoryFabric(clock)
+    fabric = MemoryDiscovery(clock)
     fabric.publish(replace(own_record(clock), agent_id="living"))
     workers = tmp_path / "workers"
     for name in ("w1", "young", "living", "dead"):
@@ -232,7 +232,7 @@ async def test_what_an_executor_cannot_keep_to_is_refused_before_anybody_hears_o
     provision = replace(make_provision(tmp_path, CliKind("true")), capabilities=read_only)
     with pytest.raises(BadProvision, match="read_only is refused"):
         await work(provision, asyncio.Event())
-    closed = replace(make_provision(tmp_path), culm=Extension(control_fd=4000))
+    closed = replace(make_provision(tmp_path), culm=CulmExtension(control_fd=4000))
     with pytest.raises(BadProvision, match="control_fd is no control socket: Bad file descriptor"):
         await work(closed, asyncio.Event())
     assert [*tmp_path.iterdir()] == []
@@ -241,7 +241,7 @@ async def test_what_an_executor_cannot_keep_to_is_refused_before_anybody_hears_o
 # --- presence
 
 
-class SlowFabric(MemoryFabric):
+class SlowFabric(MemoryDiscovery):
     """Its disk begins to write, and does not go on before it may."""
 
     def __init__(self, clock: FakeClock) -> None:
@@ -285,7 +285,7 @@ async def test_a_record_that_is_written_late_does_not_survive_its_withdrawal() -
 
 async def test_a_lease_is_renewed_while_a_worker_serves() -> None:
     clock = FakeClock()
-    fabric = MemoryFabric(clock)
+    fabric = MemoryDiscovery(clock)
     async with open_presence(fabric, own(clock), clock, at_once=True):
         first = fabric.resolve("w1")
         for _ in range(5):
@@ -307,7 +307,7 @@ async def _until_armed(clock: FakeClock) -> None:
 
 async def test_the_record_of_another_process_under_the_same_id_is_not_withdrawn() -> None:
     clock = FakeClock()
-    fabric = MemoryFabric(clock)
+    fabric = MemoryDiscovery(clock)
     successor = replace(own_record(clock), pid=1)
     async with open_presence(fabric, own(clock), clock, at_once=True):
         fabric.publish(successor)
@@ -319,7 +319,7 @@ def test_a_record_says_which_process_it_is_and_whose() -> None:
     assert stat is not None
     stamp = OwnerStamp(7, "i", "2026-11-16T00:00:00Z", 8)
     record = make_record(Identity("w1", role="r"), [], "ws://e", stamp, 0.0)
-    assert isinstance(record.culm, Placed)
+    assert isinstance(record.culm, ProcessPlace)
     assert (record.pid, record.culm.start_ticks, record.culm.owner) == (
         os.getpid(),
         stat.start_ticks,
@@ -338,19 +338,24 @@ def test_a_record_says_which_process_it_is_and_whose() -> None:
 def test_the_limits_of_a_provision_are_those_of_its_worker(tmp_path: Path) -> None:
     clock, ids = LoopClock(), Ids()
     plain = replace(make_provision(tmp_path), reusable=False, secrets=Secrets())
-    assert (mode_of(plain), mode_of(replace(plain, reusable=True))) == (One(120.0), Reusable(300.0))
-    assert serving_terms_of(plain, clock, ids) == Terms(clock, ids, None, depth=0, depth_max=4)
+    assert (mode_of(plain), mode_of(replace(plain, reusable=True))) == (
+        ServeOnce(120.0),
+        ServeInTurn(300.0),
+    )
+    assert serving_terms_of(plain, clock, ids) == ServingSettings(
+        clock, ids, None, depth=0, depth_max=4
+    )
     limited = replace(
         plain,
         reusable=True,
         identity=Identity("w1", depth=2),
-        limits=Limits(1e300, 0.5),
+        limits=ProvisionLimits(1e300, 0.5),
         capabilities=Capabilities(max_spawn_depth=3),
-        culm=Extension(host_calls=True),
+        culm=CulmExtension(host_calls=True),
     )
-    assert mode_of(limited) == Reusable(0.5)
+    assert mode_of(limited) == ServeInTurn(0.5)
     ten_years_s = 315_360_000.0
-    expected = Terms(clock, ids, ten_years_s, host_calls=True, depth=2, depth_max=3)
+    expected = ServingSettings(clock, ids, ten_years_s, host_calls=True, depth=2, depth_max=3)
     assert serving_terms_of(limited, clock, ids) == expected
     assert limit_error("max_rounds", "8 rounds") == "limit:max_rounds: 8 rounds"
 
@@ -359,7 +364,7 @@ def test_the_limits_of_a_provision_are_those_of_its_worker(tmp_path: Path) -> No
 async def test_a_run_that_takes_too_long_ends_in_an_error_that_a_program_can_read(
     tmp_path: Path,
 ) -> None:
-    provision = replace(make_provision(tmp_path), limits=Limits(run_timeout_secs=0.01))
+    provision = replace(make_provision(tmp_path), limits=ProvisionLimits(run_timeout_secs=0.01))
     async with open_working(provision) as working:
         link = await connect_websocket(working.endpoint, "worker-token")
         await assign(link, "__sleep_ms:600000 never")
@@ -371,7 +376,7 @@ async def test_a_run_that_takes_too_long_ends_in_an_error_that_a_program_can_rea
 
 @contract("FLEET-2")
 async def test_a_worker_that_nobody_calls_for_long_leaves_by_itself(tmp_path: Path) -> None:
-    provision = replace(make_provision(tmp_path), limits=Limits(idle_timeout_secs=0.01))
+    provision = replace(make_provision(tmp_path), limits=ProvisionLimits(idle_timeout_secs=0.01))
     async with open_working(provision) as working:
         await working.ended()
         assert not working.stop.is_set()

@@ -13,8 +13,8 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.fleet.host.base import Worker
-from culm.fleet.host.local import LaunchTerms, open_local_launcher
-from culm.processes.base import Exit
+from culm.fleet.host.local import LaunchSettings, open_local_launcher
+from culm.processes.base import ProcessExit
 from culm.processes.direct import open_direct_custody
 from culm.processes.linux import read_table
 from culm.processes.tree import descendants_of
@@ -95,7 +95,7 @@ async def test_a_fork_made_ahead_that_died_is_not_missed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("terms", [NO_ZYGOTE, THREADED], ids=["ends at once", "has threads"])
-async def test_without_a_zygote_workers_are_spawned(tmp_path: Path, terms: LaunchTerms) -> None:
+async def test_without_a_zygote_workers_are_spawned(tmp_path: Path, terms: LaunchSettings) -> None:
     async with open_launcher(tmp_path, terms) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "a"))
         assert worker.pid is not None
@@ -160,7 +160,7 @@ async def test_workers_outlive_the_keeper_their_commands_do_not_and_the_next_com
         keeper = parent_of(parent_of(worker.pid))
         assert parent_of(parent_of(first)) == keeper
         os.kill(keeper, signal.SIGKILL)
-        assert await said.line() == str(Exit(None, lost=True))
+        assert await said.line() == str(ProcessExit(None, lost=True))
         assert not is_alive(first)
         second = await said.pid()
         assert (worker.is_alive, is_alive(second)) == (True, True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.fleet.discovery.base import AgentRecord
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.provision import AnyKind, EchoKind, Identity, Provision, Secrets
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket
-from culm.fleet.worker.lifecycle import Door, work
+from culm.fleet.worker.lifecycle import WorkerEndpoint, work
 from culm.wire.codec import Json
 from tests.support import WAIT_S
 
@@ -31,8 +31,8 @@ def make_provision(folder: Path, kind: AnyKind | None = None) -> Provision:
     )
 
 
-def fabric_in(folder: Path) -> FileFabric:
-    return FileFabric(folder / "fabric", LoopClock())
+def fabric_in(folder: Path) -> FileDiscovery:
+    return FileDiscovery(folder / "fabric", LoopClock())
 
 
 class Working:
@@ -55,7 +55,7 @@ async def open_working(provision: Provision) -> AsyncGenerator[Working]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(work(provision, stop, Door(on_ready=ready.set_result)))
+        task = group.create_task(work(provision, stop, WorkerEndpoint(on_ready=ready.set_result)))
         working = Working(task, stop)
         async with asyncio.timeout(WAIT_S):
             working.endpoint = await ready

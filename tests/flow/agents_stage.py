@@ -23,14 +23,14 @@ from culm.fleet.provision import Provision, encode_provision, parse_provision
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.memory import MemoryLink, MemoryListener
 from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
-from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids, SessionId
-from culm.processes.disabled import NoCustody
+from culm.processes.disabled import NoProcesses
 from culm.settings import Settings
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
 from culm.wire.agents import Agent, AgentDetails
 from culm.wire.codec import Json, decode
@@ -139,7 +139,7 @@ class LoopWorker:
         self._on_frame = on_frame
         self._listener = MemoryListener(str(pid), self._carry)
         self._links: list[MemoryLink] = []
-        services = Services(clock, Ids(), NoCustody(), folder / f"worker-{pid}")
+        services = WorkerServices(clock, Ids(), NoProcesses(), folder / f"worker-{pid}")
         self._services = services
         self._runtime = make_bamboo_runtime(provision, services)
 
@@ -293,11 +293,11 @@ class AgentStage(Stage):
 
     # --- the model
 
-    def heard_by(self, who: str) -> list[Seen]:
+    def heard_by(self, who: str) -> list[SeenRequest]:
         """What the model was asked in one conversation."""
         return [seen for seen in self.seen() if _begins(seen, who)]
 
-    async def asked_by(self, who: str, times: int = 1) -> Seen:
+    async def asked_by(self, who: str, times: int = 1) -> SeenRequest:
         """Wait until the model was asked so often in one conversation."""
         await until(lambda: len(self.heard_by(who)) >= times)
         return self.heard_by(who)[times - 1]
@@ -306,7 +306,7 @@ class AgentStage(Stage):
         """What it read there, without the system's words."""
         return [message for message in sent_in(self.heard_by(who)[n]) if message.role != "system"]
 
-    def release(self, seen: Seen) -> None:
+    def release(self, seen: SeenRequest) -> None:
         self.model.release(seen.n)
 
     def play(self, *talks: Iterable[Rule]) -> None:
@@ -314,7 +314,7 @@ class AgentStage(Stage):
         self.model.play(script_of(*talks))
 
 
-def _begins(seen: Seen, who: str) -> bool:
+def _begins(seen: SeenRequest, who: str) -> bool:
     said = [message.content for message in sent_in(seen) if message.role == "user"]
     return bool(said) and who in str(said[0])
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Rule, Script, ScriptedCall
-from culm.tools.base import Call, Inquiry, Plan, Result
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan
 from culm.tools.question import make_question
 from culm.wire.asks import (
     Ask,
@@ -38,8 +38,8 @@ async def batch_in(heard: Heard, number: int = 1) -> QuestionRequest:
     return (await _shown(heard, number, "question_batch_request")).read(QuestionRequest)
 
 
-async def _shown(heard: Heard, number: int, type_: str) -> Told:
-    def is_it(told: Told) -> bool:
+async def _shown(heard: Heard, number: int, type_: str) -> ServerEvent:
+    def is_it(told: ServerEvent) -> bool:
         return [one for one in heard.told if one.type == type_][number - 1 : number] == [told]
 
     return await heard.until(is_it)
@@ -121,7 +121,7 @@ class Shifting(Probe):
     asks: bool = True
     world: Json = 1
 
-    async def prepare(self, call: Call) -> Plan:
+    async def prepare(self, call: CallRequest) -> CallPlan:
         plan = await super().prepare(call)
         shown: Json = {"world": self.world}
         return replace(plan, action=replace(plan.action, params=shown, resolved=self.world))
@@ -134,8 +134,8 @@ class Questioning(Probe):
     name: str = "question"
 
     async def prepare(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, call: Call
-    ) -> Inquiry | Result:
+        self, call: CallRequest
+    ) -> QuestionPlan | CallResult:
         return await make_question().prepare(call)
 
 

@@ -15,7 +15,7 @@ from culm.fleet.host.base import Launcher
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from culm.tools.base import Tool
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.support import BREADTH, WAIT_S, FakeClock, serve_options
 
 KINDS = ("unix", "tcp")
@@ -40,7 +40,7 @@ class FlowServer:
         opening = open_client(self.url, token=self.server.token, client_id=client_id)
         return await self._clients.enter_async_context(opening)
 
-    def workspace(self, workspace_id: str) -> Workspace:
+    def workspace(self, workspace_id: str) -> LiveWorkspace:
         """The object behind the wire, for tests that must make something happen inside."""
         return self.server.registry.get(workspace_id)
 

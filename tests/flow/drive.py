@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from culm.client.http import Client, Refused
+from culm.client.http import Client, RequestRefused
 from culm.client.mirror import Mirror
-from culm.client.stream import Lines, Stream, Told
+from culm.client.stream import EventStream, ServerEvent, SseParser
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId
 from culm.server.listen import Address, UnixAddress
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def status_of(client: Client, path: str, method: str = "GET") -> int:
     try:
         await client.request(method, path)
-    except Refused as exc:
+    except RequestRefused as exc:
         return exc.status
     return 200
 
@@ -152,8 +152,8 @@ class RawStream:
                 self._seen += data
         return self.seen
 
-    def events(self) -> list[Told]:
-        return Lines().feed(self.seen)
+    def events(self) -> list[ServerEvent]:
+        return SseParser().feed(self.seen)
 
     def told(self) -> list[str]:
         """Types of what has come, without what every attach is told."""
@@ -203,7 +203,7 @@ class Visitor:
 
     async def watch(self, condition: Callable[[Mirror], bool]) -> None:
         """Be connected, from the mirror's cursor on, until the condition holds."""
-        events = Stream(self._remote, cursor=self.mirror.cursor).events()
+        events = EventStream(self._remote, cursor=self.mirror.cursor).events()
         try:
             async with asyncio.timeout(WAIT_S):
                 async for told in events:
@@ -217,7 +217,7 @@ class Visitor:
         """Wait until a `watch` has caught up: what is told from here on comes after that."""
         await until(lambda: self._remote.client.id in self.mirror.presence)
 
-    async def _take(self, told: Told) -> None:
+    async def _take(self, told: ServerEvent) -> None:
         if told.type == "resync":
             await self.load()
         elif (gap := self.mirror.apply(told)) is not None:

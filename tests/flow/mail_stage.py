@@ -8,7 +8,7 @@ from culm.fleet.times import format_time
 from culm.ids import LetterId, SessionId
 from culm.mail.base import Mailbox
 from culm.mail.letters import Letter, Sender, body_of
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 from culm.wire.agents import LetterKind, LetterShown
 from culm.wire.messages import full_text
 from culm.workspace.roots import project_folder
@@ -22,8 +22,8 @@ def project_of(stage: AgentStage) -> Path:
     return project_folder(stage.flow.folder / "data", stage.flow.directory())
 
 
-def post_of(stage: AgentStage) -> MaildirPost:
-    return MaildirPost(project_of(stage) / "mailboxes", stage.clock)
+def post_of(stage: AgentStage) -> MaildirPostOffice:
+    return MaildirPostOffice(project_of(stage) / "mailboxes", stage.clock)
 
 
 def letter(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER
 from culm.testing.script import Reply, Rule, Script, ScriptedCall
-from culm.tools.base import Action, Call, Plan, Result, free_plan
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, free_plan
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
 from tests.flow.drive import until
@@ -77,20 +77,20 @@ class Probe:
     """A tool that remembers its calls; what else it does is `effect`'s."""
 
     name: str
-    effect: Callable[[Call], Awaitable[Result]] | None = None
+    effect: Callable[[CallRequest], Awaitable[CallResult]] | None = None
     parallel: bool = False
     crash: CrashPolicy = "ask"
     asks: bool = False  # Somebody has to allow it.
-    calls: list[Call] = field(default_factory=list[Call])
+    calls: list[CallRequest] = field(default_factory=list[CallRequest])
 
     @property
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, f"Does {self.name}.", {"type": "object", "properties": {}})
 
-    async def prepare(self, call: Call) -> Plan:
+    async def prepare(self, call: CallRequest) -> CallPlan:
         if not self.asks:
             return free_plan(call, lambda _: self.run(call))
-        action = Action(
+        action = ResolvedAction(
             tool=self.name,
             name="execute",
             description=f"Do {self.name}",
@@ -99,12 +99,12 @@ class Probe:
             resolved=dict(call.arguments or {}),
             grains=(f"{self.name} grain",),
         )
-        return Plan(action, lambda _: self.run(call))
+        return CallPlan(action, lambda _: self.run(call))
 
-    async def run(self, call: Call) -> Result:
+    async def run(self, call: CallRequest) -> CallResult:
         self.calls.append(call)
         if self.effect is None:
-            return Result(f"{self.name} {len(self.calls)}")
+            return CallResult(f"{self.name} {len(self.calls)}")
         return await self.effect(call)
 
 
@@ -119,16 +119,16 @@ class Gate:
     def release(self) -> None:
         self._open.set()
 
-    async def pass_through(self, call: Call) -> Result:
+    async def pass_through(self, call: CallRequest) -> CallResult:
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
             await self._open.wait()
-            return Result(f"{call.name} passed")
+            return CallResult(f"{call.name} passed")
         finally:
             self.inside -= 1
 
-    async def clean_up_slowly(self, call: Call) -> Result:
+    async def clean_up_slowly(self, call: CallRequest) -> CallResult:
         """Last until cancelled, and then until released."""
         self.inside += 1
         try:
@@ -136,16 +136,16 @@ class Gate:
         finally:
             await self._open.wait()
             self.inside -= 1
-        return Result("never")
+        return CallResult("never")
 
-    async def answer_a_cancel(self, call: Call) -> Result:
+    async def answer_a_cancel(self, call: CallRequest) -> CallResult:
         """As `pass_through`, but a cancel makes it say what it has so far."""
         try:
             return await self.pass_through(call)
         except asyncio.CancelledError:
-            return Result("this much was done")
+            return CallResult("this much was done")
 
-    async def be_deaf(self, call: Call) -> Result:
+    async def be_deaf(self, call: CallRequest) -> CallResult:
         """As `pass_through`, and a cancel is not heard."""
         self.inside += 1
         while not self._open.is_set():
@@ -153,4 +153,4 @@ class Gate:
                 await self._open.wait()
             except asyncio.CancelledError:
                 continue
-        return Result(f"{call.name} was deaf")
+        return CallResult(f"{call.name} was deaf")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.wire.codec import Json, decode
 from culm.wire.messages import (
     Finish,
@@ -41,7 +41,7 @@ class _Body(Struct):
     messages: list[Sent]
 
 
-def sent_in(seen: Seen) -> list[Sent]:
+def sent_in(seen: SeenRequest) -> list[Sent]:
     return decode(seen.raw, _Body).messages
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode
 
-from culm.client.stream import Lines, Told
-from culm.client.transport import Answer as Incoming
+from culm.client.stream import ServerEvent, SseParser
+from culm.client.transport import HttpResponse as Incoming
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId, SessionId
 from culm.run.live_run import LiveRun
@@ -18,7 +18,7 @@ from culm.settings import Settings
 from culm.store.base import Connection
 from culm.store.writer import READERS
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Script
 from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.codec import decode
@@ -40,11 +40,11 @@ class Heard:
     """One client's event stream, decoded as it comes."""
 
     def __init__(self, answer: Incoming) -> None:
-        self.told: list[Told] = []
+        self.told: list[ServerEvent] = []
         self._answer = answer
-        self._lines = Lines()
+        self._lines = SseParser()
 
-    async def until(self, is_it: Callable[[Told], bool]) -> Told:
+    async def until(self, is_it: Callable[[ServerEvent], bool]) -> ServerEvent:
         """The first event like this, of all since the stream began; bounded."""
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -62,13 +62,13 @@ class Heard:
     async def complete(self, run_id: str) -> RunComplete:
         """Wait for the end of a run."""
 
-        def is_it(told: Told) -> bool:
+        def is_it(told: ServerEvent) -> bool:
             return told.type == "run_complete" and told.read(RunComplete).run_id == run_id
 
         return (await self.until(is_it)).read(RunComplete)
 
     async def state(self, run_id: str, state: str) -> RunChanged:
-        def is_it(told: Told) -> bool:
+        def is_it(told: ServerEvent) -> bool:
             if told.type != "run_changed":
                 return False
             changed = told.read(RunChanged)
@@ -76,7 +76,7 @@ class Heard:
 
         return (await self.until(is_it)).read(RunChanged)
 
-    async def saying(self, type_: str, *words: str) -> Told:
+    async def saying(self, type_: str, *words: str) -> ServerEvent:
         """Wait for an event of a type in which these words occur."""
         return await self.until(lambda told: told.type == type_ and says(told, *words))
 
@@ -100,7 +100,7 @@ class Heard:
         return [c.state for c in self.all("run_changed", RunChanged) if c.run_id == run_id]
 
 
-def says(told: Told, *words: str) -> bool:
+def says(told: ServerEvent, *words: str) -> bool:
     text = bytes(told.payload).decode()
     return all(word in text for word in words)
 
@@ -217,11 +217,11 @@ class Stage:
 
     # --- the model
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[SeenRequest]:
         """What the model was asked, titles aside."""
         return [seen for seen in self.model.requests if b"Write a title" not in seen.raw]
 
-    async def asked(self, times: int) -> Seen:
+    async def asked(self, times: int) -> SeenRequest:
         """Wait until the model was asked so often; returns the latest of these."""
         await until(lambda: len(self.seen()) >= times)
         return self.seen()[times - 1]

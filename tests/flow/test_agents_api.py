@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.settings import Settings
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.agents import Agent, SaidToAgent
 from culm.wire.codec import decode
@@ -200,7 +200,7 @@ async def test_agents_are_events_of_our_own_view_and_none_of_crush_s(tmp_path: P
         assert sessions, "a Crush client shows what children do below the call"
 
 
-def _is(told: Told) -> bool:
+def _is(told: ServerEvent) -> bool:
     return told.type in ("agent_started", "agent_changed", "agent_ended")
 
 
@@ -241,10 +241,10 @@ async def test_agents_beyond_the_slots_of_a_tree_wait_and_none_waits_for_ever(
         assert set((await stage.outcomes()).values()) == {"completed"}
 
 
-async def _held(stage: AgentStage, count: int) -> AsyncGenerator[Seen]:
+async def _held(stage: AgentStage, count: int) -> AsyncGenerator[SeenRequest]:
     """Wait until so many of those at the bottom have been asked; those that are not answered."""
 
-    def asked() -> list[Seen]:
+    def asked() -> list[SeenRequest]:
         return [seen for n in ("1", "2", "3") for seen in stage.heard_by(f"@b{n}")]
 
     await until(lambda: len(asked()) >= count)

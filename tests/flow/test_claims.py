@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
@@ -226,13 +226,13 @@ async def test_a_client_without_a_live_stream_cannot_say_what_it_looks_at(
 ) -> None:
     remote = await opened(flow)
     session = await remote.create_session("s")
-    with pytest.raises(Refused, match="client not attached") as refused:
+    with pytest.raises(RequestRefused, match="client not attached") as refused:
         await remote.look_at(session.id)
     assert refused.value.status == 409
     async with open_events(flow, remote):
         await remote.look_at(session.id)
     await detached(flow, remote)
-    with pytest.raises(Refused, match="client not attached"):
+    with pytest.raises(RequestRefused, match="client not attached"):
         await remote.look_at(session.id)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.follower import open_mirror
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.ids import RunId
 from culm.server.routes import BY_NOUN, ROUTES
 from culm.testing.script import Reply
@@ -32,7 +32,7 @@ HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
 async def refused(request: Awaitable[object]) -> int:
     """The status of an answer that is a refusal."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         await request
     return caught.value.status
 

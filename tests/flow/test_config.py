@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from culm.client.http import Client, Refused
+from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
@@ -163,7 +163,7 @@ async def test_a_document_that_somebody_broke_does_not_keep_a_workspace_from_ope
     await remote.release()
     (folders[0] / "config.json").write_text("{ // mine")
     again = await opened(flow)
-    with pytest.raises(Refused, match=r"config\.json is not usable") as refused:
+    with pytest.raises(RequestRefused, match=r"config\.json is not usable") as refused:
         await again.client.request("POST", again.path("/config/compact"), SetCompact(1))
     assert refused.value.status == 409
     assert (folders[0] / "config.json").read_text() == "{ // mine"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
 from tests.flow.conftest import open_flow
@@ -32,7 +32,7 @@ WALL: Mapping[str, object] = {"options": {"tui": {"transparent": False, "diff_mo
 async def told_of_change(heard: Heard, times: int) -> None:
     """Wait until a client was told so often; it knows no more than that."""
 
-    def is_it(told: Told) -> bool:
+    def is_it(told: ServerEvent) -> bool:
         return changes(heard) >= times
 
     await heard.until(is_it)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.workspace.roots import project_folder
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import closed, is_locked, second_process, until
@@ -22,7 +22,7 @@ async def test_a_data_directory_held_by_another_process_is_refused_with_its_owne
     client = await flow.client()
     async with second_process(root) as (pid, said):
         assert said == "held"
-        with pytest.raises(Refused, match=rf"{root}.*pid {pid}\b") as refused:
+        with pytest.raises(RequestRefused, match=rf"{root}.*pid {pid}\b") as refused:
             await client.open_workspace(flow.directory(), data_dir=str(root))
         assert (refused.value.status, refused.value.code) == (409, "data_locked")
         assert refused.value.hint
@@ -85,7 +85,9 @@ async def test_a_database_of_a_newer_culm_is_refused_clearly_and_left_alone(
     file = project_folder(flow.folder / "data", flow.directory()) / "culm.db"
     set_schema(file, 999)
     before = file.read_bytes()
-    with pytest.raises(Refused, match=r"newer culm \(schema 999, this one knows \d+\)") as refused:
+    with pytest.raises(
+        RequestRefused, match=r"newer culm \(schema 999, this one knows \d+\)"
+    ) as refused:
         await client.open_workspace(flow.directory())
     assert (refused.value.status, refused.value.code) == (500, "schema_too_new")
     assert str(file) in refused.value.message
@@ -128,7 +130,7 @@ async def test_after_the_data_directory_was_removed_nothing_more_is_acknowledged
     remote = await (await flow.client()).open_workspace(flow.directory())
     await remote.create_session("kept while it was there")
     await asyncio.to_thread(shutil.rmtree, flow.folder / "data")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await remote.create_session("written nowhere")
     assert (refused.value.status, refused.value.code) == (503, "store_damaged")
     assert flow.workspace(remote.id).store.health.state == "failing"

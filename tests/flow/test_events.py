@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.run.draft import Draft
@@ -379,7 +379,7 @@ async def test_a_delta_is_not_told_before_the_durable_events_of_its_message(
         assert text_in(about[1]) == "first words"
 
 
-def text_in(told: Told) -> str:
+def text_in(told: ServerEvent) -> str:
     first = told.read(Message).parts[0]
     assert isinstance(first, TextPart)
     return first.data.text

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.store.history import add_file
@@ -89,7 +89,7 @@ async def test_a_read_of_no_session_or_no_absolute_path_is_refused(
     flow: FlowServer, sid: str | None, path: str, status: int
 ) -> None:
     remote, known = await opened(flow)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await read(remote, known if sid is None else sid, path)
     assert refused.value.status == status
     assert await remote.client.request(

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.ids import AskId, SessionId
 from culm.testing.script import Script
 from culm.wire.agent import RunComplete
@@ -41,7 +41,7 @@ async def is_asked(stage: Stage, prompt: str, session_id: SessionId | None = Non
     before = len(requests(stage.heard))
     run_id = await stage.prompt(prompt, session_id)
 
-    def is_known(told: Told) -> bool:
+    def is_known(told: ServerEvent) -> bool:
         ended = told.type == "run_complete" and told.read(RunComplete).run_id == run_id
         return ended or len(requests(stage.heard)) > before
 

@@ -13,7 +13,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.server.api import Api, Route
 from culm.server.app import open_http
-from culm.server.auth import Gate
+from culm.server.auth import RequestAuth
 from culm.server.listen import Address, listen, parse_address
 from culm.server.routes import ROUTES
 from tests.flow.conftest import FlowServer, open_flow
@@ -47,7 +47,7 @@ async def boom_late(request: web.BaseRequest) -> web.StreamResponse:
 async def open_buggy(flow: FlowServer) -> AsyncGenerator[Address]:
     """The real application over the same registry, with two routes that fail."""
     routes = [Route("GET", "/boom", boom), Route("GET", "/late", boom_late), *ROUTES]
-    api = Api(flow.server.registry, Gate(None, frozenset({"buggy"})), routes)
+    api = Api(flow.server.registry, RequestAuth(None, frozenset({"buggy"})), routes)
     listener = listen(parse_address("tcp://127.0.0.1:0"))
     try:
         async with open_http(api, [listener], None):

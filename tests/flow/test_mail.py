@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from culm.mail.base import Place
+from culm.mail.base import LetterState
 from culm.mail.letters import encode_letter
 from culm.mail.order import name_of
 from culm.settings import Settings
-from culm.store.base import Job, run_group, together
+from culm.store.base import WriteJob, run_group, together
 from culm.store.letters import add_letter
 from culm.store.runs import accept_run, end_run, start_run
 from culm.store.writer import connect
@@ -48,7 +48,7 @@ def leave_ask(stage: AgentStage, ask_id: str, asker: str) -> None:
         end_run(run.id, INTERRUPTED),
     )
     with closing(connect(project_of(stage) / "culm.db")) as connection:
-        job = Job(unit, settle=lambda _: None)
+        job = WriteJob(unit, settle=lambda _: None)
         run_group(connection, [job], now=int(stage.clock.now_s()))
         assert job.error is None, job.error
 
@@ -69,7 +69,7 @@ async def test_a_letter_that_is_nested_too_deeply_keeps_no_other_from_being_read
         await until_state(stage, "good", "admitted")
         await stage.until_idle()
         assert await read_in(stage) == ["good"]
-        assert box.find("deep") is Place.CORRUPT
+        assert box.find("deep") is LetterState.CORRUPT
 
 
 async def test_what_a_killed_server_was_asked_is_answered_by_the_next_before_anybody_comes(
@@ -179,7 +179,7 @@ async def test_a_letter_whose_time_is_over_while_its_agent_works_is_not_read(
             if how == "time passes":
                 stage.clock.advance(AWAY_S)
                 # Whoever asks is told before; a server killed in between would tell it again.
-                await until(lambda: mailbox.find("late") is Place.DEAD)
+                await until(lambda: mailbox.find("late") is LetterState.DEAD)
                 stage.release(first)
                 await until_state(stage, "good", "admitted")
             lives.kill()
@@ -188,7 +188,7 @@ async def test_a_letter_whose_time_is_over_while_its_agent_works_is_not_read(
             await until_state(stage, "late", "expired")
             await stage.until_idle()
             assert await read_in(stage) == ["good"]
-        assert mailbox.find("late") is Place.DEAD
+        assert mailbox.find("late") is LetterState.DEAD
         (reply,) = replies_in(box)
         assert "its time was over" in str(reply.body["answer"])
 

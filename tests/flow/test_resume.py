@@ -8,7 +8,7 @@ import pytest
 
 from culm.client.follower import open_mirror
 from culm.client.mirror import Mirror
-from culm.client.stream import Lines
+from culm.client.stream import SseParser
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.run.draft import Draft
@@ -376,7 +376,7 @@ async def test_a_slow_clients_live_feed_stops_instead_of_growing_without_bound(
                 await asyncio.sleep(0)
             await messages.finish(draft, Finish("end_turn", number))
         await slow.until(b'"end_turn","time":4')
-    told = Lines().feed(slow.seen)
+    told = SseParser().feed(slow.seen)
     received = sum(len(t.read(MessageDelta).text) for t in told if t.type == "message_delta")
     assert received < sent
     assert [t.read(Message) for t in told if t.type == "message"][-1] == (

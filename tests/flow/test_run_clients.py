@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.testing.script import Reply
 from culm.wire.agent import AgentInfo
 from tests.flow.conftest import FlowServer
@@ -99,7 +99,7 @@ async def test_a_workspace_with_a_live_run_stays_although_every_client_has_left(
         await stage.heard.text("Hello")
         await stage.remote.client.retire()
         stage.clock.advance(3599)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await (await stage.flow.client()).shut_down()
         assert refused.value.status == 409
         stage.model.release()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.testing.script import Reply
 from tests.flow.probes import script
 from tests.flow.runs import Stage, open_runs
@@ -14,7 +14,7 @@ from tests.support import contract
 HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
 
-def is_started(told: Told) -> bool:
+def is_started(told: ServerEvent) -> bool:
     return told.type == "run_changed" and told.op == "created"
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.settings import Settings
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.messages import Message
 from culm.wire.sessions import Session
 from tests.flow.drive import until
@@ -26,8 +26,8 @@ PRICES: dict[str, object] = {
 HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
 
-async def always(call: Call) -> Result:
-    return Result("the same")
+async def always(call: CallRequest) -> CallResult:
+    return CallResult("the same")
 
 
 def using(reply: Reply, **usage: int) -> Reply:
@@ -287,7 +287,7 @@ async def test_a_title_a_rename_and_steps_at_once_lose_neither_money_nor_words(
         await stage.heard.complete(run_id)
         cost = 6 * 0.0045 + 0.00045  # Of six steps and the title.
 
-        def is_all_of_it(told: Told) -> bool:
+        def is_all_of_it(told: ServerEvent) -> bool:
             return told.type == "session" and told.read(Session).cost > cost - 1e-9
 
         await stage.heard.until(is_all_of_it)

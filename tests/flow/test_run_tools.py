@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.testing.script import Reply, ScriptedCall
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.messages import Finish, ToolCall
 from tests.flow.drive import until
 from tests.flow.probes import Gate, Probe, calling, script
@@ -88,9 +88,9 @@ async def test_calls_of_parallel_tools_run_side_by_side_at_most_five_at_a_time(
 async def test_other_calls_run_alone_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
     side_gate, gate, order = Gate(), Gate(), list[str]()
 
-    async def note(call: Call) -> Result:
+    async def note(call: CallRequest) -> CallResult:
         order.append(call.name)
-        return Result("noted")
+        return CallResult("noted")
 
     tools = [
         Probe("side", side_gate.pass_through, parallel=True),
@@ -119,8 +119,8 @@ async def test_other_calls_run_alone_in_the_order_in_which_they_were_made(tmp_pa
 async def test_a_result_that_ends_the_turn_leaves_the_other_calls_unrun_and_answered(
     tmp_path: Path, outcome: str, reason: str
 ) -> None:
-    async def end(call: Call) -> Result:
-        return Result("No.", is_error=True, ends_turn="denied" if reason else "end_turn")
+    async def end(call: CallRequest) -> CallResult:
+        return CallResult("No.", is_error=True, ends_turn="denied" if reason else "end_turn")
 
     last = Probe("last")
     async with (
@@ -236,7 +236,7 @@ async def test_a_tool_that_is_not_there_is_an_error_that_names_those_that_are(
 async def test_a_tool_that_raises_is_a_result_for_the_model_and_is_not_run_again(
     tmp_path: Path, error: Exception
 ) -> None:
-    async def fail(call: Call) -> Result:
+    async def fail(call: CallRequest) -> CallResult:
         raise error
 
     tool, other = Probe("fails", fail), Probe("other")
@@ -254,8 +254,8 @@ async def test_a_tool_that_raises_is_a_result_for_the_model_and_is_not_run_again
 async def test_a_tool_that_was_cancelled_by_nobody_of_ours_is_an_error_and_the_run_goes_on(
     tmp_path: Path, *, parallel: bool
 ) -> None:
-    async def wait_in_vain(call: Call) -> Result:
-        never: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    async def wait_in_vain(call: CallRequest) -> CallResult:
+        never: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         never.cancel()
         return await never
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from culm.client.follower import open_mirror
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.events import stream
 from culm.ids import Ids, SessionId
@@ -50,7 +50,7 @@ async def assert_refused(remote: RemoteWorkspace, session_id: SessionId, reason:
         remote.create_session(LARGE),
         remote.rename_session(session_id, LARGE),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await attempt
         assert (refused.value.status, refused.value.code) == (503, "store_busy")
         assert reason in refused.value.message

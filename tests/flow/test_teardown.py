@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.settings import Settings
@@ -216,7 +216,7 @@ async def test_a_create_waits_for_a_teardown_no_longer_than_its_bound(
         with held_database(data(flow), flow.directory()):
             await remote.release()
             async with asyncio.timeout(WAIT_S):
-                with pytest.raises(Refused, match="workspace closing") as refused:
+                with pytest.raises(RequestRefused, match="workspace closing") as refused:
                     await opened(flow)
         assert refused.value.status == 409
         await until(lambda: not is_locked(data(flow)))

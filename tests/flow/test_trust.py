@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.config.trust import Trusted
+from culm.config.trust import TrustedFiles
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.workspace.roots import project_folder
 from tests.flow.probes import script
@@ -52,7 +52,7 @@ class Scene:
 
     async def trust(self, content: bytes) -> None:
         """As `culm trust` does."""
-        Trusted(self.stage.flow.folder / "data").add({self.file: content})
+        TrustedFiles(self.stage.flow.folder / "data").add({self.file: content})
         await self.clock.look()
 
     async def answer(self) -> str:
@@ -216,7 +216,7 @@ async def test_trust_that_is_taken_back_ends_at_once_even_behind_a_mistake(
         await scene.trust(await scene.plant(attacks(scene.attacker.url)["a provider of its own"]))
         await scene.plant("{")
         assert (await shown(scene.stage)).models["large"].provider == "theirs"
-        Trusted(tmp_path / "data").remove([scene.file])
+        TrustedFiles(tmp_path / "data").remove([scene.file])
         await scene.clock.look()
         assert (await shown(scene.stage)).models["large"].provider == "mine"
         assert await scene.answer() == MINE
@@ -250,7 +250,7 @@ async def test_what_a_repository_brings_along_as_a_data_directory_is_not_a_clien
             for name in ("config.json", "crush.json", "culm.json"):
                 write(folder / name, planted)
         project_file = project / "culm.json"
-        Trusted(root).add({project_file: write(project_file, planted)})
+        TrustedFiles(root).add({project_file: write(project_file, planted)})
         async with open_scene(tmp_path, monkeypatch, str(root)) as scene:
             assert await scene.answer() == MINE
             assert (attacker.requests, set((await shown(scene.stage)).providers)) == (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Client, Refused
+from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.settings import Settings
@@ -172,7 +172,7 @@ async def test_a_create_with_other_channels_is_refused_and_registers_nobody(
     path = str(flow.directory())
     first = await a.create(CreateWorkspace(path=path, client_id=a.id, channels=["x", "y"]))
     for channels in ([], ["x"], ["y", "x"]):
-        with pytest.raises(Refused, match="channels") as refused:
+        with pytest.raises(RequestRefused, match="channels") as refused:
             await b.create(CreateWorkspace(path=path, client_id=b.id, channels=channels))
         assert refused.value.status == 409
     assert await a.workspaces() == [first]
@@ -193,7 +193,7 @@ async def test_a_retired_client_loses_every_claim_and_can_create_nothing_more(
     assert await status_of(b, alone.path()) == 404
     assert await status_of(b, shared.path()) == 200
     for name in ("alone", "shared", "new"):
-        with pytest.raises(Refused, match="retired") as refused:
+        with pytest.raises(RequestRefused, match="retired") as refused:
             await a.open_workspace(flow.directory(name))
         assert refused.value.status == 409
     assert [w.id for w in await b.workspaces()] == [shared.id]
@@ -215,8 +215,8 @@ async def test_a_create_whose_client_retires_meanwhile_is_refused_and_leaves_not
     await until(lambda: not is_locked(data(flow)))
 
 
-async def refusal(client: Client, path: Path) -> Refused:
-    with pytest.raises(Refused) as refused:
+async def refusal(client: Client, path: Path) -> RequestRefused:
+    with pytest.raises(RequestRefused) as refused:
         await client.open_workspace(path)
     return refused.value
 
@@ -287,7 +287,7 @@ async def test_a_create_that_fails_on_an_idle_server_lets_it_leave(
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
         (flow.folder / "file").write_text("not a directory")
         client = await flow.client()
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             await client.open_workspace(flow.directory(), data_dir=str(flow.folder / "file"))
         async with asyncio.timeout(WAIT_S):
             await flow.left.wait()
@@ -324,7 +324,7 @@ async def test_a_refused_create_does_not_extend_the_linger(flow: FlowServer) -> 
     await closed(flow, remote)
     await until(lambda: not is_locked(data(flow)))
     flow.clock.advance(59)
-    with pytest.raises(Refused, match="retired"):
+    with pytest.raises(RequestRefused, match="retired"):
         await gone.open_workspace(flow.directory())
     flow.clock.advance(1)
     assert flow.left.is_set()
@@ -343,7 +343,7 @@ async def test_a_shutdown_is_refused_while_hosting_and_final_once_granted(flow: 
     await closed(flow, remote)
     other = await flow.client()
     await other.shut_down()
-    with pytest.raises(Refused, match="shutting down") as refused:
+    with pytest.raises(RequestRefused, match="shutting down") as refused:
         await other.open_workspace(flow.directory())
     assert refused.value.status == 503
     await until(flow.left.is_set)

@@ -15,19 +15,19 @@ from pathlib import Path
 import msgspec
 
 from culm.clock import LoopClock
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.provision import (
     AnyKind,
     Credential,
+    CulmExtension,
     EchoKind,
-    Extension,
     Identity,
     ModelName,
     Provision,
     RuntimeKind,
     Secrets,
 )
-from culm.processes.linux import Stat, find_stat, read_table
+from culm.processes.linux import ProcStat, find_stat, read_table
 from culm.processes.tree import descendants_of
 from culm.testing.model_server import ModelServer
 from culm.wire.codec import Json
@@ -63,7 +63,7 @@ async def until(condition: Callable[[], bool], what: Callable[[], object]) -> No
 class Seen:
     """Everything of an owner at one moment."""
 
-    by_role: Mapping[str, list[Stat]]  # server, keeper, zygote, workers, wardens, commands
+    by_role: Mapping[str, list[ProcStat]]  # server, keeper, zygote, workers, wardens, commands
     listening: frozenset[str] = frozenset()  # Its sockets, by inode.
 
     @property
@@ -86,7 +86,7 @@ class Seen:
         return [f"{stat.comm} {stat.pid}" for stat in before if is_same_alive(stat)]
 
 
-def is_same_alive(before: Stat) -> bool:
+def is_same_alive(before: ProcStat) -> bool:
     now = find_stat(before.pid)
     return now is not None and now.is_alive and now.start_ticks == before.start_ticks
 
@@ -94,7 +94,7 @@ def is_same_alive(before: Stat) -> bool:
 def look(server: int) -> Seen:
     """Whoever descends from it, and lives."""
     table = read_table()
-    by_role: dict[str, list[Stat]] = {"server": [table[server]]}
+    by_role: dict[str, list[ProcStat]] = {"server": [table[server]]}
     by_role.update({role: [] for role in (*ROLES.values(), "commands")})
     for stat in descendants_of(server, table):
         parent = table.get(stat.parent)
@@ -183,7 +183,7 @@ class FleetDesk:
         self._read = 0  # Lines that were understood.
         self._events: dict[str, list[dict[str, Json]]] = {}
         self._ended: dict[str, Ended] = {}
-        self._known: dict[int, Stat] = {}  # Whoever was ever seen, by pid.
+        self._known: dict[int, ProcStat] = {}  # Whoever was ever seen, by pid.
 
     @property
     def pid(self) -> int:
@@ -198,7 +198,7 @@ class FleetDesk:
             kind,
             str(self.folder / "data" / "fabric"),
             workspace=str(make_directory(self.folder)),
-            culm=Extension(env={"PATH": os.environ["PATH"], "HOME": str(self.folder)}),
+            culm=CulmExtension(env={"PATH": os.environ["PATH"], "HOME": str(self.folder)}),
         )
         if self._model is None or not isinstance(kind, RuntimeKind):
             return given
@@ -254,7 +254,7 @@ class FleetDesk:
 
     async def seen(self, **counts: int) -> Seen:
         """Everybody who is there, once these are, and every worker has announced itself."""
-        fabric = FileFabric(self.folder / "data" / "fabric", LoopClock())
+        fabric = FileDiscovery(self.folder / "data" / "fabric", LoopClock())
         seen = self.look()
 
         def there() -> dict[str, int]:

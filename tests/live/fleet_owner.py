@@ -18,11 +18,11 @@ import uvloop
 from msgspec import Raw, Struct
 
 from culm.clock import LoopClock
-from culm.fleet.host.callbacks import Nobody
+from culm.fleet.host.callbacks import DenyAll
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.foreign import open_foreign_launcher
 from culm.fleet.host.local import open_local_launcher
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Ids
@@ -58,7 +58,7 @@ def say(line: Struct | Mapping[str, Json]) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
-class Teller(Nobody):
+class Teller(DenyAll):
     """Implements `Overseer`: says what it is told, and allows nothing."""
 
     def __init__(self, wanted: Wanted) -> None:
@@ -75,7 +75,7 @@ class FleetOwner:
     def __init__(self, fleets: Mapping[str, Fleet], tasks: asyncio.TaskGroup) -> None:
         self._fleets = fleets
         self._tasks = tasks
-        self._controls: dict[str, Controls] = {}
+        self._controls: dict[str, RunControl] = {}
         self._rest = b""
 
     def on_stdin(self) -> bool:
@@ -88,7 +88,7 @@ class FleetOwner:
 
     def _do(self, wanted: Wanted) -> None:
         if wanted.provision is not None:
-            self._controls[wanted.run] = Controls()
+            self._controls[wanted.run] = RunControl()
             self._tasks.create_task(self._run(wanted, wanted.provision), name=wanted.run)
         if wanted.cancel:
             self._controls[wanted.run].cancel()

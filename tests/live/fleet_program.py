@@ -8,9 +8,9 @@ import asyncio
 import sys
 
 from culm import fleet
-from culm.fleet.worker_server.base import Mode, NobodyCame
+from culm.fleet.worker_server.base import ConnectTimeout, Mode
 
-MODES: dict[str, Mode] = {"hasty": fleet.One(accept_s=0.05), "service": fleet.Service()}
+MODES: dict[str, Mode] = {"hasty": fleet.ServeOnce(accept_s=0.05), "service": fleet.ServeMany()}
 ASKED = {"tool_name": "Bash", "resource": "git push", "question": "May I?"}
 
 
@@ -18,10 +18,10 @@ class Own:
     async def run(
         self,
         spec: fleet.RunSpec,
-        events: fleet.Events,
-        steer: fleet.Steering,
-        cancel: fleet.Cancelling,
-        host: fleet.Host,
+        events: fleet.EventSink,
+        steer: fleet.SteerInbox,
+        cancel: fleet.CancelToken,
+        host: fleet.RunHost,
     ) -> fleet.Outcome:
         match spec.assignment.split()[0]:
             case "listen":
@@ -42,7 +42,7 @@ async def main(mode: str) -> None:
 
     try:
         await fleet.serve(Own(), mode=MODES[mode], token="a-token", on_ready=announce)
-    except NobodyCame as exc:
+    except ConnectTimeout as exc:
         sys.exit(str(exc))
 
 

@@ -23,7 +23,7 @@ from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft
 from culm.settings import ServeOptions
 from culm.wire.messages import Text, TextPart
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.live.plan import (
     DRIP_WORD,
     FINISH,
@@ -78,7 +78,7 @@ def say(*words: object) -> None:
 class Driver:
     """Carries one plan out in one session."""
 
-    def __init__(self, workspace: Workspace, rest: asyncio.Event) -> None:
+    def __init__(self, workspace: LiveWorkspace, rest: asyncio.Event) -> None:
         self._workspace = workspace
         self._messages = workspace.messages
         self._rest = rest
@@ -126,7 +126,7 @@ class Driver:
                 await self._workspace.delete_session(session_id)
 
 
-async def carry_out(order: Order, workspace: Workspace, rest: asyncio.Event) -> None:
+async def carry_out(order: Order, workspace: LiveWorkspace, rest: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as sessions:
         for title, plan in order.plans().items():
             sessions.create_task(Driver(workspace, rest).run(title, plan), name=title)

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from culm.client.http import Client
-from culm.client.stream import Stream, Told
+from culm.client.stream import EventStream, ServerEvent
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, Rule, Script
 from culm.wire.agent import RunComplete
 from culm.wire.codec import decode
@@ -79,7 +79,7 @@ class Question(Struct):
         return [(m.role, m.content or "") for m in self.messages if m.role != "system"]
 
 
-def asked(model: ModelServer) -> list[Seen]:
+def asked(model: ModelServer) -> list[SeenRequest]:
     """All requests that were no question for a title."""
     return [seen for seen in model.requests if not _question(seen).messages[0].begins(TITLES)]
 
@@ -88,7 +88,7 @@ def questions(model: ModelServer) -> list[Question]:
     return [_question(seen) for seen in asked(model)]
 
 
-def _question(seen: Seen) -> Question:
+def _question(seen: SeenRequest) -> Question:
     return decode(seen.raw, Question)
 
 
@@ -99,7 +99,7 @@ async def until_asked(model: ModelServer, count: int) -> None:
             await model.until_requests(len(model.requests) + 1)
 
 
-async def until_let_go(model: ModelServer, seen: Seen) -> None:
+async def until_let_go(model: ModelServer, seen: SeenRequest) -> None:
     """Wait until the one who asked has gone before the end of the answer."""
     async with asyncio.timeout(WAIT_S):
         await model.until_left(seen.n)
@@ -111,9 +111,9 @@ async def until_let_go(model: ModelServer, seen: Seen) -> None:
 class Watch:
     """A client's stream, all it told so far, kept through restarts. Made by `open_watch`."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: EventStream) -> None:
         self.stream = stream
-        self.told: list[Told] = []
+        self.told: list[ServerEvent] = []
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class Watch:
 async def open_watch(remote: RemoteWorkspace, cursor: str = "") -> AsyncGenerator[Watch]:
     """Listen while in the block, from a cursor or from now on."""
     connected = asyncio.Event()
-    watch = Watch(Stream(remote, cursor=cursor, on_connected=connected.set))
+    watch = Watch(EventStream(remote, cursor=cursor, on_connected=connected.set))
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(watch.run(), name="watch")
         try:

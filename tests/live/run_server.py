@@ -21,7 +21,7 @@ from culm.config.user import read_user_file
 from culm.ids import Ids
 from culm.model.base import ToolSpec
 from culm.settings import ServeOptions
-from culm.tools.base import Call, Plan, Result, free_plan
+from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.wire.runs import CrashPolicy
 
 PROGRAM = ("-m", "tests.live.run_server")
@@ -41,14 +41,14 @@ class Mark:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "Leave a mark.", {"type": "object", "properties": {}})
 
-    async def prepare(self, call: Call) -> Plan:
+    async def prepare(self, call: CallRequest) -> CallPlan:
         return free_plan(call, lambda _: self.run(call))
 
-    async def run(self, call: Call) -> Result:
+    async def run(self, call: CallRequest) -> CallResult:
         _append(f"{self.name}\n")
         if self.hangs:
             await asyncio.Event().wait()
-        return Result("marked")
+        return CallResult("marked")
 
 
 def _append(line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.ids import LetterId, SessionId
 from culm.mail.letters import Letter, Sender, body_of, encode_letter
 from culm.testing.model_server import open_model_server
@@ -67,7 +67,7 @@ async def send(desk: AgentDesk, letter: SendLetter, state: str = "admitted") -> 
 async def is_run(desk: AgentDesk, run_id: str, state: str) -> bool:
     try:
         return (await desk.remote.run(run_id)).state == state
-    except Refused:
+    except RequestRefused:
         return False  # It is not accepted yet.
 
 
@@ -165,7 +165,7 @@ async def test_the_worktree_of_an_agent_that_is_cancelled_goes_and_none_is_made_
     async with open_model_server(play) as model, open_desk(folder, model) as desk:
         wish = StartAgent(prompt="@ann: go", worktree=True)
         git("config", "core.worktree", str(make_directory(folder, "elsewhere")))
-        with pytest.raises(Refused, match="elsewhere"):
+        with pytest.raises(RequestRefused, match="elsewhere"):
             await desk.remote.start_agent(wish)
         git("config", "--unset", "core.worktree")
         assert (await desk.agents(), len(git("worktree", "list"))) == ({}, 1)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from culm.cli.main import culm
-from culm.config.schema import Role
+from culm.config.schema import AgentRole
 from culm.settings import Settings
 from culm.subagents.results import ANSWER_CHARS_MAX, LIST_MAX
 from culm.subagents.roles import BUILT_IN
@@ -85,7 +85,7 @@ def test_the_roles_of_the_page_are_a_sound_configuration(folder: Path) -> None:
     checked = CliRunner().invoke(culm, ["config", "check", str(file)])
     assert (checked.exit_code, checked.stdout) == (0, "ok: 1 file\n")
     keys = re.findall(r"^\| `(\w+)` \|", PAGE.partition("| key | |")[2], re.MULTILINE)
-    assert tuple(keys[: len(Role.__struct_fields__)]) == Role.__struct_fields__
+    assert tuple(keys[: len(AgentRole.__struct_fields__)]) == AgentRole.__struct_fields__
     for name in BUILT_IN:
         assert f"\n| `{name}` |" in PAGE
 

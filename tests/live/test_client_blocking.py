@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 from culm.client.blocking import connect_blocking, open_portal
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.errors import Failed
 from culm.ids import SessionId
 from culm.wire.messages import full_text
@@ -51,9 +51,9 @@ async def test_in_the_thread_of_a_running_loop_it_asks_streams_and_refuses(folde
             (session,) = culm.sessions()
             assert [run.session_id for run in culm.runs()] == [session.id] * 2
             assert (culm.asks(), culm.agents()) == ([], [])
-            with pytest.raises(Refused, match="session not found"):
+            with pytest.raises(RequestRefused, match="session not found"):
                 culm.ask("hello", session_id=GONE)
-            with pytest.raises(Refused, match="session not found"):
+            with pytest.raises(RequestRefused, match="session not found"):
                 list(culm.stream("hello", session_id=GONE))
         with pytest.raises(Failed, match="has ended"):
             culm.sessions()

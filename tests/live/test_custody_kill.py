@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.processes.base import Exit
+from culm.processes.base import ProcessExit
 from tests.custody.test_escapes import parent_of
 from tests.custody.yard import WORKSPACE, gone, is_alive, open_yard
 from tests.live.harness import START_S
@@ -63,7 +63,7 @@ async def test_what_nobody_is_left_to_end_is_ended_by_the_next_server_and_not_be
         async with open_yard(folder) as beside:
             # Another server's, and it lives: none of ours.
             assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
-            assert await (await beside.bash("exit 3")).wait() == Exit(3)
+            assert await (await beside.bash("exit 3")).wait() == ProcessExit(3)
         kill(who, "server", "keeper", "wardens")
         await gone(*who["server"])
         assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
@@ -91,4 +91,4 @@ async def test_a_keeper_that_is_stopped_is_replaced(folder: Path) -> None:
         os.kill(warden, signal.SIGKILL)
         exit_ = await running.wait()
         assert (exit_.lost, exit_.left, is_alive(running.held.pid)) == (True, (), False)
-        assert await (await yard.bash("exit 3")).wait() == Exit(3)
+        assert await (await yard.bash("exit 3")).wait() == ProcessExit(3)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from culm.model.catalog import known_providers
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import Seen
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply
 from culm.wire.codec import decode
 from tests.live.found import env_of, open_machine, run_fresh, server_pid
@@ -57,7 +57,7 @@ def environment_of(case: Case, model: ModelServer) -> dict[str, str]:
     return {name: text.format(url=model.url, host=host) for name, text in case.env.items()}
 
 
-def asked(model: ModelServer) -> list[Seen]:
+def asked(model: ModelServer) -> list[SeenRequest]:
     """Without those who want a title."""
     return [seen for seen in model.requests if TITLES.encode() not in seen.raw]
 

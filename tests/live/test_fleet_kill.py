@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from culm.fleet.provision import CliKind, EchoKind
-from culm.processes.base import Exit
+from culm.processes.base import ProcessExit
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Rule, Script
 from culm.tools.process.exit_text import exit_words
@@ -130,7 +130,7 @@ async def test_runs_outlive_the_zygote_and_the_keeper(folder: Path) -> None:
 
         after.kill("keeper")
         error = await desk.event("working", "tool_error", tool_call_id="one")
-        assert str(error["error"]).endswith(exit_words(Exit(None, lost=True)))
+        assert str(error["error"]).endswith(exit_words(ProcessExit(None, lost=True)))
         # A worker hears of it when the wardens do, which then end what they hold.
         gone = ("keeper", "zygote", "wardens", "commands")
         await until(lambda: not after.alive(*gone), after.alive)

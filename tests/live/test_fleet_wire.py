@@ -11,21 +11,21 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.fleet.discovery.base import AgentRecord
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.protocol.frames import (
     ApprovalReply,
     ApprovalRequest,
     Cancel,
     ChildFrame,
-    Event,
-    Message,
+    EventFrame,
     ParentFrame,
     RunSpec,
-    Terminal,
+    SteerFrame,
+    TerminalFrame,
     encode_frame,
     parse_child_frame,
 )
-from culm.fleet.provision import EchoKind, Identity, Limits, Provision, encode_provision
+from culm.fleet.provision import EchoKind, Identity, Provision, ProvisionLimits, encode_provision
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
 from tests.live.fleet_desk import BOUND_S, until
@@ -35,7 +35,7 @@ from tests.support import contract
 
 WORKER = ("-m", "culm", "worker", "--no-auth")
 PROGRAM = ("-m", "tests.live.fleet_program")
-CANCELLED = Terminal("cancelled")
+CANCELLED = TerminalFrame("cancelled")
 
 
 class Parent:
@@ -54,14 +54,14 @@ class Parent:
             data = await self._link.receive()
         return None if data is None else parse_child_frame(data)
 
-    async def end(self) -> tuple[list[str], Terminal]:
+    async def end(self) -> tuple[list[str], TerminalFrame]:
         """The tokens of a run, and its end."""
         tokens: list[str] = []
         while True:
             match await self.hear():
-                case Event(event):
+                case EventFrame(event):
                     tokens.append(msgspec.json.decode(event).get("content", ""))
-                case Terminal() as terminal:
+                case TerminalFrame() as terminal:
                     return tokens, terminal
                 case other:
                     raise AssertionError(f"nobody expected {other}")
@@ -77,9 +77,9 @@ async def open_parent(endpoint: str, token: str | None = None) -> AsyncGenerator
         await link.close()
 
 
-def echoed(*words: str) -> tuple[list[str], Terminal]:
+def echoed(*words: str) -> tuple[list[str], TerminalFrame]:
     said = [f"{word} " for word in words]
-    return [*said, ""], Terminal("completed", result=f"echo: {' '.join(words)}")
+    return [*said, ""], TerminalFrame("completed", result=f"echo: {' '.join(words)}")
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ async def open_echo(
         Identity("child", role="echo"),
         EchoKind(),
         str(folder / "fabric"),
-        limits=Limits(idle_timeout_secs=idle_s),
+        limits=ProvisionLimits(idle_timeout_secs=idle_s),
         reusable=reusable,
     )
     async with open_process(folder, *WORKER) as worker:
@@ -104,7 +104,7 @@ async def open_echo(
 
 async def found(fabric_dir: Path, role: str) -> AgentRecord:
     """Wait for the record of the only agent with that role."""
-    fabric = FileFabric(fabric_dir, LoopClock())
+    fabric = FileDiscovery(fabric_dir, LoopClock())
     await until(lambda: bool(fabric.discover(role=role)), fabric.records)
     (record,) = fabric.discover(role=role)
     return record
@@ -157,12 +157,12 @@ async def test_steering_asking_and_superseding_work_with_a_program_of_ones_own(
         ]
         await parks.say(RunSpec("park here"))
         first = await parks.hear()
-        assert isinstance(first, Event)
+        assert isinstance(first, EventFrame)
         assert msgspec.json.decode(first.event) == {"type": "token", "content": "park here"}
 
-        await listens.say(RunSpec("listen"), Message("change course"))
+        await listens.say(RunSpec("listen"), SteerFrame("change course"))
         result = "steered: change course"
-        assert await listens.end() == ([], Terminal("completed", result=result))
+        assert await listens.end() == ([], TerminalFrame("completed", result=result))
 
         await asks.say(RunSpec("ask"))
         asked = await asks.hear()
@@ -171,7 +171,7 @@ async def test_steering_asking_and_superseding_work_with_a_program_of_ones_own(
         await listens.say(ApprovalReply(asked.id, approved=False))  # It is not theirs to answer.
         await asks.say(ApprovalReply("another", approved=False))
         await asks.say(ApprovalReply(asked.id, approved=True))
-        assert await asks.end() == ([], Terminal("completed", result="approved: True"))
+        assert await asks.end() == ([], TerminalFrame("completed", result="approved: True"))
 
         await parks.say(RunSpec("park there"))
         assert await parks.end() == ([], CANCELLED)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Client, Refused
+from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.run.rules import BEHIND_INTERRUPTED
 from culm.testing.model_server import ModelServer, open_model_server
@@ -80,7 +80,7 @@ async def test_a_run_that_waits_for_a_found_key_is_held_until_a_client_brings_it
             assert reason == BEHIND_INTERRUPTED or "OPENAI_API_KEY" in reason
             assert (await remote.run("active")).outcome == "interrupted"
             assert remote.info.config.models["large"].provider == "offline"
-            with pytest.raises(Refused, match="OPENAI_API_KEY"):
+            with pytest.raises(RequestRefused, match="OPENAI_API_KEY"):
                 await act_on(remote, "queued", "start")
             assert (await remote.run("queued")).state == "held"
 
@@ -117,7 +117,7 @@ async def test_a_prompt_accepted_with_a_clients_key_is_held_after_a_kill_and_nam
             remote = await join(client, folder)
             reason = "providers.demo.api_key: $CLIENT_KEY is not set"
             assert await held_runs(remote) == [("accepted", "held", reason)]
-            with pytest.raises(Refused, match=r"\$CLIENT_KEY is not set"):
+            with pytest.raises(RequestRefused, match=r"\$CLIENT_KEY is not set"):
                 await act_on(remote, "accepted", "start")
             remote = await join(client, folder, CLIENT_KEY=KEY)
             await assert_runs_with_the_key(remote, model, "accepted", 0)

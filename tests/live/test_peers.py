@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.follower import open_mirror
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from tests.live.harness import (
@@ -166,7 +166,7 @@ async def test_a_directory_that_cannot_be_read_is_400_with_the_reason_and_opens_
             open_client_of(server) as client,
         ):
             for path in (closed, below, listless):
-                with pytest.raises(Refused) as refused:
+                with pytest.raises(RequestRefused) as refused:
                     await client.open_workspace(path)
                 assert refused.value.status == 400
                 assert str(path) in refused.value.message
@@ -255,13 +255,13 @@ async def open_disk(folder: Path) -> AsyncGenerator[Disk]:
         yield Disk(keeper)
 
 
-async def write_until_refused(remote: RemoteWorkspace) -> tuple[list[SessionId], Refused]:
+async def write_until_refused(remote: RemoteWorkspace) -> tuple[list[SessionId], RequestRefused]:
     """Sessions that were acknowledged before one was not. (Old blocks of the log have room.)"""
     kept: list[SessionId] = []
     for _ in range(1000):
         try:
             kept.append((await remote.create_session("x" * 9_000)).id)
-        except Refused as exc:
+        except RequestRefused as exc:
             return kept, exc
     raise AssertionError("the disk is full, and yet everything was written")
 
@@ -299,7 +299,7 @@ async def test_a_full_disk_is_503_and_visible_heals_when_there_is_room_and_loses
                 snapshot = await remote.snapshot()
                 assert snapshot.store.state == "failing"
                 assert snapshot.store.reason in refused.message
-                with pytest.raises(Refused) as unopened:
+                with pytest.raises(RequestRefused) as unopened:
                     await client.open_workspace(make_directory(folder, "other"))
                 assert unopened.value.status == 500
                 assert re.search("full|space|I/O", unopened.value.message), unopened.value.message
@@ -347,7 +347,7 @@ async def test_a_read_only_disk_refuses_a_create_with_500_and_the_reason_until_i
         await remote.release()
         await disk.order("read-only")  # Waits until nobody has anything open there.
         for name in ("project", "other"):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 await client.open_workspace(make_directory(folder, name))
             assert refused.value.status == 500
             assert re.search("(?i)read-?only", refused.value.message), refused.value.message
@@ -376,7 +376,7 @@ async def test_an_i_o_error_in_a_commit_is_503_and_visible_heals_and_loses_nothi
             assert (more, refused.status, refused.code) == ([], 503, "store_busy")
             await follower.until(lambda mirror: mirror.store.state == "failing")
             assert (await remote.snapshot()).store.reason in refused.message
-            with pytest.raises(Refused, match=r"data directory .*: .*I/O") as unopened:
+            with pytest.raises(RequestRefused, match=r"data directory .*: .*I/O") as unopened:
                 await client.open_workspace(make_directory(folder, "other"))
             assert unopened.value.status == 500
             resource.prlimit(pid, resource.RLIMIT_FSIZE, old)

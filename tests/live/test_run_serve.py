@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED
@@ -121,7 +121,7 @@ async def test_a_run_outlives_its_killed_poster_and_with_its_end_the_server_may_
             (workspace,) = await client.workspaces()
             path = f"/v1/workspaces/{workspace.id}/runs/outlives"
             assert (await client.ask("GET", path, Run)).state == "active"
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 await client.shut_down()
             assert refused.value.status == 409
 
@@ -316,7 +316,7 @@ async def test_a_disk_full_in_mid_run_stops_it_and_its_end_is_told_once_it_can_b
                 while (await remote.run("full")).state != "ending":
                     await asyncio.sleep(0.02)
             assert (await remote.session(session.id)).is_busy
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 await remote.prompt(session.id, "x" * 500_000, run_id="refused")
             assert (refused.value.status, refused.value.code) == (503, "store_busy")
             assert watch.completes() == []
@@ -341,7 +341,7 @@ async def assert_ended(
     said, cut = await rows(remote, session_id)
     assert (said, cut[2]) == (("user", "go", "stop", ""), "error")
     assert "".join(f"tok{n} " for n in range(1000)).startswith(cut[1][:5000])
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await remote.run("refused")
     assert refused.value.status == 404
     await remote.prompt(session_id, "and now?", run_id="after")

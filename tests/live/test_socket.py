@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from tests.live.harness import (
     SERVE,
     ProcessServer,
@@ -187,7 +187,7 @@ async def test_a_second_server_cannot_open_a_data_directory_in_use_and_says_whos
         open_client_of(second) as two,
     ):
         await one.open_workspace(make_directory(folder))
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await two.open_workspace(make_directory(folder, "other"))
         assert (refused.value.status, refused.value.code) == (409, "data_locked")
         assert f"pid {first.process.pid}" in refused.value.message

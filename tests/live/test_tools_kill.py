@@ -13,7 +13,7 @@ import pytest
 
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
-from culm.processes.base import Exit
+from culm.processes.base import ProcessExit
 from culm.run.rules import words_for_call
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ScriptedCall
@@ -162,7 +162,7 @@ async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path)
         assert await outcomes(desk.remote, ["run"]) == ["end_turn"]
         assert await desk.processes() == []
         results = await desk.results()
-    lost = exit_words(Exit(None, lost=True))
+    lost = exit_words(ProcessExit(None, lost=True))
     assert "died" in lost
     assert [results[name].content.endswith(lost) for name in ("call", "output")] == [True, True]
     assert results["next"].content == "on"
@@ -178,7 +178,7 @@ async def test_the_result_of_a_killed_command_names_the_signal(folder: Path) -> 
         await desk.end("run")
         await gone(*process.pids)
         (result,) = (await desk.results()).values()
-    words = f"up\n{exit_words(Exit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
+    words = f"up\n{exit_words(ProcessExit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
     assert "SIGKILL" in words
     assert (result.content, result.is_error) == (words, False)
 

@@ -4,7 +4,7 @@ import json
 
 from culm.ids import MessageId, SessionId
 from culm.model.anthropic.body import encode_body
-from culm.model.base import Access, Request
+from culm.model.base import ModelRequest, ProviderAccess
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
@@ -50,7 +50,9 @@ def words(text: str) -> Json:
 
 def body(*messages: Message, info: ModelInfo = INFO, **settings: Json) -> dict[str, Json]:
     chosen = SelectedModel(provider="acme", **settings)
-    return json.loads(encode_body(Request("", list(messages), settings=chosen), Access(), info))
+    return json.loads(
+        encode_body(ModelRequest("", list(messages), settings=chosen), ProviderAccess(), info)
+    )
 
 
 def told(*messages: Message, info: ModelInfo = INFO) -> list[Json]:

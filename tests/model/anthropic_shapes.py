@@ -8,7 +8,7 @@ from functools import partial
 import aiohttp
 
 from culm.model.anthropic.model import AnthropicModel
-from culm.model.base import Access, Setup
+from culm.model.base import ModelSetup, ProviderAccess
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from tests.model import provider
@@ -79,13 +79,13 @@ END = finish() + STOP
 async def open_model(
     base_url: str,
     *,
-    access: Access | None = None,
+    access: ProviderAccess | None = None,
     info: ModelInfo = INFO,
     stall_s: float = WAIT_S,
 ) -> AsyncGenerator[AnthropicModel]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        access = access or Access(base_url=base_url, api_key=KEY)
-        yield AnthropicModel(Setup(http, access, info, stall_s, stall_s))
+        access = access or ProviderAccess(base_url=base_url, api_key=KEY)
+        yield AnthropicModel(ModelSetup(http, access, info, stall_s, stall_s))
 
 
 answer_to = partial(provider.answer_to, through=open_model)

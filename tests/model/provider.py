@@ -13,17 +13,17 @@ import aiohttp
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, Model, ModelEvent, Request, Setup
-from culm.model.lines import Lines
+from culm.model.base import LanguageModel, ModelEvent, ModelRequest, ModelSetup, ProviderAccess
+from culm.model.lines import LineSplitter
 from culm.model.openai.model import OpenAiModel
-from culm.model.streaming import Reading
+from culm.model.streaming import AnswerParser
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from tests.support import WAIT_S
 
 KEY = "sk-very-secret-0123456789"
-REQUEST = Request("", [], settings=SelectedModel(provider="acme"))
+REQUEST = ModelRequest("", [], settings=SelectedModel(provider="acme"))
 
 # What follows an answer: the next request, the end, an abrupt end, or nothing at all.
 Then = Literal["keep", "close", "reset", "hold"]
@@ -107,20 +107,20 @@ async def open_provider(*replies: Reply) -> AsyncGenerator[Provider]:
 
 @asynccontextmanager
 async def open_model(
-    base_url: str, *, access: Access | None = None, stall_s: float = WAIT_S
+    base_url: str, *, access: ProviderAccess | None = None, stall_s: float = WAIT_S
 ) -> AsyncGenerator[OpenAiModel]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        access = access or Access(base_url=base_url, api_key=KEY)
+        access = access or ProviderAccess(base_url=base_url, api_key=KEY)
         info = ModelInfo(id="model-1", supports_attachments=False)
-        yield OpenAiModel(Setup(http, access, info, stall_s, stall_s))
+        yield OpenAiModel(ModelSetup(http, access, info, stall_s, stall_s))
 
 
 # How a test opens the adapter it is about, given the address; takes `stall_s`.
-Through = Callable[..., AbstractAsyncContextManager[Model]]
+Through = Callable[..., AbstractAsyncContextManager[LanguageModel]]
 
 
-async def ask(model: Model, request: Request = REQUEST) -> list[ModelEvent]:
+async def ask(model: LanguageModel, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     return [event async for event in model.stream(request)]
 
 
@@ -142,9 +142,9 @@ async def failure_of(
         return caught.value
 
 
-def read(reading: Reading, chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+def read(reading: AnswerParser, chunks: Iterable[bytes]) -> list[ModelEvent | str]:
     """The events of an answer that arrives in these chunks, and how it failed if it did."""
-    lines, events = Lines(), list[ModelEvent | str]()
+    lines, events = LineSplitter(), list[ModelEvent | str]()
     try:
         for chunk in chunks:
             events.extend(reading.on_lines(lines.feed(chunk)))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 import pytest
 
 from culm.config.checking import Document
-from culm.config.references import Unresolved
-from culm.config.sources import Loaded
+from culm.config.references import UnresolvedReference
+from culm.config.sources import LoadedConfig
 from culm.errors import ModelFailed
-from culm.model.base import Access, Model
+from culm.model.base import LanguageModel, ProviderAccess
 from culm.model.catalog import find_model
-from culm.model.choice import Chosen, Models, Present
+from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.dialects import dialect_types
-from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, Found, providers_by_key
+from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, FoundProviders, providers_by_key
 from culm.model.merge import laid, layers_of, preferred
 from culm.model.scripted import ScriptedModel
 from culm.wire.codec import Json
@@ -33,17 +33,17 @@ class Asked:
     """Stands for those who make models and run commands."""
 
     def __init__(self) -> None:
-        self.made: list[Chosen] = []
+        self.made: list[ChosenModel] = []
         self.ran: list[str] = []
 
-    def make(self, chosen: Chosen) -> Model:
+    def make(self, chosen: ChosenModel) -> LanguageModel:
         self.made.append(chosen)
         return ScriptedModel([])
 
     async def run(self, command: str) -> str:
         self.ran.append(command)
         if command == "fail":
-            raise Unresolved("a command failed with status 1")
+            raise UnresolvedReference("a command failed with status 1")
         return f"<{command}>"
 
 
@@ -51,7 +51,7 @@ def models_of(
     document: Document, env: Mapping[str, str] = ENV, asked: Asked | None = None
 ) -> Models:
     asked = asked or Asked()
-    return Models(lambda: Present(document, env), asked.make, asked.run)
+    return Models(lambda: ModelConfig(document, env), asked.make, asked.run)
 
 
 def named(selected: SelectedModel) -> Document:
@@ -220,7 +220,7 @@ async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
     asked = Asked()
     models = models_of({"providers": {"p": provider}}, asked=asked)
     chosen = models.get("p", "m")
-    written = Access(
+    written = ProviderAccess(
         "openai-compat",
         "",
         "$HOST/v1",
@@ -231,7 +231,7 @@ async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
     assert (chosen.access, asked.ran) == (written, [])
     async with asyncio.timeout(WAIT_S):
         await models.open(chosen)
-    read = Access(
+    read = ProviderAccess(
         "openai-compat",
         "",
         "http://h/v1",
@@ -268,7 +268,7 @@ async def test_no_key_is_shown_by_what_holds_one() -> None:
     models = models_of(document, asked=asked)
     async with asyncio.timeout(WAIT_S):
         await models.open(models.get("p", "m"))
-    for thing in (asked.made[0], asked.made[0].access, Present(document, ENV), models):
+    for thing in (asked.made[0], asked.made[0].access, ModelConfig(document, ENV), models):
         assert SECRET not in f"{thing!r} {thing}"
 
 
@@ -284,8 +284,8 @@ def whole(
     workspace: Document | None = None,
 ) -> Models:
     """The models of a workspace whose layers say this."""
-    found = Found({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
-    layers = layers_of(found, Loaded(user or {}, (project or {},)), {}, workspace or {})
+    found = FoundProviders({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
+    layers = layers_of(found, LoadedConfig(user or {}, (project or {},)), {}, workspace or {})
     document = laid(layers, env)
     return models_of(document, env)
 
@@ -312,7 +312,7 @@ def test_what_is_configured_comes_before_keys_before_local_servers_before_offlin
 
 def test_the_order_of_preference_is_that_of_the_catalogue() -> None:
     env = {"GEMINI_API_KEY": "k", "OPENAI_API_KEY": "k", "MISTRAL_API_KEY": "k"}
-    found = Found({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
+    found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
     assert preferred([found.document]) == ["openai", "mistral", "gemini", "offline"]
     user: Document = {"providers": {"mistral": {}, "own": {}}}
     order = ["mistral", "own", "openai", "gemini", "offline"]
@@ -380,8 +380,8 @@ def test_a_key_of_the_users_environment_goes_where_the_users_own_file_says() -> 
 async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
     env = {**KEYS, "ANTHROPIC_BASE_URL": "http://ours/v1"}
     asked = Asked()
-    found = Found({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
-    layers = layers_of(found, Loaded(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
+    found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
+    layers = layers_of(found, LoadedConfig(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
     models = models_of(laid(layers, env), env, asked)
     if not models.why_not("anthropic", "m"):
         async with asyncio.timeout(WAIT_S):
@@ -391,8 +391,8 @@ async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
 
 
 def test_nothing_found_is_the_model_that_is_always_there() -> None:
-    document = laid(layers_of(NOTHING, Loaded(), {}, {}), {})
+    document = laid(layers_of(NOTHING, LoadedConfig(), {}, {}), {})
     chosen = {"model": "offline", "provider": "offline"}
     assert document["models"] == {"large": chosen, "small": chosen}
     access = models_of(document).get("offline", "offline").access
-    assert access == Access("offline", "")
+    assert access == ProviderAccess("offline", "")

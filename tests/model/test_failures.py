@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.model.base import Access
-from culm.model.error_classification import Problem, Trouble, parse_problem, trouble_of
-from culm.model.failures import Peer, on_no_stream, on_status, on_stream_error, peer_of
+from culm.model.base import ProviderAccess
+from culm.model.error_classification import ErrorClass, ProviderError, parse_problem, trouble_of
+from culm.model.failures import ProviderPeer, on_no_stream, on_status, on_stream_error, peer_of
 from culm.wire.codec import Json
 
-PEER = Peer("acme", "api.acme.example", "model-1")
+PEER = ProviderPeer("acme", "api.acme.example", "model-1")
 
 
 def error(message: str, kind: str | None = None, code: Json = None) -> Json:
@@ -307,17 +307,21 @@ def test_the_words_are_found_wherever_they_are(body: Json, message: str) -> None
 # --- secrets
 
 SECRETS = {
-    "the key": Access(base_url="https://h.example/v1", api_key="s3cr3t-value-12"),
-    "a key with odd letters": Access(base_url="https://h.example/v1", api_key="s3cr3t/va=lue+12"),
-    "a header": Access(base_url="https://h.example/v1", headers={"X-Key": "Token s3cr3t-value-12"}),
-    "a password": Access(base_url="https://user:s3cr3t-value-12@h.example/v1"),
-    "a query": Access(base_url="https://h.example/v1?key=s3cr3t-value-12"),
-    "an address that is none": Access(base_url="http://[::1/v1", api_key="s3cr3t-value-12"),
+    "the key": ProviderAccess(base_url="https://h.example/v1", api_key="s3cr3t-value-12"),
+    "a key with odd letters": ProviderAccess(
+        base_url="https://h.example/v1", api_key="s3cr3t/va=lue+12"
+    ),
+    "a header": ProviderAccess(
+        base_url="https://h.example/v1", headers={"X-Key": "Token s3cr3t-value-12"}
+    ),
+    "a password": ProviderAccess(base_url="https://user:s3cr3t-value-12@h.example/v1"),
+    "a query": ProviderAccess(base_url="https://h.example/v1?key=s3cr3t-value-12"),
+    "an address that is none": ProviderAccess(base_url="http://[::1/v1", api_key="s3cr3t-value-12"),
 }
 
 
 @pytest.mark.parametrize("access", SECRETS.values(), ids=SECRETS.keys())
-def test_no_secret_of_an_access_is_shown_however_it_is_echoed(access: Access) -> None:
+def test_no_secret_of_an_access_is_shown_however_it_is_echoed(access: ProviderAccess) -> None:
     peer = peer_of(access, "model-1", "acme")
     echo = "s3cr3t-value-12 s3cr3t/va=lue+12 s3cr3t%2Fva%3Dlue%2B12"
     shown = [
@@ -336,7 +340,7 @@ def test_no_secret_of_an_access_is_shown_however_it_is_echoed(access: Access) ->
 
 
 def test_a_word_as_short_as_a_local_servers_key_does_not_garble_every_text() -> None:
-    peer = peer_of(Access(api_key="x", headers={"X-Mode": "fast"}), "model-1", "acme")
+    peer = peer_of(ProviderAccess(api_key="x", headers={"X-Mode": "fast"}), "model-1", "acme")
     assert peer.quote("a fast box") == "a fast box"
 
 
@@ -352,8 +356,8 @@ JSON = st.recursive(
 @given(JSON, st.none() | st.integers(400, 599))
 def test_every_body_is_some_trouble(body: Json, status: int | None) -> None:
     problem = parse_problem(json.dumps(body).encode())
-    assert isinstance(trouble_of(status, problem), Trouble)
-    assert isinstance(Problem.of(body).message, str)
+    assert isinstance(trouble_of(status, problem), ErrorClass)
+    assert isinstance(ProviderError.of(body).message, str)
 
 
 @given(st.binary(max_size=100))

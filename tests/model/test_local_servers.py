@@ -17,7 +17,7 @@ from culm.model.local_servers import (
     MODELS_MAX,
     NOTHING,
     OFFLINE_PROVIDER,
-    Found,
+    FoundProviders,
     LocalServers,
     foreign_ports,
     is_off,
@@ -305,7 +305,7 @@ async def test_what_is_found_is_in_order_of_preference_and_the_last_is_always_th
         assert found.document == {"providers": found.providers}
         assert SECRET not in repr(found)
         assert await look_around(NOWHERE, servers) == NOTHING
-    assert Found({"offline": OFFLINE_PROVIDER}) == NOTHING
+    assert FoundProviders({"offline": OFFLINE_PROVIDER}) == NOTHING
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 
 from culm.errors import ModelFailed
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
     ReasoningDelta,
     TextDelta,
-    Usage,
+    TokenUsage,
     joined,
 )
 from culm.model.openai.model import OpenAiModel
@@ -54,9 +54,9 @@ async def test_an_answer_with_everything_arrives_whole() -> None:
     assert [e for e in joined(events) if not isinstance(e, CallDelta)] == [
         ReasoningDelta("hm"),
         TextDelta("Hello"),
-        CallBegan(0, "c1", "ls"),
-        CallBegan(1, "c2", "ls"),
-        Done("tool_use", Usage(10, 4, 6)),
+        CallStarted(0, "c1", "ls"),
+        CallStarted(1, "c2", "ls"),
+        AnswerDone("tool_use", TokenUsage(10, 4, 6)),
     ]
     assert text_of(events, 0) == '{"path":"/a/long/path/with/names"}'
     assert text_of(events, 1) == '{"path":"/b"}'

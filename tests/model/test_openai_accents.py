@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from culm.ids import MessageId, SessionId
-from culm.model.base import Access, Request, ToolSpec
+from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.openai.body import encode_body
-from culm.model.openai.reasoning_roundtrip import Kept, encode_kept, parse_kept
+from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_kept, parse_kept
 from culm.model.vendor_quirks import PLAIN, accent_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -34,7 +34,9 @@ def message(role: Role, *parts: Part, model: str = "") -> Message:
     return Message(MessageId("m"), role, SessionId("s"), list(parts), model, provider)
 
 
-KEPT = encode_kept(Kept(call=0, signature="c2ln")) + encode_kept(Kept(details=({"text": "hm"},)))
+KEPT = encode_kept(ReasoningLine(call=0, signature="c2ln")) + encode_kept(
+    ReasoningLine(details=({"text": "hm"},))
+)
 HISTORY = [
     message("user", TextPart(Text("list a"))),
     message(
@@ -62,8 +64,8 @@ SPEC = ToolSpec("ls", "List files.", {"type": "object", "properties": {}})
 
 def body(vendor: str, *, can_reason: bool = True, history: list[Message] = HISTORY) -> Json:
     info = ModelInfo(id="model-1", can_reason=can_reason)
-    request = Request("Be brief.", history, (SPEC,), CHOSEN)
-    return json.loads(encode_body(request, Access(vendor=vendor), info))
+    request = ModelRequest("Be brief.", history, (SPEC,), CHOSEN)
+    return json.loads(encode_body(request, ProviderAccess(vendor=vendor), info))
 
 
 CALL: dict[str, Json] = {
@@ -113,12 +115,12 @@ SIGNED = {**CALL, "extra_content": {"google": {"thought_signature": "c2ln"}}}
 def test_a_model_that_thinks_unasked_is_kept_from_it_only_where_its_vendor_refuses_tools() -> None:
     info = ModelInfo(id="m", can_reason=True, reasoning_levels=["none", "low"])
 
-    def effort(vendor: str, request: Request, levels: ModelInfo = info) -> Json:
-        return json.loads(encode_body(request, Access(vendor=vendor), levels)).get(
+    def effort(vendor: str, request: ModelRequest, levels: ModelInfo = info) -> Json:
+        return json.loads(encode_body(request, ProviderAccess(vendor=vendor), levels)).get(
             "reasoning_effort"
         )
 
-    asked = Request("", [], (ToolSpec("t", "", {}),))
+    asked = ModelRequest("", [], (ToolSpec("t", "", {}),))
     assert effort("openai", asked) == "none"
     assert effort("openai", replace(asked, settings=SelectedModel(reasoning_effort="low"))) == "low"
     assert effort("openai", replace(asked, tools=())) is None
@@ -209,7 +211,7 @@ def signatures(calls: Json) -> list[str | None]:
 
 @contract("INV-82")
 def test_a_signature_goes_back_on_its_own_call_whatever_id_that_was_given() -> None:
-    kept = encode_kept(Kept(call=1, signature="two"))
+    kept = encode_kept(ReasoningLine(call=1, signature="two"))
     assert signatures(calls_sent("gemini", "a", "a~", signature=kept)) == [None, "two"]
     assert signatures(calls_sent("gemini", "a", "call_1")) == [None, None]
 
@@ -244,9 +246,9 @@ def test_reasoning_goes_back_with_every_answer_where_it_is_wanted() -> None:
 
 def test_a_signature_that_is_not_ours_is_passed_over() -> None:
     assert parse_kept('EqQBCg==\n{"signature":"s"}\n{"call":"x"}\n[]\n' + "[" * 5000) == [
-        Kept(signature="s")
+        ReasoningLine(signature="s")
     ]
 
 
 def test_nobody_in_particular_is_spoken_to_plainly() -> None:
-    assert accent_of(Access()) == accent_of(Access(vendor="who")) == PLAIN
+    assert accent_of(ProviderAccess()) == accent_of(ProviderAccess(vendor="who")) == PLAIN

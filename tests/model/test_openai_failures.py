@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, Done, TextDelta
+from culm.model.base import AnswerDone, ProviderAccess, TextDelta
 from tests.model.provider import (
     END,
     KEY,
@@ -231,7 +231,9 @@ async def test_a_key_that_the_provider_echoes_is_not_shown(place: str) -> None:
         "reason": Reply([b"HTTP/1.1 xyz " + echo + b"\r\n\r\n"], "close"),
     }[place]
     async with open_provider(reply) as provider:
-        access = Access(base_url=provider.url, api_key=KEY, headers={"X-T": "Token token-87654321"})
+        access = ProviderAccess(
+            base_url=provider.url, api_key=KEY, headers={"X-T": "Token token-87654321"}
+        )
         async with open_model("", access=access) as model:
             with pytest.raises(ModelFailed) as caught:
                 await ask(model)
@@ -251,7 +253,7 @@ async def test_a_key_in_the_address_is_not_shown(place: str) -> None:
             "the password": provider.url.replace("//", f"//user:{KEY}@"),
             "an address that is none": f"http://user:{KEY}@[::1/v1?key={KEY}",
         }[place]
-        async with open_model("", access=Access(base_url=url)) as model:
+        async with open_model("", access=ProviderAccess(base_url=url)) as model:
             with pytest.raises(ModelFailed) as caught:
                 await ask(model)
     failure = caught.value
@@ -270,7 +272,7 @@ async def test_a_key_at_the_edge_of_what_is_shown_is_not_shown_in_part() -> None
 async def test_a_key_that_no_header_can_carry_is_a_failure(key: str) -> None:
     async with (
         open_provider() as provider,
-        open_model("", access=Access(base_url=provider.url, api_key=key)) as model,
+        open_model("", access=ProviderAccess(base_url=provider.url, api_key=key)) as model,
     ):
         with pytest.raises(ModelFailed) as caught:
             await ask(model)
@@ -394,7 +396,7 @@ async def test_a_stream_that_broke_while_nobody_read_is_a_failure() -> None:
 async def test_an_answer_that_is_complete_needs_no_goodbye(then: Then) -> None:
     reply = Reply([STREAM_HEAD + chunk(delta("stop", content="a"))], then)
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.0) as model:
-        assert await ask(model) == [TextDelta("a"), Done("end_turn")]
+        assert await ask(model) == [TextDelta("a"), AnswerDone("end_turn")]
 
 
 @pytest.mark.parametrize(

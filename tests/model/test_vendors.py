@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from culm.errors import ModelFailed
 from culm.model.base import (
-    Access,
+    AnswerDone,
     CallDelta,
-    Done,
     ModelEvent,
+    ProviderAccess,
     ReasoningDelta,
     TextDelta,
 )
-from culm.model.failures import Peer
-from culm.model.lines import Lines
-from culm.model.openai.answer import Reading
+from culm.model.failures import ProviderPeer
+from culm.model.lines import LineSplitter
+from culm.model.openai.answer import OpenAiAnswer
 from culm.model.vendor_quirks import accent_of
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply as Scripted
@@ -42,7 +42,7 @@ from tests.model.provider import (
 from tests.model.vendor_shapes import SHAPES, Shape
 from tests.support import WAIT_S, contract
 
-PEER = Peer("acme", "api.acme.example", "model-1")
+PEER = ProviderPeer("acme", "api.acme.example", "model-1")
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
@@ -63,8 +63,8 @@ def merged(events: Iterable[ModelEvent]) -> list[ModelEvent]:
 
 
 def read(shape: Shape, chunks: Iterable[bytes]) -> list[ModelEvent]:
-    lines = Lines()
-    reading = Reading(PEER, accent_of(Access(vendor=shape.vendor)))
+    lines = LineSplitter()
+    reading = OpenAiAnswer(PEER, accent_of(ProviderAccess(vendor=shape.vendor)))
     events: list[ModelEvent] = []
     for one in chunks:
         events.extend(reading.on_lines(lines.feed(one)))
@@ -109,7 +109,7 @@ def ending(shape: Shape, sent: bytes) -> str:
         *_, last = read(shape, [sent])
     except ModelFailed as exc:
         return exc.title
-    return "complete" if isinstance(last, Done) else "without an end"
+    return "complete" if isinstance(last, AnswerDone) else "without an end"
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "unstreamed"])
@@ -121,7 +121,7 @@ def test_a_stream_that_loses_its_end_is_cut_or_was_complete(name: str) -> None:
 
 async def answer_of(shape: Shape, reply: Reply) -> list[ModelEvent]:
     async with open_provider(reply) as provider:
-        access = Access(vendor=shape.vendor, base_url=provider.url)
+        access = ProviderAccess(vendor=shape.vendor, base_url=provider.url)
         async with open_model("", access=access) as model:
             return merged(await ask(model))
 
@@ -173,13 +173,13 @@ async def test_a_refusal_is_told_as_text() -> None:
     sent = delta(role="assistant", content=None, refusal="I can") + delta(refusal="not.")
     shape = SHAPES["openai"]
     told = await answer_of(shape, stream(sent + delta("stop")))
-    assert told == [TextDelta("I cannot."), Done("end_turn")]
+    assert told == [TextDelta("I cannot."), AnswerDone("end_turn")]
 
 
 async def test_thoughts_in_tags_stay_text() -> None:
     sent = delta(content="<think>hm</think>") + delta("stop", content="Yes.")
     told = await answer_of(SHAPES["vllm"], stream(sent))
-    assert told == [TextDelta("<think>hm</think>Yes."), Done("end_turn")]
+    assert told == [TextDelta("<think>hm</think>Yes."), AnswerDone("end_turn")]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ async def test_trouble_is_the_same_with_every_accent(
     vendor: str, reply: Scripted, title: str
 ) -> None:
     async with open_model_server(Script([reply])) as server:
-        access = Access(vendor=vendor, base_url=server.url)
+        access = ProviderAccess(vendor=vendor, base_url=server.url)
         # Short only where somebody falls silent: a busy machine is no failure.
         stall_s = WAIT_S if reply.stall_after is None else 0.3
         async with open_model("", access=access, stall_s=stall_s) as model:

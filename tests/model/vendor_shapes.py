@@ -7,7 +7,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from culm.model.base import CallBegan, CallDelta, Done, ModelEvent, ReasoningDelta, TextDelta, Usage
+from culm.model.base import (
+    AnswerDone,
+    CallDelta,
+    CallStarted,
+    ModelEvent,
+    ReasoningDelta,
+    TextDelta,
+    TokenUsage,
+)
 from culm.wire.codec import Json
 
 THOUGHT = ("I list ", "both.")
@@ -24,7 +32,7 @@ class Shape:
     vendor: str = ""
     thinks: bool = True
     ids: tuple[str, str] = ("call_a", "call_b")
-    usage: Usage | None = field(default=Usage(10, 9))
+    usage: TokenUsage | None = field(default=TokenUsage(10, 9))
     signature: str = ""  # Told right before the first call.
     last_signature: str = ""  # Told after everything.
 
@@ -35,12 +43,12 @@ class Shape:
             *([ReasoningDelta("".join(THOUGHT))] if self.thinks else []),
             TextDelta("".join(WORDS)),
             *([ReasoningDelta("", self.signature)] if self.signature else []),
-            CallBegan(0, self.ids[0], "ls"),
+            CallStarted(0, self.ids[0], "ls"),
             CallDelta(0, ARGUMENTS[0]),
-            CallBegan(1, self.ids[1], "ls"),
+            CallStarted(1, self.ids[1], "ls"),
             CallDelta(1, ARGUMENTS[1]),
             *([ReasoningDelta("", self.last_signature)] if self.last_signature else []),
-            Done("tool_use", self.usage),
+            AnswerDone("tool_use", self.usage),
         ]
 
 
@@ -110,7 +118,7 @@ OPENAI = Shape(
     + DONE,
     "openai",
     thinks=False,
-    usage=Usage(10, 9, 6, reasoning=4),
+    usage=TokenUsage(10, 9, 6, reasoning=4),
 )
 
 _DETAIL = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
@@ -151,7 +159,7 @@ OPENROUTER = Shape(
     )
     + DONE,
     "openrouter",
-    usage=Usage(10, 9, 6, 2, 4, 0.0125),
+    usage=TokenUsage(10, 9, 6, 2, 4, 0.0125),
     last_signature='{"details":[{"type":"reasoning.text","format":"anthropic-claude-v1","index":0,'
     '"text":"I list both.","signature":"c2ln"},{"type":"reasoning.encrypted","data":"c2VhbGVk",'
     '"id":"call_a","index":1}]}\n',
@@ -199,7 +207,7 @@ DEEPSEEK = Shape(
     )
     + DONE,
     "deepseek",
-    usage=Usage(10, 9, 6, reasoning=4),
+    usage=TokenUsage(10, 9, 6, reasoning=4),
 )
 
 MISTRAL = Shape(
@@ -238,7 +246,7 @@ XAI = Shape(
     )
     + DONE,
     "xai",
-    usage=Usage(10, 9, 6, reasoning=4),
+    usage=TokenUsage(10, 9, 6, reasoning=4),
 )
 
 _GEMINI_USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 19}
@@ -258,7 +266,7 @@ GEMINI = Shape(
     + DONE,
     "gemini",
     thinks=False,
-    usage=Usage(10, 9, reasoning=4),
+    usage=TokenUsage(10, 9, reasoning=4),
     signature='{"signature":"c2ln"}\n',
 )
 

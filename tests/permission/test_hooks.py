@@ -16,15 +16,15 @@ from culm.config.schema import Hook
 from culm.permission.hooks import (
     OUTPUT_BYTES_MAX,
     REASON_CHARS_MAX,
+    HookAnswer,
     Hooks,
     HookVerdict,
-    NotUnderstood,
-    Said,
+    InvalidHookAnswer,
     matching,
     merge,
     read_answer,
 )
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, contract
 from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
@@ -35,17 +35,17 @@ from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({}, Said()),
-        ({"decision": "allow"}, Said("allow")),
-        ({"decision": "deny", "reason": "no"}, Said("deny", reason="no")),
-        ({"decision": None, "context": "c"}, Said(context="c")),
-        ({"context": ["a", "b", 1]}, Said(context="a\nb")),
-        ({"halt": True, "reason": "stop"}, Said(halt=True, reason="stop")),
-        ({"halt": "yes"}, Said()),
-        ({"updated_input": {"a": 1}}, Said(patch={"a": 1})),
-        ({"decision": "approve"}, Said("allow")),
-        ({"decision": "block", "reason": "x"}, Said("deny", reason="x")),
-        ({"reason": "x" * 9000}, Said(reason="x" * REASON_CHARS_MAX)),
+        ({}, HookAnswer()),
+        ({"decision": "allow"}, HookAnswer("allow")),
+        ({"decision": "deny", "reason": "no"}, HookAnswer("deny", reason="no")),
+        ({"decision": None, "context": "c"}, HookAnswer(context="c")),
+        ({"context": ["a", "b", 1]}, HookAnswer(context="a\nb")),
+        ({"halt": True, "reason": "stop"}, HookAnswer(halt=True, reason="stop")),
+        ({"halt": "yes"}, HookAnswer()),
+        ({"updated_input": {"a": 1}}, HookAnswer(patch={"a": 1})),
+        ({"decision": "approve"}, HookAnswer("allow")),
+        ({"decision": "block", "reason": "x"}, HookAnswer("deny", reason="x")),
+        ({"reason": "x" * 9000}, HookAnswer(reason="x" * REASON_CHARS_MAX)),
         (
             {
                 "hookSpecificOutput": {
@@ -56,14 +56,14 @@ from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
                     "additionalContext": "note",
                 }
             },
-            Said("allow", reason="fine", context="note", patch={"b": 2}),
+            HookAnswer("allow", reason="fine", context="note", patch={"b": 2}),
         ),
-        ({"hookSpecificOutput": {"permissionDecision": "ask"}}, Said()),
-        ({"continue": False, "stopReason": "enough"}, Said(halt=True, reason="enough")),
-        ({"continue": True, "stopReason": "unused"}, Said()),
+        ({"hookSpecificOutput": {"permissionDecision": "ask"}}, HookAnswer()),
+        ({"continue": False, "stopReason": "enough"}, HookAnswer(halt=True, reason="enough")),
+        ({"continue": True, "stopReason": "unused"}, HookAnswer()),
     ],
 )
-def test_a_hook_answers_in_our_words_or_in_claude_codes(answer: Json, said: Said) -> None:
+def test_a_hook_answers_in_our_words_or_in_claude_codes(answer: Json, said: HookAnswer) -> None:
     assert read_answer(0, encode(answer), b"ignored") == said
 
 
@@ -84,16 +84,16 @@ def test_a_hook_answers_in_our_words_or_in_claude_codes(answer: Json, said: Said
     ],
 )
 def test_what_is_no_answer_is_no_opinion(status: int | None, output: bytes, why: str) -> None:
-    with pytest.raises(NotUnderstood, match=why):
+    with pytest.raises(InvalidHookAnswer, match=why):
         read_answer(status, output, b"")
 
 
 def test_the_exit_status_alone_can_deny_and_halt() -> None:
-    assert read_answer(2, b'{"decision": "allow"}', b" not here \n") == Said(
+    assert read_answer(2, b'{"decision": "allow"}', b" not here \n") == HookAnswer(
         "deny", reason="not here"
     )
-    assert read_answer(49, b"", b"\xff") == Said("deny", halt=True, reason="\ufffd")
-    assert read_answer(0, b" \n", b"") == Said()
+    assert read_answer(49, b"", b"\xff") == HookAnswer("deny", halt=True, reason="\ufffd")
+    assert read_answer(0, b" \n", b"") == HookAnswer()
 
 
 # --- what several say
@@ -104,9 +104,9 @@ ONE, TWO, THREE = (Hook(command=f"c{n}", name=name) for n, name in enumerate(("o
 
 def test_several_are_merged_in_their_order_and_who_denies_has_the_last_word() -> None:
     said = [
-        (ONE, Said("allow", reason="fine", context="first", patch={"a": 1, "b": 1})),
-        (TWO, Said("deny", halt=True, reason="never")),
-        (replace_matcher(THREE, "^b"), Said(context="last", patch={"b": 2})),
+        (ONE, HookAnswer("allow", reason="fine", context="first", patch={"a": 1, "b": 1})),
+        (TWO, HookAnswer("deny", halt=True, reason="never")),
+        (replace_matcher(THREE, "^b"), HookAnswer(context="last", patch={"b": 2})),
     ]
     assert merge(said, {"a": 0, "z": 26}) == HookVerdict(
         "deny",
@@ -134,7 +134,7 @@ def replace_matcher(hook: Hook, matcher: str) -> Hook:
 
 
 SAID = st.builds(
-    Said,
+    HookAnswer,
     st.sampled_from(["allow", "deny", "none"]),
     st.booleans(),
     st.sampled_from(["", "r"]),
@@ -145,7 +145,9 @@ SAID = st.builds(
 
 @contract("INV-76")
 @given(st.lists(SAID, min_size=1, max_size=5), SAID)
-def test_one_more_hook_never_takes_back_a_denial_or_a_halt(said: list[Said], more: Said) -> None:
+def test_one_more_hook_never_takes_back_a_denial_or_a_halt(
+    said: list[HookAnswer], more: HookAnswer
+) -> None:
     before = merge([(ONE, one) for one in said], {})
     for order in ([*said, more], [more, *said]):
         after = merge([(ONE, one) for one in order], {})
@@ -169,16 +171,18 @@ def test_a_hook_is_asked_about_the_tools_its_matcher_finds_and_the_same_command_
 
 
 @pytest.fixture
-async def kit(tmp_path: Path) -> AsyncGenerator[Kit]:
+async def kit(tmp_path: Path) -> AsyncGenerator[ToolContext]:
     async with open_kit(tmp_path, {"CULM_TOKEN": "ours"}) as kit:
         yield kit
 
 
-def of(kit: Kit, *hooks: Hook) -> Hooks:
+def of(kit: ToolContext, *hooks: Hook) -> Hooks:
     return Hooks(kit, lambda: hooks)
 
 
-async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(kit: Kit) -> None:
+async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(
+    kit: ToolContext,
+) -> None:
     root = str(kit.inside.root)
     hook = Hook("cat > told; env | grep -E '^(CRUSH|CULM)_[^P]' > env; pwd > where")
     arguments: dict[str, Json] = {
@@ -218,7 +222,7 @@ async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(ki
 
 @contract("INV-76")
 async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
-    kit: Kit, caplog: pytest.LogCaptureFixture
+    kit: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooks = [
         Hook("""echo '{"decision": "allow", "context": "seen"}'""", "fine"),
@@ -255,7 +259,7 @@ async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
 
 
 @contract("INV-76")
-async def test_without_a_hook_that_matches_nothing_is_said(kit: Kit) -> None:
+async def test_without_a_hook_that_matches_nothing_is_said(kit: ToolContext) -> None:
     assert await of(kit, Hook("exit 2", matcher="^bash$")).run(call_of("view", {})) is None
     assert await of(kit).run(call_of("view", {})) is None
 
@@ -267,7 +271,7 @@ async def test_a_hook_has_its_say_in_a_workspace_whose_name_is_no_text(tmp_path:
     assert verdict.decision == "deny"
 
 
-async def test_arguments_that_are_no_object_are_told_as_they_were_written(kit: Kit) -> None:
+async def test_arguments_that_are_no_object_are_told_as_they_were_written(kit: ToolContext) -> None:
     hook = Hook("""cat > told; echo '{"updated_input": {"a": 1}}'""")
     call = replace(call_of("bash", {}), input="{broken", arguments=None)
     async with asyncio.timeout(WAIT_S):
@@ -278,7 +282,7 @@ async def test_arguments_that_are_no_object_are_told_as_they_were_written(kit: K
 
 
 async def test_a_hook_that_takes_too_long_is_ended_and_has_no_say(
-    kit: Kit, caplog: pytest.LogCaptureFixture
+    kit: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = Hook("sleep 60 & sleep 60", "slow", timeout=1)
     async with asyncio.timeout(WAIT_S):
@@ -289,7 +293,9 @@ async def test_a_hook_that_takes_too_long_is_ended_and_has_no_say(
     assert await kit.custody.processes(WORKSPACE) == []
 
 
-async def test_a_call_that_is_cancelled_ends_its_hooks_and_leaves_nothing_open(kit: Kit) -> None:
+async def test_a_call_that_is_cancelled_ends_its_hooks_and_leaves_nothing_open(
+    kit: ToolContext,
+) -> None:
     hooks = of(kit, *(Hook(f"echo {n} > begun; sleep 60") for n in range(2)))
     begun = kit.inside.root / "begun"
     os.mkfifo(begun)

@@ -9,47 +9,47 @@ from hypothesis import strategies as st
 
 from culm.errors import InvalidRequest
 from culm.permission.policy import (
-    Allowed,
-    Asked,
-    Refused,
-    Terms,
+    Allow,
+    AskPerson,
+    PolicyInput,
+    Refuse,
     command_matches,
     decide,
     path_matches,
 )
-from culm.tools.base import Action
+from culm.tools.base import ResolvedAction
 from culm.wire.codec import Json
 from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
 from tests.support import contract
 
-TERMS = Terms("/project", "/home/me")
-EDIT = Action("edit", "write", paths=("/project/src/a.py",), grains=("write:/project",))
-LOOK = Action("view", "read", paths=("/project/src/a.py",), is_free=True)
-NOTHING = Asked()
-BY_RULE = Allowed("rule")
+TERMS = PolicyInput("/project", "/home/me")
+EDIT = ResolvedAction("edit", "write", paths=("/project/src/a.py",), grains=("write:/project",))
+LOOK = ResolvedAction("view", "read", paths=("/project/src/a.py",), is_free=True)
+NOTHING = AskPerson()
+BY_RULE = Allow("rule")
 
 
-def shell(*commands: str) -> Action:
+def shell(*commands: str) -> ResolvedAction:
     grains = tuple(f"bash:{one}" for one in commands)
     params: Json = {"command": "; ".join(commands)}
-    return Action("bash", "execute", params=params, commands=commands, grains=grains)
+    return ResolvedAction("bash", "execute", params=params, commands=commands, grains=grains)
 
 
-def untold(text: str) -> Action:
+def untold(text: str) -> ResolvedAction:
     """A command of which nobody can tell what will run."""
-    return Action("bash", "execute", params={"command": text}, commands=None)
+    return ResolvedAction("bash", "execute", params={"command": text}, commands=None)
 
 
-def by(*rules: Rule) -> Terms:
+def by(*rules: Rule) -> PolicyInput:
     return replace(TERMS, rules=rules)
 
 
-def denied(rule: str) -> Refused:
-    return Refused("rule", f"a rule denies it: deny {rule}")
+def denied(rule: str) -> Refuse:
+    return Refuse("rule", f"a rule denies it: deny {rule}")
 
 
-def asked(rule: str) -> Asked:
-    return Asked(f"a rule wants it asked: ask {rule}")
+def asked(rule: str) -> AskPerson:
+    return AskPerson(f"a rule wants it asked: ask {rule}")
 
 
 # --- the order
@@ -70,49 +70,49 @@ EVERYTHING = replace(
         (replace(EVERYTHING, rules=(DENY,)), denied("tool edit")),
         (by(ALLOW, ASK), asked("tool edit")),
         (by(ALLOW), BY_RULE),
-        (replace(TERMS, skip=True), Allowed("skip")),
-        (replace(by(ASK), skip=True), Allowed("skip")),
-        (replace(TERMS, allowed_tools=("edit",)), Allowed("allowed_tools")),
-        (replace(TERMS, allowed_tools=("edit:write",)), Allowed("allowed_tools")),
+        (replace(TERMS, skip=True), Allow("skip")),
+        (replace(by(ASK), skip=True), Allow("skip")),
+        (replace(TERMS, allowed_tools=("edit",)), Allow("allowed_tools")),
+        (replace(TERMS, allowed_tools=("edit:write",)), Allow("allowed_tools")),
         (replace(by(ASK), allowed_tools=("edit",)), asked("tool edit")),
-        (replace(by(ASK), hook="allow"), Allowed("hook")),
-        (replace(by(ASK), granted=GRANTED), Allowed("grant")),
-        (replace(TERMS, granted=GRANTED, hook="allow"), Allowed("hook")),
+        (replace(by(ASK), hook="allow"), Allow("hook")),
+        (replace(by(ASK), granted=GRANTED), Allow("grant")),
+        (replace(TERMS, granted=GRANTED, hook="allow"), Allow("hook")),
         (replace(by(ALLOW), hook="allow", granted=GRANTED), BY_RULE),
         (replace(TERMS, granted={"write:/other"}), NOTHING),
         (replace(TERMS, approve="ask"), NOTHING),
-        (replace(by(ASK), approve="allow"), Allowed("approve")),
-        (replace(TERMS, approve=(ALLOW,)), Allowed("approve")),
+        (replace(by(ASK), approve="allow"), Allow("approve")),
+        (replace(TERMS, approve=(ALLOW,)), Allow("approve")),
         (replace(TERMS, approve=(ALLOW, ASK)), NOTHING),
         (replace(TERMS, approve=(Rule("allow", tool="write"),)), NOTHING),
         (replace(TERMS, approve=()), NOTHING),
         (
             replace(TERMS, approve="deny"),
-            Refused("approve", "whoever started this run denies what would be asked"),
+            Refuse("approve", "whoever started this run denies what would be asked"),
         ),
         (
             replace(TERMS, approve=(ALLOW, DENY)),
-            Refused("approve", "whoever started this run denies it: deny tool edit"),
+            Refuse("approve", "whoever started this run denies it: deny tool edit"),
         ),
-        (replace(TERMS, approve="deny", granted=GRANTED), Allowed("grant")),
+        (replace(TERMS, approve="deny", granted=GRANTED), Allow("grant")),
     ],
 )
 def test_of_all_that_is_said_of_a_call_the_first_in_order_decides(
-    terms: Terms, verdict: Allowed | Refused | Asked
+    terms: PolicyInput, verdict: Allow | Refuse | AskPerson
 ) -> None:
     assert decide(EDIT, terms) == verdict
 
 
 def test_what_is_harmless_is_asked_about_only_if_a_rule_wants_that() -> None:
-    assert decide(LOOK, TERMS) == Allowed("free")
-    assert decide(LOOK, replace(TERMS, approve="deny")) == Allowed("free")
+    assert decide(LOOK, TERMS) == Allow("free")
+    assert decide(LOOK, replace(TERMS, approve="deny")) == Allow("free")
     assert decide(LOOK, by(Rule("ask", path="src/**"))) == asked("path src/**")
     assert decide(LOOK, by(Rule("deny", path="src/**"))) == denied("path src/**")
 
 
 def test_what_the_caller_of_a_run_denies_is_refused_whatever_else_allows_it() -> None:
     deny = Rule("deny", path="src/**")
-    refused = Refused("approve", "whoever started this run denies it: deny path src/**")
+    refused = Refuse("approve", "whoever started this run denies it: deny path src/**")
     assert decide(LOOK, replace(TERMS, approve=(deny,))) == refused
     assert decide(LOOK, replace(TERMS, approve=(deny,), skip=True, hook="allow")) == refused
 
@@ -129,7 +129,7 @@ def test_a_rule_that_denies_or_asks_is_about_every_place_and_one_that_allows_abo
         assert decide(edit, all_of) == denied(f"path {glob}")
         assert decide(edit, replace(terms, rules=(ask, allow))) == asked(f"path {glob}")
         said = f"whoever started this run denies it: deny path {glob}"
-        assert decide(edit, replace(terms, approve=(deny, allow))) == Refused("approve", said)
+        assert decide(edit, replace(terms, approve=(deny, allow))) == Refuse("approve", said)
         is_first = path.startswith(TERMS.workspace) or glob.startswith("..")
         assert decide(edit, replace(terms, rules=(allow,))) == (BY_RULE if is_first else NOTHING)
 
@@ -141,15 +141,13 @@ def test_a_rule_about_a_place_itself_is_not_about_its_copies() -> None:
 
 def test_why_an_action_is_asked_about_is_handed_on_unless_a_rule_wants_it() -> None:
     action = replace(EDIT, why="it is outside the workspace")
-    assert decide(action, TERMS) == Asked("it is outside the workspace")
+    assert decide(action, TERMS) == AskPerson("it is outside the workspace")
     assert decide(action, by(Rule("ask"))) == asked("everything")
 
 
 def test_a_grant_covers_an_action_only_if_it_covers_every_grain_of_it() -> None:
     both = shell("git log", "git show")
-    assert decide(both, replace(TERMS, granted={"bash:git log", "bash:git show"})) == Allowed(
-        "grant"
-    )
+    assert decide(both, replace(TERMS, granted={"bash:git log", "bash:git show"})) == Allow("grant")
     assert decide(both, replace(TERMS, granted={"bash:git log"})) == NOTHING
     assert decide(replace(both, grains=()), replace(TERMS, granted={""})) == NOTHING
 
@@ -250,7 +248,7 @@ def test_a_rule_about_paths_neither_allows_nor_denies_what_names_none() -> None:
 
 def test_a_glob_that_cannot_be_read_denies_everywhere_and_allows_nowhere() -> None:
     bad = "{a,b}" * 10
-    assert isinstance(decide(EDIT, by(Rule("deny", path=bad))), Refused)
+    assert isinstance(decide(EDIT, by(Rule("deny", path=bad))), Refuse)
     assert decide(EDIT, by(Rule("allow", path=bad))) == NOTHING
 
 
@@ -318,7 +316,7 @@ def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_program_is_eno
     pattern: str, text: str, *, is_denied: bool
 ) -> None:
     verdict = decide(untold(text), replace(by(Rule("deny", command=pattern)), skip=True))
-    assert verdict == (denied(f"command {pattern!r}") if is_denied else Allowed("skip"))
+    assert verdict == (denied(f"command {pattern!r}") if is_denied else Allow("skip"))
 
 
 def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_path_is_enough() -> None:
@@ -388,7 +386,7 @@ REAL_PATHS = st.lists(
 )
 LINES = ["git push", "git log", "rm x", "/bin/rm x", "npm test", "echo"]
 ACTIONS = st.builds(
-    Action,
+    ResolvedAction,
     tool=st.sampled_from(["bash", "edit", "view"]),
     name=st.sampled_from(["execute", "write", "read"]),
     params=st.sampled_from([None, {"command": "eval rm git"}]),
@@ -399,7 +397,7 @@ ACTIONS = st.builds(
 )
 SEVERAL = st.lists(RULES, max_size=4).map(tuple[Rule, ...])
 ALL_TERMS = st.builds(
-    Terms,
+    PolicyInput,
     st.just("/project"),
     st.just("/home/me"),
     rules=SEVERAL,
@@ -411,27 +409,27 @@ ALL_TERMS = st.builds(
 )
 
 
-def width(action: Action, terms: Terms) -> Literal[0, 1, 2]:
+def width(action: ResolvedAction, terms: PolicyInput) -> Literal[0, 1, 2]:
     match decide(action, terms):
-        case Refused():
+        case Refuse():
             return 0
-        case Asked():
+        case AskPerson():
             return 1
-        case Allowed():
+        case Allow():
             return 2
 
 
 @given(ACTIONS, ALL_TERMS)
-def test_what_a_rule_denies_nothing_else_allows(action: Action, terms: Terms) -> None:
-    alone = Terms(terms.workspace, terms.home, terms.rules)
-    if isinstance(verdict := decide(action, alone), Refused):
+def test_what_a_rule_denies_nothing_else_allows(action: ResolvedAction, terms: PolicyInput) -> None:
+    alone = PolicyInput(terms.workspace, terms.home, terms.rules)
+    if isinstance(verdict := decide(action, alone), Refuse):
         assert decide(action, terms) == verdict
     assert terms.skip is False or width(action, terms) in (0, 2)
 
 
 @given(ACTIONS, ALL_TERMS, RULES, st.integers(0, 4))
 def test_a_rule_that_denies_or_asks_never_widens_and_one_that_allows_never_narrows(
-    action: Action, terms: Terms, rule: Rule, at: int
+    action: ResolvedAction, terms: PolicyInput, rule: Rule, at: int
 ) -> None:
     more = replace(terms, rules=(*terms.rules[:at], rule, *terms.rules[at:]))
     if rule.decision == "allow":
@@ -441,7 +439,9 @@ def test_a_rule_that_denies_or_asks_never_widens_and_one_that_allows_never_narro
 
 
 @given(ACTIONS, ALL_TERMS)
-def test_in_which_order_rules_are_written_does_not_matter(action: Action, terms: Terms) -> None:
+def test_in_which_order_rules_are_written_does_not_matter(
+    action: ResolvedAction, terms: PolicyInput
+) -> None:
     assert width(action, replace(terms, rules=terms.rules[::-1])) == width(action, terms)
 
 
@@ -457,4 +457,4 @@ def test_a_list_of_commands_is_allowed_only_if_each_of_them_alone_is(
 @given(st.text(max_size=12) | st.sampled_from(["bash", "bash:execute"]))
 def test_only_the_exact_words_in_allowed_tools_allow(entry: str) -> None:
     allowed = decide(shell("ls"), replace(TERMS, allowed_tools=(entry,)))
-    assert (allowed == Allowed("allowed_tools")) is (entry in ("bash", "bash:execute"))
+    assert (allowed == Allow("allowed_tools")) is (entry in ("bash", "bash:execute"))

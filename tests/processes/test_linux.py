@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.processes.linux import (
-    Stat,
+    ProcStat,
     find_mark,
     find_stat,
     is_alive,
@@ -21,8 +21,8 @@ from culm.processes.linux import (
     start_ticks_of,
 )
 from culm.processes.packets import (
-    Command,
-    Ended,
+    CommandEnded,
+    SpawnCommand,
     encode_command,
     encode_ended,
     parse_command,
@@ -78,8 +78,8 @@ def test_we_find_ourselves_and_nobody_where_nobody_is() -> None:
     assert (find_stat(1 << 30), find_mark(1 << 30)) == (None, None)
 
 
-def make_stat(pid: int, parent: int, group: int = 1) -> Stat:
-    return Stat(pid, "name", "S", parent, group, 0, 0)
+def make_stat(pid: int, parent: int, group: int = 1) -> ProcStat:
+    return ProcStat(pid, "name", "S", parent, group, 0, 0)
 
 
 def test_a_tree_is_all_below_its_root_even_if_the_picture_is_torn() -> None:
@@ -97,7 +97,7 @@ def test_our_own_group_is_never_among_those_that_are_ended() -> None:
 
 @given(argv=st.lists(TEXTS), cwd=TEXTS, env=st.lists(TEXTS))
 def test_a_command_arrives_as_it_was_given(argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
-    command = parse_command(encode_command(Command(argv, cwd, env)))
+    command = parse_command(encode_command(SpawnCommand(argv, cwd, env)))
     assert (command.argv, command.cwd, command.env) == (argv, cwd, env)
 
 
@@ -111,9 +111,9 @@ def test_a_command_arrives_as_it_was_given(argv: list[bytes], cwd: bytes, env: l
 def test_an_end_arrives_as_it_was_told(
     code: int | None, number: int | None, swept: int, left: list[int], *, lost: bool
 ) -> None:
-    told = Ended(code, number, swept, left, lost=lost)
+    told = CommandEnded(code, number, swept, left, lost=lost)
     word, *words = encode_ended(told).decode().split(" ")
-    names = Ended.__slots__
+    names = CommandEnded.__slots__
     assert (word, values(parse_ended(words), names)) == ("ended", values(told, names))
 
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from culm.errors import InvalidRequest, ModelFailed
 from culm.ids import MessageId, SessionId
-from culm.model.base import Request, Usage
+from culm.model.base import ModelRequest, TokenUsage
 from culm.run import limits
 from culm.run.context import needs_summary
-from culm.run.limits import Interaction, Price, Spent
+from culm.run.limits import CallOutcome, Price, RunSpending
 from culm.settings import Settings
 from culm.wire.messages import Message, Text, TextPart
 from culm.wire.runs import Limits, Used
@@ -17,7 +17,7 @@ from tests.support import contract
 
 PRICE = Price(input=3.0, output=15.0, cache_read=0.3, cache_write=3.75)
 MESSAGE = Message(MessageId("m"), "user", SessionId("s"), [TextPart(Text("hello"))])
-REQUEST = Request("", [MESSAGE])
+REQUEST = ModelRequest("", [MESSAGE])
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_what_passes_is_asked_again_three_times_unless_it_takes_too_long(
 
 @contract("INV-81")
 def test_what_a_provider_counted_costs_and_what_is_estimated_does_not() -> None:
-    counted = limits.used_of(Usage(1000, 100, 2000, 400), PRICE, REQUEST, 5)
+    counted = limits.used_of(TokenUsage(1000, 100, 2000, 400), PRICE, REQUEST, 5)
     assert (counted.prompt_tokens, counted.completion_tokens) == (3000, 100)
     assert counted.cost == pytest.approx(0.0066)
     assert not counted.estimated
-    said = limits.used_of(Usage(1000, 100, cost=0.5), PRICE, REQUEST, 5)
+    said = limits.used_of(TokenUsage(1000, 100, cost=0.5), PRICE, REQUEST, 5)
     assert said.cost == 0.5
-    for nothing in (None, Usage()):
+    for nothing in (None, TokenUsage()):
         guessed = limits.used_of(nothing, PRICE, REQUEST, 5)
         assert guessed.estimated
         assert guessed.cost == 0
@@ -61,8 +61,12 @@ def test_a_prompt_may_ask_for_less_than_the_settings_allow_and_not_for_more() ->
 
 
 def test_a_run_is_over_its_limit_once_it_has_used_it_up() -> None:
-    spent = Spent().plus(Used(10, 5, 0.25, estimated=False)).plus(Used(1, 1, 0.5, estimated=False))
-    assert spent == Spent(2, 17, 0.75)
+    spent = (
+        RunSpending()
+        .plus(Used(10, 5, 0.25, estimated=False))
+        .plus(Used(1, 1, 0.5, estimated=False))
+    )
+    assert spent == RunSpending(2, 17, 0.75)
     assert limits.over_limit(spent, Limits()) is None
     assert limits.over_limit(spent, Limits(steps=3, tokens=18, cost=0.76)) is None
     for tight in (Limits(steps=2), Limits(tokens=17), Limits(cost=0.75)):
@@ -78,7 +82,7 @@ def test_limits_that_are_no_limits_are_refused(value: float) -> None:
 
 
 def step(output: str = "same") -> str:
-    return limits.fingerprint([Interaction("bash", "{}", output)])
+    return limits.fingerprint([CallOutcome("bash", "{}", output)])
 
 
 @contract("INV-80")
@@ -102,7 +106,7 @@ def test_loop_detection_agrees_with_counting(outputs: list[str]) -> None:
 
 @contract("INV-81")
 def test_what_was_written_to_a_cache_fills_the_context_and_counts_towards_the_limit() -> None:
-    used = limits.used_of(Usage(10, 5, 20, 190_000), PRICE, REQUEST, 5)
+    used = limits.used_of(TokenUsage(10, 5, 20, 190_000), PRICE, REQUEST, 5)
     assert (used.prompt_tokens, used.all_tokens) == (30, 190_035)
     assert needs_summary(200_000, used.all_tokens)
-    assert limits.over_limit(Spent().plus(used), Limits(tokens=190_000)) is not None
+    assert limits.over_limit(RunSpending().plus(used), Limits(tokens=190_000)) is not None

@@ -16,8 +16,8 @@ from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.workspace.about import About
-from culm.workspace.workspace import Workspace, open_workspace
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.workspace import LiveWorkspace, open_workspace
 from tests.support import NO_EQUIPMENT, WAIT_S, FakeClock, contract, fixed_origins
 
 PATH = Path("/project")
@@ -26,7 +26,7 @@ PATH = Path("/project")
 class Bench:
     """A workspace on a memory file, with time in the test's hand."""
 
-    def __init__(self, workspace: Workspace, file: MemoryFile, clock: FakeClock) -> None:
+    def __init__(self, workspace: LiveWorkspace, file: MemoryFile, clock: FakeClock) -> None:
         self.workspace = workspace
         self.messages = workspace.messages
         self.file = file
@@ -42,7 +42,7 @@ class Bench:
 async def bench() -> AsyncGenerator[Bench]:
     file, clock, ids = MemoryFile(), FakeClock(), Ids()
     pump_clock = PumpClock(clock)
-    about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
+    about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
     async with (
         asyncio.timeout(WAIT_S),
         open_memory_store(file, pump_clock, ids) as store,

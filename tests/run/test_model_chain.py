@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from culm.config.checking import Document
-from culm.config.references import Unresolved
+from culm.config.references import UnresolvedReference
 from culm.errors import ModelFailed
-from culm.model.base import Model
-from culm.model.choice import Chosen, Models, Present
+from culm.model.base import LanguageModel
+from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.scripted import ScriptedModel
-from culm.run.model_chain import Lineup, open_lineup
-from culm.run.system_prompt import Surroundings, system_prompt
+from culm.run.model_chain import ConfiguredModelChain, open_lineup
+from culm.run.system_prompt import ProjectContext, system_prompt
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
 from culm.wire.config import SelectedModel
@@ -22,7 +22,7 @@ from tests.flow.probes import script
 from tests.flow.runs import Stage, open_stage
 from tests.support import WAIT_S, contract
 
-AROUND = Surroundings("/p")
+AROUND = ProjectContext("/p")
 FAILURE = ModelFailed("Authentication problem", "the key was refused")
 
 
@@ -43,22 +43,22 @@ class Cast:
 
     def __init__(self, **providers: Document) -> None:
         document = config_of(**providers)
-        self.models = Models(lambda: Present(document, {}), self._make, self._run)
+        self.models = Models(lambda: ModelConfig(document, {}), self._make, self._run)
         self.handed: list[str] = []
 
-    async def open(self, name: str = "one") -> Lineup:
+    async def open(self, name: str = "one") -> ConfiguredModelChain:
         async with asyncio.timeout(WAIT_S):
             return await open_lineup(self.models, AROUND, (name, f"{name}-1"), self.hand_over)
 
-    def _make(self, chosen: Chosen) -> Model:
+    def _make(self, chosen: ChosenModel) -> LanguageModel:
         if chosen.access.type == "offline":
             raise ModelFailed("Model not available", f"{chosen.provider_id} cannot be made")
         return ScriptedModel([])
 
     async def _run(self, command: str) -> str:
-        raise Unresolved("a command failed with status 1")
+        raise UnresolvedReference("a command failed with status 1")
 
-    async def hand_over(self, chosen: Chosen) -> None:
+    async def hand_over(self, chosen: ChosenModel) -> None:
         self.handed.append(chosen.provider_id)
 
 

@@ -20,7 +20,7 @@ from culm.run.project_context import (
     git_state,
     look_at,
 )
-from culm.run.system_prompt import ContextFile, Surroundings
+from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
 
 
@@ -220,7 +220,7 @@ def test_a_head_that_somebody_wrote_by_hand_cannot_bring_lines_into_the_prompt(
 def test_one_look_says_all(project: Path) -> None:
     (project / "AGENTS.md").write_text("agents")
     around = look_at(project, ContextPaths(), 1_800_000_000.0)
-    assert around == Surroundings(
+    assert around == ProjectContext(
         str(project), around.date, around.platform, "", (ContextFile("AGENTS.md", "agents"),)
     )
     assert around.date in ("Thursday, 14 January 2027", "Friday, 15 January 2027")

@@ -7,7 +7,7 @@ import pytest
 
 from culm.ids import SessionId
 from culm.run import rules
-from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash
+from culm.run.rules import CrashedRun, EndRun, HoldRun, ResumeRun, fate_after_crash
 from culm.wire.endings import CANCELED, INTERRUPTED, Ending, agent_event_of, finish_of
 from culm.wire.endings import run_complete_of as complete_of
 from culm.wire.runs import CrashPolicy, Kind, Outcome, State
@@ -89,9 +89,9 @@ def crashed(
     behind: bool = False,
     unusable: str = "",
     away_s: float = 0.0,
-) -> Crashed:
+) -> CrashedRun:
     about = (state, cancelled, waits, waited_for, letter, behind, unusable, away_s, AWAY_S_MAX)
-    return Crashed(*about)
+    return CrashedRun(*about)
 
 
 @contract("EXC-16")
@@ -100,28 +100,28 @@ def crashed(
     [
         (crashed("held"), None),
         (crashed("held", cancelled=True), None),
-        (crashed("active"), End(INTERRUPTED)),
-        (crashed("folded"), End(INTERRUPTED)),
-        (crashed("active", waits=True), Resume()),
-        (crashed("folded", waits=True, away_s=1e9, unusable="no key"), Resume()),
-        (crashed("active", waits=True, cancelled=True), End(CANCELED)),
-        (crashed("active", cancelled=True), End(CANCELED)),
-        (crashed("accepted", cancelled=True), End(CANCELED)),
-        (crashed("queued", cancelled=True, behind=True, away_s=1e9), End(CANCELED)),
-        (crashed("accepted"), Resume()),
-        (crashed("accepted", waited_for=True), End(INTERRUPTED)),
-        (crashed("queued", letter=True, behind=True, away_s=1e9), Resume()),
-        (crashed("queued", letter=True, unusable="no key"), Hold("no key")),
-        (crashed("queued", waited_for=True, cancelled=True), End(CANCELED)),
-        (crashed("queued", away_s=AWAY_S_MAX), Resume()),
-        (crashed("queued", behind=True), Hold(rules.BEHIND_INTERRUPTED)),
-        (crashed("accepted", unusable="no key"), Hold("no key")),
-        (crashed("accepted", away_s=660), Hold("the server was away for 11 min")),
-        (crashed("accepted", away_s=7200), Hold("the server was away for 2.0 h")),
+        (crashed("active"), EndRun(INTERRUPTED)),
+        (crashed("folded"), EndRun(INTERRUPTED)),
+        (crashed("active", waits=True), ResumeRun()),
+        (crashed("folded", waits=True, away_s=1e9, unusable="no key"), ResumeRun()),
+        (crashed("active", waits=True, cancelled=True), EndRun(CANCELED)),
+        (crashed("active", cancelled=True), EndRun(CANCELED)),
+        (crashed("accepted", cancelled=True), EndRun(CANCELED)),
+        (crashed("queued", cancelled=True, behind=True, away_s=1e9), EndRun(CANCELED)),
+        (crashed("accepted"), ResumeRun()),
+        (crashed("accepted", waited_for=True), EndRun(INTERRUPTED)),
+        (crashed("queued", letter=True, behind=True, away_s=1e9), ResumeRun()),
+        (crashed("queued", letter=True, unusable="no key"), HoldRun("no key")),
+        (crashed("queued", waited_for=True, cancelled=True), EndRun(CANCELED)),
+        (crashed("queued", away_s=AWAY_S_MAX), ResumeRun()),
+        (crashed("queued", behind=True), HoldRun(rules.BEHIND_INTERRUPTED)),
+        (crashed("accepted", unusable="no key"), HoldRun("no key")),
+        (crashed("accepted", away_s=660), HoldRun("the server was away for 11 min")),
+        (crashed("accepted", away_s=7200), HoldRun("the server was away for 2.0 h")),
     ],
 )
 def test_each_run_that_a_crash_left_has_one_fate(
-    run: Crashed, fate: End | Hold | Resume | None
+    run: CrashedRun, fate: EndRun | HoldRun | ResumeRun | None
 ) -> None:
     assert fate_after_crash(run) == fate
 

@@ -1,10 +1,10 @@
 """The system prompt, word by word."""
 
-from culm.run.system_prompt import ContextFile, Surroundings, system_prompt
+from culm.run.system_prompt import ContextFile, ProjectContext, system_prompt
 
 
 def test_all_that_is_known_stands_in_one_text() -> None:
-    around = Surroundings(
+    around = ProjectContext(
         path="/home/me/{project}",
         date="Friday, 15 January 2027",
         platform="Linux x86_64",
@@ -44,9 +44,9 @@ Be kind
 
 
 def test_what_is_not_known_leaves_no_gap() -> None:
-    text = system_prompt(Surroundings("/p"))
+    text = system_prompt(ProjectContext("/p"))
     assert text.startswith("You are culm, an agent that works with a person in the directory /p.\n")
     assert text.endswith("Answer briefly, in the language of the person.")
     assert "\n\n" not in text
-    git = system_prompt(Surroundings("/p", git="branch main"))
+    git = system_prompt(ProjectContext("/p", git="branch main"))
     assert git == f"{text}\n\nGit: branch main"

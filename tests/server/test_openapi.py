@@ -25,7 +25,7 @@ from schemathesis.specs.openapi import checks
 
 from culm.assemble import Server, open_server
 from culm.ids import Ids
-from culm.server.api import HeadOnly, Route
+from culm.server.api import HeadersOnly, Route
 from culm.server.openapi import document
 from culm.server.routes import ROUTES
 from culm.settings import Settings
@@ -275,8 +275,8 @@ def test_an_operation_has_the_types_of_its_handler(label: str) -> None:
         assert content["schema"]["$ref"].rpartition("/")[2] in str(hints["body"])
         assert "example" in content
     answer = operation["responses"][str(BY_LABEL[label].status)]
-    assert ("content" in answer) == (hints["return"] not in (type(None), HeadOnly))
-    in_head = {RUN_HEADER} if hints["return"] is HeadOnly else set[str]()
+    assert ("content" in answer) == (hints["return"] not in (type(None), HeadersOnly))
+    in_head = {RUN_HEADER} if hints["return"] is HeadersOnly else set[str]()
     assert answer.get("headers", {}).keys() == in_head
     assert operation["summary"]
 

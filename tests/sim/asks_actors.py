@@ -5,7 +5,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.errors import AppError
 from culm.ids import Ids
 from culm.store.memory import MemoryDatabase
@@ -22,7 +22,7 @@ from culm.wire.asks import (
     QuestionResponse,
 )
 from culm.wire.codec import decode
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.asks_outside import Answer, AskerTool, AskTool, AskWorld, Given, Skip
 from tests.sim.loop import SimLoop
 from tests.sim.runs_actors import Client, Observer
@@ -90,7 +90,7 @@ class AskObserver(Observer):
         self.told: dict[str, list[AskState]] = defaultdict(list)
         self.shown: dict[str, AskState] = {}  # How each stands, as a dialog would have it.
 
-    async def _apply(self, told: Told) -> None:
+    async def _apply(self, told: ServerEvent) -> None:
         await super()._apply(told)
         if told.type == "ask_changed":
             changed = told.read(AskChanged)
@@ -99,7 +99,7 @@ class AskObserver(Observer):
             asked = told.read(QuestionChanged)
             self._note(told, asked.batch_id, asked.state)
 
-    def _note(self, told: Told, ask_id: str, state: AskState) -> None:
+    def _note(self, told: ServerEvent, ask_id: str, state: AskState) -> None:
         self.shown[ask_id] = state
         if told.cursor:  # Else it was shown because it is open when somebody begins to listen.
             self.told[ask_id].append(state)
@@ -162,7 +162,7 @@ class AskClient(Client):
         if roll < 0.4:
             listed: list[tuple[str, str]] = []
 
-            async def serve(workspace: Workspace) -> None:
+            async def serve(workspace: LiveWorkspace) -> None:
                 workshop = workspace.workshop
                 for ask in await workshop.list_asks(PermissionRequest, "", "open"):
                     listed.append((ask.request.id, "permission"))
@@ -218,11 +218,11 @@ class AskClient(Client):
             given, lambda workspace: workspace.clearance.cancel_questions(ask_id, self.name)
         )
 
-    async def _give(self, given: Given, act: Callable[[Workspace], Awaitable[bool]]) -> None:
+    async def _give(self, given: Given, act: Callable[[LiveWorkspace], Awaitable[bool]]) -> None:
         """What is answered `resolved` is stored; and only what nobody waits for is refused."""
         world, ask_id = self.asks, given.ask_id
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             world.given[ask_id].append(given)
             given.resolved = await act(workspace)
             rows = self.server.file.rows("SELECT * FROM asks WHERE id = ?", ask_id)
@@ -245,7 +245,7 @@ class AskClient(Client):
         on, world, life = self.random.random() < 0.4, self.asks, self.server.life
         assert life is not None
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             if on:
                 world.skips.append(Skip(session_id, life.number))
             before = [skip for skip in world.skips if skip.session_id == session_id]
@@ -263,7 +263,7 @@ class AskClient(Client):
         grant_id = self.random.choice(rows)[0]
         self.asks.revoked.add(grant_id)
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             await workspace.clearance.grants.revoke(grant_id)
             rows = self.server.file.rows("SELECT 1 FROM grants WHERE id = ?", grant_id)
             self.world.expect(not rows, "revoked, and still stored", grant_id)

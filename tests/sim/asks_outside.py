@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from culm.tools.base import Action, Call, Inquiry, Plan, Result
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.wire.asks import (
     Choice,
     Question,
@@ -98,16 +98,16 @@ class AskTool(SimTool):
         assert isinstance(self.world, AskWorld)
         return self.world
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         world, dice = self.asks, self.world.random
         if self.life.dead:
             raise asyncio.CancelledError
         await asyncio.sleep(dice.choice((0, 0, 0.0001, 0.01)))
         if world.faulty and dice.random() < 0.03:
-            return Result("it cannot be done", is_error=True)
+            return CallResult("it cannot be done", is_error=True)
         assert call.arguments is not None
         token = str(call.arguments["token"])
-        action = Action(
+        action = ResolvedAction(
             self.name,
             "do",
             resolved={"token": token, "version": world.version if self.drifts else 0},
@@ -115,9 +115,9 @@ class AskTool(SimTool):
         )
         if unasked := self._goes_unasked(action, call):
             world.let_through.add(token)
-        return Plan(action, lambda _: self._act(call, action, unasked=unasked))
+        return CallPlan(action, lambda _: self._act(call, action, unasked=unasked))
 
-    def _goes_unasked(self, action: Action, call: Call) -> bool:
+    def _goes_unasked(self, action: ResolvedAction, call: CallRequest) -> bool:
         """Decided in the same step as by the clearance, which is asked next."""
         if self.asks.is_skipped(call.session_id, self.life):
             return True
@@ -132,12 +132,12 @@ class AskTool(SimTool):
         granted = {grain for row in rows for grain in decode(row[0], list[str])}
         return bool(action.grains) and set(action.grains) <= granted
 
-    async def _act(self, call: Call, action: Action, *, unasked: bool) -> Result:
+    async def _act(self, call: CallRequest, action: ResolvedAction, *, unasked: bool) -> CallResult:
         if not self.life.dead and not unasked:
             self._check_allowed(call, action)
         return await self.run(call)
 
-    def _check_allowed(self, call: Call, action: Action) -> None:
+    def _check_allowed(self, call: CallRequest, action: ResolvedAction) -> None:
         """None is approved by nobody: somebody saw exactly this, and allowed it."""
         world = self.asks
         rows = self.server.file.rows(
@@ -150,7 +150,7 @@ class AskTool(SimTool):
         world.expect(bool(by_whom), "it acts, and nobody allowed it", call)
 
 
-def _allowed(action: Action) -> tuple[str, str]:
+def _allowed(action: ResolvedAction) -> tuple[str, str]:
     return "allowed", action.digest
 
 
@@ -158,7 +158,7 @@ def _allowed(action: Action) -> tuple[str, str]:
 class AskerTool(SimTool):
     """Asks a person something, and tells the model what was answered."""
 
-    async def prepare(self, call: Call) -> Inquiry:
+    async def prepare(self, call: CallRequest) -> QuestionPlan:
         assert call.arguments is not None
         token = str(call.arguments["token"])
         choices = [Choice("a", "A"), Choice("b", "B")]
@@ -166,11 +166,11 @@ class AskerTool(SimTool):
         questions = [
             Question("", "single_choice", f"which {n}?", "", "", choices) for n in range(count)
         ]
-        return Inquiry(questions, lambda asked, answers: self._answered(token, asked, answers))
+        return QuestionPlan(questions, lambda asked, answers: self._answered(token, asked, answers))
 
     def _answered(
         self, token: str, asked: QuestionRequest, answers: Sequence[QuestionResponse]
-    ) -> Result:
+    ) -> CallResult:
         world = cast("AskWorld", self.world)
         text = " ".join(answer.fill_in_text for answer in answers)
         same = world.answers.setdefault(token, text) == text  # A crash may have lost the result.
@@ -180,4 +180,4 @@ class AskerTool(SimTool):
         world.expect(fits, "answers to other questions", asked, answers)
         given = [one for one in world.given[asked.id] if one.fits and one.text == text]
         world.expect(bool(given), "an answer that nobody gave", asked, text)
-        return Result(f"answered: {text}")
+        return CallResult(f"answered: {text}")

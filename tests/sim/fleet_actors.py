@@ -8,13 +8,13 @@ import msgspec
 from msgspec import Raw
 
 from culm.errors import LimitExceeded, ShuttingDown
-from culm.fleet.executor import CallFailed, Steer
+from culm.fleet.executor import HostCallFailed, SteerMessage
 from culm.fleet.host.callbacks import WorkerAsk
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.provision import EchoKind, Extension, Identity, Limits, Provision
+from culm.fleet.provision import CulmExtension, EchoKind, Identity, Provision, ProvisionLimits
 from culm.wire.codec import Json
 from tests.sim.fleet_executors import ASK_S, ENOUGH
 from tests.sim.fleet_network import Line
@@ -96,7 +96,7 @@ class Customer:
         kind = dice.choice(BAD) if world.chance(0.2) else dice.choice(GOOD)
         self.run = SimRun(f"r{world.number()}", kind, dice.choice((0, 1, 1)), parent.process)
         world.runs[self.run.token] = self.run
-        self.controls = Controls()
+        self.controls = RunControl()
         self._takes_calls = kind in ("call", "steer") or dice.random() < 0.85
         self._is_slow = dice.random() < 0.25
 
@@ -117,8 +117,8 @@ class Customer:
             identity=Identity(f"c{dice.randrange(3)}", role=dice.choice(("a", "a", "a", "b"))),
             executor=EchoKind(),
             fabric_dir="/fabric",
-            limits=Limits(run_timeout_secs=self._draw_limit(0.05, "limited", 1, 30)),
-            culm=Extension(host_calls=self._takes_calls),
+            limits=ProvisionLimits(run_timeout_secs=self._draw_limit(0.05, "limited", 1, 30)),
+            culm=CulmExtension(host_calls=self._takes_calls),
         )
         spec = RunSpec(f"{run.kind} {run.token} {dice.randint(1, 8)}", execution_epoch=run.epoch)
         try:
@@ -163,7 +163,7 @@ class Customer:
             self._say(ENOUGH)
 
     def _say(self, text: str) -> None:
-        steer = Steer(text, f"m{self.world.number()}" if self._takes_calls else "")
+        steer = SteerMessage(text, f"m{self.world.number()}" if self._takes_calls else "")
         if self.controls.steer(steer.text, steer.id):
             self.run.steers.append(steer)
 
@@ -213,7 +213,7 @@ class Customer:
         self.world.expect(not self.run.is_over, "called after the end:", tool_call_id)
         await asyncio.sleep(self._dice.choice((0, 0, 0.1, 20)))
         if self._dice.random() < 0.2:
-            raise self._dice.choice((CallFailed("not now"), RuntimeError("nobody knows how")))
+            raise self._dice.choice((HostCallFailed("not now"), RuntimeError("nobody knows how")))
         return {"did": args["name"]}
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from culm.fleet.executor import (
     CANCELLED,
-    CallFailed,
-    Cancelling,
-    Events,
-    Host,
-    NotAsked,
+    ApprovalUnavailable,
+    CancelToken,
+    EventSink,
+    HostCallFailed,
     Outcome,
-    RunOver,
-    Steer,
-    Steering,
+    RunEnded,
+    RunHost,
+    SteerInbox,
+    SteerMessage,
     completed,
 )
 from culm.fleet.protocol.frames import RunSpec
@@ -34,10 +34,10 @@ class Execution:
     run: SimRun
     size: int
     number: int
-    events: Events
-    steer: Steering
-    cancel: Cancelling
-    host: Host
+    events: EventSink
+    steer: SteerInbox
+    cancel: CancelToken
+    host: RunHost
     told: int = 0
     is_over: bool = False  # It has returned.
 
@@ -45,7 +45,7 @@ class Execution:
         """Whether it may; that nobody decided is a no, too."""
         try:
             return await self.host.ask(body)
-        except NotAsked:
+        except ApprovalUnavailable:
             return False
 
     async def tell(self, kind: str, **more: str) -> None:
@@ -54,7 +54,7 @@ class Execution:
         await self.events.emit(event)
         self.run.emitted.append((self.number, self.told, kind))
 
-    async def admit(self, said: Steer) -> None:
+    async def admit(self, said: SteerMessage) -> None:
         self.run.admitted.append((self.number, said.id))
         await self.tell("message_admitted", id=said.id)
 
@@ -68,7 +68,12 @@ class SimExecutor:
         self._dice = process.world.dice
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         kind, token, size = spec.assignment.split()
         run = self._world.runs[token]
@@ -141,7 +146,7 @@ class SimExecutor:
             try:
                 done = await it.host.call({"op": "list", "name": name}, name)
                 self._world.expect(done == {"did": name}, name, "was answered with", done)
-            except CallFailed:
+            except HostCallFailed:
                 await it.tell("tool_error")
         return None
 
@@ -170,7 +175,7 @@ class SimExecutor:
             try:
                 await it.tell(self._dice.choice(("token", "tool_start")))
                 self._world.expect(not is_late, it.run.token, "was heard after its end")
-            except RunOver:
+            except RunEnded:
                 pass
             name = f"{it.run.token}/{it.number}.late{n}"
             if self._dice.random() < 0.2 and await it.ask({"resource": name}):

@@ -9,13 +9,13 @@ from culm.fleet.host.dispatch import FleetBounds
 from culm.fleet.protocol.frames import (
     ApprovalReply,
     Cancel,
-    Message,
     ParentFrame,
     RunSpec,
+    SteerFrame,
     SubAgentReply,
     encode_frame,
 )
-from culm.fleet.provision import EchoKind, Extension, Identity, Provision
+from culm.fleet.provision import CulmExtension, EchoKind, Identity, Provision
 from culm.fleet.transport.base import LinkLost
 from tests.sim.fleet_actors import BAD, GOOD
 from tests.sim.fleet_executors import ENOUGH
@@ -34,7 +34,7 @@ def start_worker(world: FleetWorld) -> SimWorker:
         executor=EchoKind(),
         fabric_dir="/fabric",
         reusable=True,
-        culm=Extension(host_calls=True),
+        culm=CulmExtension(host_calls=True),
     )
     owner = Process(world, "somebody")
     return SimWorker(SimLauncher(owner, FleetBounds()), provision)
@@ -94,7 +94,7 @@ class Stranger:
                 frame = Cancel()
             case 4 | 5:
                 text = dice.choice((ENOUGH, "more"))
-                frame = Message(text, dice.choice(("", f"m{dice.randrange(4)}")))
+                frame = SteerFrame(text, dice.choice(("", f"m{dice.randrange(4)}")))
             case 6 | 7:
                 frame = ApprovalReply(dice.choice(requests), approved=dice.random() < 0.5)
             case 8:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from culm.fleet.discovery.memory import MemoryFabric
-from culm.fleet.executor import Steer
-from culm.fleet.host.run_driver import Driven
+from culm.fleet.discovery.memory import MemoryDiscovery
+from culm.fleet.executor import SteerMessage
+from culm.fleet.host.run_driver import RunResult
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import SimTask
 
@@ -175,12 +175,12 @@ class SimRun:
     epoch: int
     parent: Process
     # --- as whoever wanted it sees it
-    driven: list[Driven] = field(default_factory=list[Driven])
+    driven: list[RunResult] = field(default_factory=list[RunResult])
     refused: str = ""  # Why there is no outcome.
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     gaps: int = 0
-    steers: list[Steer] = field(default_factory=list[Steer])  # That were taken.
-    back: tuple[Steer, ...] = ()  # What was said in vain.
+    steers: list[SteerMessage] = field(default_factory=list[SteerMessage])  # That were taken.
+    back: tuple[SteerMessage, ...] = ()  # What was said in vain.
     answers: dict[str, bool] = field(default_factory=dict[str, bool])  # To its asks.
     slow_answers: set[str] = field(default_factory=set[str])  # Those that come too late.
     is_over: bool = False
@@ -201,7 +201,7 @@ class FleetWorld:
         self.loop = loop
         self.dice = loop.random
         self.clock = SimClock(loop)
-        self.fabric = MemoryFabric(self.clock)
+        self.fabric = MemoryDiscovery(self.clock)
         self.tasks = asyncio.TaskGroup()
         self.processes: list[Process] = []
         self.lines: list[Line] = []

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.errors import AgentNotReady, AppError, Conflict, NotFound, RunIdReused, Unavailable
 from culm.ids import Ids, RunId, SessionId
 from culm.run.live_run import LiveRun
 from culm.wire.agent import Attachment, Prompt, RunComplete
 from culm.wire.runs import Limits, QueueChanged, RunChanged
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.runs_outside import Sent, World
 from tests.sim.runs_world import Gone, RunServer
 from tests.sim.world import SimClient, SimSocket
@@ -38,7 +38,7 @@ class Observer(SimClient):
         await asyncio.sleep(away_s)
         await super()._connection()
 
-    async def _serve(self, workspace: Workspace, socket: SimSocket) -> None:
+    async def _serve(self, workspace: LiveWorkspace, socket: SimSocket) -> None:
         try:
             birth = workspace.open_stream(self.id, interactive=self.interactive)
         except AppError:
@@ -49,7 +49,7 @@ class Observer(SimClient):
         finally:
             workspace.close_stream(self.id, birth)
 
-    async def _apply(self, told: Told) -> None:
+    async def _apply(self, told: ServerEvent) -> None:
         await super()._apply(told)
         match told.type:
             case "run_changed":
@@ -106,7 +106,7 @@ class Client:
         for share, operation in OPERATIONS:
             yield share, partial(operation, self)
 
-    async def _ask(self, serve: Callable[[Workspace], Awaitable[T]]) -> T:
+    async def _ask(self, serve: Callable[[LiveWorkspace], Awaitable[T]]) -> T:
         patience_s = None
         if not self.patient:
             patience_s = self.random.choice((None, None, None, None, 0, 0.0001, 0.01, 1.0))
@@ -118,7 +118,7 @@ class Client:
         return self.random.choice(self.world.sessions)
 
     async def create(self) -> None:
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             session = await workspace.create_session("Untitled")
             self.world.sessions.append(session.id)
 
@@ -155,7 +155,7 @@ class Client:
             approve=sent.approve,
         )
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             try:
                 run_id = await workspace.agent.prompt(body)
             except RunIdReused:
@@ -195,7 +195,7 @@ class Client:
         sent = Sent(token, self._session(), "", f"{token} and this")
         self.world.sent[token] = sent
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             run = await workspace.agent.steer(sent.session_id, sent.text)
             self.answered(sent, run.id)
 
@@ -222,7 +222,7 @@ class Client:
     async def cancel_session(self, session_id: SessionId) -> None:
         world = self.world
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             line = list(workspace.runs.line(session_id))
             fresh = [run for run in line if not run.cancelled]
             going = [run for run in fresh if run.stop is None]
@@ -237,7 +237,7 @@ class Client:
     async def clear(self) -> None:
         session_id, world = self._session(), self.world
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             waiting = workspace.runs.queued(session_id)
             world.tried |= {run.id for run in waiting}
             world.cancels[session_id] += bool(waiting)
@@ -254,7 +254,7 @@ class Client:
         query = "SELECT session_id FROM runs WHERE id = ?"
         session_id = self.server.file.rows(query, run_id)[0][0]
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             live = workspace.runs.find(run_id)
             world.tried.add(run_id)
             if live is None or not (live.cancelled or live.host):
@@ -273,7 +273,7 @@ class Client:
     async def edit(self) -> None:
         run_id = self._some_run("state = 'queued'")
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             live = workspace.runs.find(run_id)
             if live is not None and live.kind == "prompt":
                 text = f"{live.asked.prompt.split()[0]} edited {self.world.number()}"
@@ -284,7 +284,7 @@ class Client:
     async def order(self) -> None:
         session_id = self._session()
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             run_ids = [item.run_id for item in workspace.agent.queue(session_id)]
             self.random.shuffle(run_ids)
             if run_ids:
@@ -303,7 +303,7 @@ class Client:
         await self.drop_run(self._some_run("state IN ('held', 'queued')"))
 
     async def drop_run(self, run_id: RunId) -> None:
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             live = workspace.runs.find(run_id)
             if live is not None:
                 self.world.cancels[live.session_id] += live.is_waiting
@@ -315,7 +315,7 @@ class Client:
     async def delete(self) -> None:
         session_id = self._session()
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             if not workspace.runs.is_busy(session_id):
                 self.world.deleted.add(session_id)
                 if session_id in self.world.sessions:

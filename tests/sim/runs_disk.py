@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Literal, TypeVar
 
 from culm.store.memory import MemoryDatabase, MemoryFile
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class Life:
         self.left = False  # It has closed, and said that nothing of it runs any more.
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.streams: Counter[str] = Counter()  # Model streams in flight, by session.
-        self.workspace: Workspace | None = None
+        self.workspace: LiveWorkspace | None = None
         self.group: Tasks | None = None
         self.began_s = 0.0
         self.context = copy_context()

@@ -14,19 +14,19 @@ from typing import Any, Literal, Protocol
 from culm.errors import ModelFailed
 from culm.ids import SessionId
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
+    ModelRequest,
     ReasoningDelta,
-    Request,
     StopReason,
     TextDelta,
+    TokenUsage,
     ToolSpec,
-    Usage,
 )
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM
-from culm.tools.base import Call, Inquiry, Plan, Result, free_plan
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, free_plan
 from culm.wire.codec import encode
 from culm.wire.messages import ToolCallPart, ToolResultPart
 from culm.wire.runs import CrashPolicy, Limits
@@ -163,7 +163,7 @@ class SimModel:
         self._server = server
         self._life = life
 
-    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         life, world = self._life, self._world
         if life.dead:
             raise asyncio.CancelledError
@@ -183,7 +183,7 @@ class SimModel:
                     continue
                 if isinstance(step, TextDelta):
                     question.said += step.text
-                if isinstance(step, Done):
+                if isinstance(step, AnswerDone):
                     question.state, question.reason = "done", step.reason
                 yield step
             if question.state == "open":
@@ -192,7 +192,7 @@ class SimModel:
             if question.kind != "title":
                 life.streams[question.session_id] -= 1
 
-    def _ask(self, request: Request) -> Question:
+    def _ask(self, request: ModelRequest) -> Question:
         world = self._world
         key = encode(request.messages) + request.system.encode()
         session_id = request.messages[0].session_id
@@ -211,7 +211,7 @@ class SimModel:
         world.questions.append(question)
         return question
 
-    def _check(self, question: Question, request: Request) -> None:
+    def _check(self, question: Question, request: ModelRequest) -> None:
         world = self._world
         world.expect(question.run_id not in world.covered, "asked after its cancel", question)
         before = [q for q in world.questions if q.run_id == question.run_id]
@@ -225,7 +225,7 @@ class SimModel:
         world.expect(calls == results, "INV-82: calls and results differ", calls, results)
 
 
-def calls_and_results(request: Request) -> tuple[list[str], list[str]]:
+def calls_and_results(request: ModelRequest) -> tuple[list[str], list[str]]:
     """The ids of the calls that a model reads, and of those that it reads the results of."""
     parts = [part for message in request.messages for part in message.parts]
     calls = [part.data.id for part in parts if isinstance(part, ToolCallPart)]
@@ -250,10 +250,10 @@ class SimTool:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, self.name, {"type": "object"})
 
-    async def prepare(self, call: Call) -> Plan | Inquiry | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | QuestionPlan | CallResult:
         return free_plan(call, lambda _: self.run(call))
 
-    async def run(self, call: Call) -> Result:
+    async def run(self, call: CallRequest) -> CallResult:
         world, life = self.world, self.life
         if life.dead:
             raise asyncio.CancelledError
@@ -272,7 +272,7 @@ class SimTool:
         world.effects.append(effect)
         return await self._take_time(token)
 
-    async def _take_time(self, token: str) -> Result:
+    async def _take_time(self, token: str) -> CallResult:
         world = self.world
         delay_s = world.random.choice((0, 0, 0.0001, 0.05, 1.0, 7.0))
         try:
@@ -284,12 +284,12 @@ class SimTool:
             await asyncio.sleep(8 if self.name == "deaf" else world.random.choice((0, 0.5, 4, 8)))
             if self.life.dead:
                 raise
-            return Result(f"did not stop {token}")
+            return CallResult(f"did not stop {token}")
         if self.name == "deny":
-            return Result("no", is_error=True, ends_turn="denied")
+            return CallResult("no", is_error=True, ends_turn="denied")
         if world.faulty and world.random.random() < 0.1:
             raise RuntimeError("the tool broke")
-        return Result(f"did {token}")
+        return CallResult(f"did {token}")
 
 
 # --- what the model says
@@ -305,9 +305,11 @@ def draw_plan(world: World, question: Question) -> list[Step]:
     if world.faulty and roll < 0.08:
         return [*plan, *_words(question, dice, pauses), *draw_failure(dice)]
     if world.faulty and roll < 0.1:
-        return [*plan, *_words(question, dice, pauses), 90.0, Done("end_turn")]  # A stall.
+        return [*plan, *_words(question, dice, pauses), 90.0, AnswerDone("end_turn")]  # A stall.
     if question.kind == "title":
-        done = Done("end_turn", Usage(1, 1, cost=TITLE_COST) if dice.random() < 0.5 else None)
+        done = AnswerDone(
+            "end_turn", TokenUsage(1, 1, cost=TITLE_COST) if dice.random() < 0.5 else None
+        )
         return [*plan, TextDelta(f"title {question.n}"), done]
     if dice.random() < 0.2:
         plan += [ReasoningDelta("hmm "), dice.choice(pauses), ReasoningDelta("so", "sig")]
@@ -327,8 +329,8 @@ def draw_plan(world: World, question: Question) -> list[Step]:
         question.full = dice.random() < 0.08
         used = NEARLY_FULL if question.full else dice.randint(1, 99)
         question.tokens = (used, dice.randint(1, 9))
-        usage = Usage(*question.tokens, cost=question.cost)
-    return [*plan, Done(reason, usage)]
+        usage = TokenUsage(*question.tokens, cost=question.cost)
+    return [*plan, AnswerDone(reason, usage)]
 
 
 def _words(question: Question, dice: random.Random, pauses: Sequence[float]) -> list[Step]:
@@ -351,7 +353,7 @@ def _calls(world: World, question: Question, pauses: Sequence[float]) -> list[St
             text = text[:-1]  # Not JSON.
         question.calls[token] = text
         id_ = dice.choice((token, token, token, "", "same"))
-        began += [CallBegan(key, id_, dice.choice(names)), dice.choice(pauses)]
+        began += [CallStarted(key, id_, dice.choice(names)), dice.choice(pauses)]
         grew += [CallDelta(key, text[:4]), dice.choice(pauses), CallDelta(key, text[4:])]
     return [*began, *grew]
 

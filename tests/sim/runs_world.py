@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from culm.client.stream import Lines, Told
+from culm.client.stream import ServerEvent, SseParser
 from culm.errors import AppError, StoreBusy
 from culm.events.views import Filter
 from culm.ids import Epoch, Ids, workspace_id_of
-from culm.model.choice import Chosen
+from culm.model.choice import ChosenModel
 from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
@@ -19,11 +19,11 @@ from culm.store.store import Store
 from culm.tools.base import Tool
 from culm.wire.agent import RunComplete
 from culm.wire.state import StoreHealth
-from culm.workspace.about import About
-from culm.workspace.claims import Created, Fate
-from culm.workspace.config import Origins
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.claims import Created, WorkspaceFate
+from culm.workspace.config import ConfigOrigins
 from culm.workspace.toolbox import Equipment
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks
 from tests.sim.runs_outside import WINDOW, Question, SimModel, SimTool, Step, World, draw_plan
@@ -48,17 +48,17 @@ class Gone(Exception):
 class Probe:
     """A stream that is read the moment it is told."""
 
-    def __init__(self, world: World, workspace: Workspace) -> None:
+    def __init__(self, world: World, workspace: LiveWorkspace) -> None:
         self._world = world
         self._workspace = workspace
 
     def write(self, data: bytes) -> None:
         if b'{"type":"run_complete"' in data:  # Whole events come at once, and most do not matter.
-            for told in Lines().feed(data):
+            for told in SseParser().feed(data):
                 if told.type == "run_complete":
                     self._completed(told)
 
-    def _completed(self, told: Told) -> None:
+    def _completed(self, told: ServerEvent) -> None:
         """INV-40: by the time it is told, the run is not live any more."""
         complete = told.read(RunComplete)
         runs = self._workspace.runs
@@ -87,7 +87,7 @@ class RunServer(SimServer):
         self.clock = SimClock(loop)
         self.ids = Ids(loop.random.randrange(1 << 30))
         self.file: SimFile = SimFile()
-        self.workspace: Workspace | None = None
+        self.workspace: LiveWorkspace | None = None
         self.up = asyncio.Event()
         self.world = world
         self.file.on_death = self.kill
@@ -142,8 +142,8 @@ class RunServer(SimServer):
         slow = SlowDatabase(database, self.loop)
         store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
         gear, origins = self._equipment(life)
-        workspace = Workspace(
-            About(workspace_id_of(PATH), PATH, str(PATH), PATH),
+        workspace = LiveWorkspace(
+            WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH),
             store,
             origins,
             gear,
@@ -167,8 +167,8 @@ class RunServer(SimServer):
         self._check_started(workspace, waited if life.equipped else set(), set(asked.values()))
         workspace.claim(Created(self.id))
 
-        def on_fate(fate: Fate) -> None:
-            life.abandoned = fate is Fate.INTERRUPT
+        def on_fate(fate: WorkspaceFate) -> None:
+            life.abandoned = fate is WorkspaceFate.INTERRUPT
             self.stop(0.01)  # Whoever wants it opens it again.
 
         workspace.on_fate = on_fate
@@ -201,7 +201,7 @@ class RunServer(SimServer):
         others = {row["run_id"] for row in decided}
         return {row["id"]: row["run_id"] for row in rows if row["run_id"] not in others}
 
-    def _check_asks(self, workspace: Workspace, life: Life, asked: dict[str, str]) -> None:
+    def _check_asks(self, workspace: LiveWorkspace, life: Life, asked: dict[str, str]) -> None:
         """None is lost: the next server asks the same, under the same id."""
         stored = {row["id"] for row in self.file.rows("SELECT id FROM asks WHERE state = 'open'")}
         clearance = workspace.clearance
@@ -212,7 +212,7 @@ class RunServer(SimServer):
         for run_id in asked.values():
             self.world.reentered[run_id].add(life.number)
 
-    def _check_started(self, workspace: Workspace, waited: set[str], waiting: set[str]) -> None:
+    def _check_started(self, workspace: LiveWorkspace, waited: set[str], waiting: set[str]) -> None:
         """Active is only who waits for a person; what waits in the store is what waits here."""
         rows = self.file.rows("SELECT id, state FROM runs WHERE state NOT IN ('ended', 'held')")
         stored = {row[0]: row[1] for row in rows}
@@ -234,8 +234,8 @@ class RunServer(SimServer):
         elif away_s < AWAY_S_MAX - 1:
             self.world.expect(waited <= set(live), "it was not away for long", waited, live)
 
-    def _equipment(self, life: Life) -> tuple[Equipment, Origins]:
-        def make(_: Chosen) -> SimModel:
+    def _equipment(self, life: Life) -> tuple[Equipment, ConfigOrigins]:
+        def make(_: ChosenModel) -> SimModel:
             return SimModel(self.world, self, life)
 
         config = model_config("http://simulated", context_window=WINDOW)
@@ -331,7 +331,7 @@ class RunServer(SimServer):
     # --- answering
 
     async def request(
-        self, serve: Callable[[Workspace], Awaitable[T]], *, patience_s: float | None = None
+        self, serve: Callable[[LiveWorkspace], Awaitable[T]], *, patience_s: float | None = None
     ) -> T:
         """What a route does for a client, which may not wait for it. Raises `AppError`, `Gone`."""
         life = self.life

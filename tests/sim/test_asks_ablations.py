@@ -9,8 +9,8 @@ import pytest
 
 from culm.errors import GrantNotFound
 from culm.ids import AskId, GrantId
-from culm.permission.asks import Asks, Closed
-from culm.permission.gate import Clearance
+from culm.permission.asks import Asks, ClosedAsk
+from culm.permission.gate import PermissionGate
 from culm.permission.grants import Grants
 from culm.run import recovery
 from culm.run.runs import Runs
@@ -38,7 +38,7 @@ def two_answers_go_to_the_store_at_once(patch: pytest.MonkeyPatch) -> None:
     """Neither the one who is on the way holds back the next, nor does the store."""
     patch.setitem(QUERIES, "close_ask", QUERIES["close_ask"].replace("AND state = 'open'", ""))
 
-    async def hasty(self: Asks[Any], ask_id: str, closed: Closed) -> bool:
+    async def hasty(self: Asks[Any], ask_id: str, closed: ClosedAsk) -> bool:
         waiting = self._open.get(AskId(ask_id))  # pyright: ignore[reportPrivateUsage]
         if waiting is None:
             return False
@@ -50,7 +50,7 @@ def two_answers_go_to_the_store_at_once(patch: pytest.MonkeyPatch) -> None:
 def an_answer_counts_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     close = Asks[Any]._close  # pyright: ignore[reportPrivateUsage]
 
-    def hasty(self: Asks[Any], waiting: Any, closed: Closed) -> asyncio.Future[bool]:  # noqa: ANN401
+    def hasty(self: Asks[Any], waiting: Any, closed: ClosedAsk) -> asyncio.Future[bool]:  # noqa: ANN401
         if not waiting.closed.done():
             waiting.closed.set_result(closed)
         return close(self, waiting, closed)
@@ -80,7 +80,7 @@ def a_call_asks_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Clearance, "restore", do_nothing)
+    patch.setattr(PermissionGate, "restore", do_nothing)
 
 
 def a_restart_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
@@ -121,12 +121,12 @@ def a_stop_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_answer_to_something_else_counts(patch: pytest.MonkeyPatch) -> None:
-    answer = Clearance.answer
+    answer = PermissionGate.answer
 
-    async def careless(self: Clearance, body: PermissionGrant, by: str) -> bool:
+    async def careless(self: PermissionGate, body: PermissionGrant, by: str) -> bool:
         return await answer(self, msgspec.structs.replace(body, digest=""), by)
 
-    patch.setattr(Clearance, "answer", careless)
+    patch.setattr(PermissionGate, "answer", careless)
 
 
 def what_is_revoked_still_holds(patch: pytest.MonkeyPatch) -> None:
@@ -146,13 +146,13 @@ def a_grant_covers_everything(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_mode_does_not_end(patch: pytest.MonkeyPatch) -> None:
-    set_skip = Clearance.set_skip
+    set_skip = PermissionGate.set_skip
 
-    async def careless(self: Clearance, session_id: str, by: str, *, on: bool) -> None:
+    async def careless(self: PermissionGate, session_id: str, by: str, *, on: bool) -> None:
         if on:
             await set_skip(self, session_id, by, on=on)
 
-    patch.setattr(Clearance, "set_skip", careless)
+    patch.setattr(PermissionGate, "set_skip", careless)
 
 
 def nobody_is_told_that_an_ask_is_closed(patch: pytest.MonkeyPatch) -> None:

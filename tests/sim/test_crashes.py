@@ -11,7 +11,7 @@ import pytest
 
 from culm.errors import AppError
 from culm.ids import Ids, RunId, SessionId
-from culm.model.base import CallBegan, CallDelta, Done, TextDelta, Usage
+from culm.model.base import AnswerDone, CallDelta, CallStarted, TextDelta, TokenUsage
 from tests.sim.asks_actors import AskClient, AskObserver, AskServer
 from tests.sim.asks_checks import check_asks
 from tests.sim.asks_outside import AskWorld
@@ -42,15 +42,15 @@ def play(
         said = TextDelta(f"a{question.n}: done")
         turns = [q for q in world.questions if q.run_id == question.run_id and q.kind == "turn"]
         if question.kind != "turn" or question.run_id != "first" or len(turns) > 1:
-            return [0.01, said, 0.2, TextDelta(" indeed"), Done("end_turn", Usage(1, 1))]
+            return [0.01, said, 0.2, TextDelta(" indeed"), AnswerDone("end_turn", TokenUsage(1, 1))]
         calls: list[Step] = []
         for key, name in enumerate(names):
             token = f"t{key + 1}"
             world.tokens[token] = question.run_id
-            calls += [CallBegan(key, token, name), CallDelta(key, f'{{"token":"{token}"}}')]
+            calls += [CallStarted(key, token, name), CallDelta(key, f'{{"token":"{token}"}}')]
         question.full = full
-        usage = Usage(NEARLY_FULL if full else 1, 1)
-        return [0.01, said, 0.15, *calls, 0.01, Done("tool_use", usage)]
+        usage = TokenUsage(NEARLY_FULL if full else 1, 1)
+        return [0.01, said, 0.15, *calls, 0.01, AnswerDone("tool_use", usage)]
 
     return plan
 

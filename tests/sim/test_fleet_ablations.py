@@ -12,17 +12,17 @@ from culm.fleet.host import dispatch
 from culm.fleet.host import run_driver as driving
 from culm.fleet.host.base import Worker
 from culm.fleet.host.dispatch import Fleet
-from culm.fleet.host.pool import Decided, Parked, PoolBounds
-from culm.fleet.host.roster import Roster
-from culm.fleet.host.run_driver import Driven
-from culm.fleet.protocol.batching import Batch, BatchReader, Taken
+from culm.fleet.host.pool import ParkResult, PoolBounds, PoolDecision
+from culm.fleet.host.roster import WorkerRoster
+from culm.fleet.host.run_driver import RunResult
+from culm.fleet.protocol.batching import Batch, BatchReader, NewEvents
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.protocol.host import ParentMachine
-from culm.fleet.protocol.worker import Effect, Steered, WorkerMachine
-from culm.fleet.worker_server.connection import Connection
-from culm.fleet.worker_server.event_sink import Sink
-from culm.fleet.worker_server.run import Run
-from culm.fleet.worker_server.run_channels import RunHost
+from culm.fleet.protocol.host import HostMachine
+from culm.fleet.protocol.worker import Effect, SteerRun, WorkerMachine
+from culm.fleet.worker_server.connection import WorkerConnection
+from culm.fleet.worker_server.event_sink import RunEventSink
+from culm.fleet.worker_server.run import WorkerRun
+from culm.fleet.worker_server.run_channels import ConnectedHost
 from culm.wire.codec import Json
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop, simulate
@@ -46,32 +46,32 @@ def a_second_run_begins_at_once(patch: pytest.MonkeyPatch) -> None:
 def a_message_counts_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
     def careless(self: WorkerMachine, steer: Any) -> list[Effect]:  # noqa: ANN401
         active = self._active  # pyright: ignore[reportPrivateUsage]
-        return [] if active is None else [Steered(active.run, steer)]
+        return [] if active is None else [SteerRun(active.run, steer)]
 
     patch.setattr(WorkerMachine, "_on_message", careless)
 
 
 def what_a_run_left_behind_may_talk(patch: pytest.MonkeyPatch) -> None:
-    emit = Sink.emit
+    emit = RunEventSink.emit
 
-    async def careless(self: Sink, event: Mapping[str, Json]) -> None:
+    async def careless(self: RunEventSink, event: Mapping[str, Json]) -> None:
         was, self._is_over = self._is_over, False  # pyright: ignore[reportPrivateUsage]
         try:
             await emit(self, event)
         finally:
             self._is_over = was  # pyright: ignore[reportPrivateUsage]
 
-    patch.setattr(Sink, "emit", careless)
+    patch.setattr(RunEventSink, "emit", careless)
 
 
 def silence_allows(patch: pytest.MonkeyPatch) -> None:
-    ask = RunHost.ask
+    ask = ConnectedHost.ask
 
-    async def careless(self: RunHost, body: Mapping[str, Json]) -> bool:
+    async def careless(self: ConnectedHost, body: Mapping[str, Json]) -> bool:
         await ask(self, body)
         return True
 
-    patch.setattr(RunHost, "ask", careless)
+    patch.setattr(ConnectedHost, "ask", careless)
 
 
 def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -82,16 +82,16 @@ def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_slow_host_counts_as_gone(patch: pytest.MonkeyPatch) -> None:
-    look = Connection._on_watch  # pyright: ignore[reportPrivateUsage]
+    look = WorkerConnection._on_watch  # pyright: ignore[reportPrivateUsage]
 
-    def hasty(self: Connection, _: int) -> None:
+    def hasty(self: WorkerConnection, _: int) -> None:
         look(self, self._outbox.frames_taken)  # pyright: ignore[reportPrivateUsage]
 
-    patch.setattr(Connection, "_on_watch", hasty)
+    patch.setattr(WorkerConnection, "_on_watch", hasty)
 
 
 def a_cancelled_run_has_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Run, "is_cancelled", False)
+    patch.setattr(WorkerRun, "is_cancelled", False)
 
 
 def a_run_that_never_began_has_no_end(patch: pytest.MonkeyPatch) -> None:
@@ -108,22 +108,22 @@ def a_request_is_passed_on_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> No
     def always(*_: object) -> bool:
         return True
 
-    patch.setattr(ParentMachine, "_is_new", always)
+    patch.setattr(HostMachine, "_is_new", always)
 
 
 def events_are_told_as_often_as_they_come(patch: pytest.MonkeyPatch) -> None:
-    def careless(self: BatchReader, batch: Batch) -> Taken:
-        return Taken(batch.events)
+    def careless(self: BatchReader, batch: Batch) -> NewEvents:
+        return NewEvents(batch.events)
 
     patch.setattr(BatchReader, "take", careless)
 
 
 def what_was_never_admitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ParentMachine, "unadmitted", ())
+    patch.setattr(HostMachine, "unadmitted", ())
 
 
 def a_silent_worker_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    async def patient(*about: Any, first_frame_s: float, **more: Any) -> Driven:  # noqa: ANN401
+    async def patient(*about: Any, first_frame_s: float, **more: Any) -> RunResult:  # noqa: ANN401
         return await driving.drive(*about, first_frame_s=1e6, **more)
 
     patch.setattr(dispatch, "drive", patient)
@@ -136,7 +136,7 @@ def a_cancel_waits_for_the_worker(patch: pytest.MonkeyPatch) -> None:
 def what_was_heard_is_tried_again(patch: pytest.MonkeyPatch) -> None:
     attempt = Fleet._attempt  # pyright: ignore[reportPrivateUsage]
 
-    async def careless(self: Fleet, job: Any, **about: bool) -> Driven:  # noqa: ANN401
+    async def careless(self: Fleet, job: Any, **about: bool) -> RunResult:  # noqa: ANN401
         driven = await attempt(self, job, **about)
         return replace(driven, began=driven.outcome.status != "error")
 
@@ -144,7 +144,7 @@ def what_was_heard_is_tried_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_tried_again(patch: pytest.MonkeyPatch) -> None:
-    async def careless(self: Fleet, job: Any) -> Driven:  # noqa: ANN401
+    async def careless(self: Fleet, job: Any) -> RunResult:  # noqa: ANN401
         return await self._attempt(job, from_pool=bool(job.key))  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(Fleet, "_attempt_twice", careless)
@@ -162,7 +162,9 @@ def a_worker_is_kept_after_an_error(patch: pytest.MonkeyPatch) -> None:
 def who_works_still_waits(patch: pytest.MonkeyPatch) -> None:
     check_out = dispatch.check_out
 
-    def careless(waiting: tuple[Parked[Worker], ...], key: str, now_s: float) -> Decided[Worker]:
+    def careless(
+        waiting: tuple[ParkResult[Worker], ...], key: str, now_s: float
+    ) -> PoolDecision[Worker]:
         return replace(check_out(waiting, key, now_s), kept=waiting)
 
     patch.setattr(dispatch, "check_out", careless)
@@ -172,11 +174,11 @@ def any_number_may_wait(patch: pytest.MonkeyPatch) -> None:
     park = dispatch.park
 
     def careless(
-        waiting: tuple[Parked[Worker], ...],
-        newcomer: Parked[Worker],
+        waiting: tuple[ParkResult[Worker], ...],
+        newcomer: ParkResult[Worker],
         bounds: PoolBounds,
         now_s: float,
-    ) -> Decided[Worker]:
+    ) -> PoolDecision[Worker]:
         return park(waiting, newcomer, PoolBounds(100, 100), now_s)
 
     patch.setattr(dispatch, "park", careless)
@@ -200,18 +202,18 @@ def a_fleet_forgets_at_its_end_who_waits(patch: pytest.MonkeyPatch) -> None:
         await close(self)
 
     patch.setattr(Fleet, "close", careless)
-    patch.setattr(Roster, "end_all", _wait_for_nobody)
+    patch.setattr(WorkerRoster, "end_all", _wait_for_nobody)
 
 
-async def _wait_for_nobody(_: Roster) -> None:
+async def _wait_for_nobody(_: WorkerRoster) -> None:
     pass
 
 
 def two_workers_have_one_name(patch: pytest.MonkeyPatch) -> None:
-    def careless(_: Roster, wanted: str) -> str:
+    def careless(_: WorkerRoster, wanted: str) -> str:
         return wanted
 
-    patch.setattr(Roster, "_free_name", careless)
+    patch.setattr(WorkerRoster, "_free_name", careless)
 
 
 # Each with a world that shows it; should that change, others are tried.

@@ -7,14 +7,14 @@ import pytest
 
 from culm.errors import Rejected, StoreBusy
 from culm.events import stream
-from culm.events.cursor import Fresh
+from culm.events.cursor import StartFresh
 from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages
 from culm.store.log import trim
 from culm.store.sql import QUERIES
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.world import SimClient, SimServer
 from tests.support import contract
@@ -31,7 +31,7 @@ class Writer:
         self.random = server.loop.random
         self.sessions: list[SessionId] = []  # Acknowledged and not deleted since.
         self.deleting: set[SessionId] = set()
-        self.drafts: list[tuple[Workspace, Draft]] = []
+        self.drafts: list[tuple[LiveWorkspace, Draft]] = []
         self.messages: list[MessageId] = []
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class Writer:
             self.server.file.busy = False
             await asyncio.sleep(self.random.choice([0, 0, 0.001, 0.05, 0.2]))
 
-    async def _operate(self, workspace: Workspace) -> None:
+    async def _operate(self, workspace: LiveWorkspace) -> None:
         drafts = [draft for owner, draft in self.drafts if owner is workspace and not draft.ended]
         roll = self.random.random()
         if not self.sessions or roll < 0.08:
@@ -73,7 +73,7 @@ class Writer:
         else:
             await self._grow(workspace, self.random.choice(drafts))
 
-    async def _grow(self, workspace: Workspace, draft: Draft) -> None:
+    async def _grow(self, workspace: LiveWorkspace, draft: Draft) -> None:
         messages, parts, roll = workspace.messages, draft.message.parts, self.random.random()
         texts = [n for n, part in enumerate(parts) if isinstance(part, TextPart)]
         calls = [n for n, part in enumerate(parts) if isinstance(part, ToolCallPart)]
@@ -217,8 +217,8 @@ def fails_somewhere(seeds: range = range(40)) -> bool:
 
 
 def test_without_the_replay_cursor_the_simulation_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin_at_now(*_: object, **__: object) -> Fresh:
-        return Fresh()
+    def begin_at_now(*_: object, **__: object) -> StartFresh:
+        return StartFresh()
 
     monkeypatch.setattr(stream, "where_to_start", begin_at_now)
     assert fails_somewhere()

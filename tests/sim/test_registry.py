@@ -24,9 +24,9 @@ from culm.store.store import open_memory_store
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace import claims
 from culm.workspace import workspace as workspace_module
-from culm.workspace.about import About
+from culm.workspace.about import WorkspaceInfo
 from culm.workspace.registry import Registry, open_registry
-from culm.workspace.workspace import Workspace, open_workspace
+from culm.workspace.workspace import LiveWorkspace, open_workspace
 from tests.sim.loop import SEEDS_MAX, SimClock, SimLoop, simulate
 from tests.support import NO_EQUIPMENT, contract, fixed_origins
 
@@ -46,7 +46,9 @@ class Opener:
     closed: int = 0
 
     @asynccontextmanager
-    async def __call__(self, about: About, env: Mapping[str, str]) -> AsyncGenerator[Workspace]:
+    async def __call__(
+        self, about: WorkspaceInfo, env: Mapping[str, str]
+    ) -> AsyncGenerator[LiveWorkspace]:
         assert about.path not in self.open_now, "one path was open twice"
         self.open_now.add(about.path)
         self.opened += 1
@@ -78,9 +80,9 @@ class Visitor:
         self.registry = registry
         self.loop = loop
         self.id = client_id
-        self.streams: list[tuple[Workspace, int]] = []
-        self.void: set[tuple[Workspace, int]] = set()  # Streams from before it retired.
-        self.runs: dict[Workspace, int] = {}
+        self.streams: list[tuple[LiveWorkspace, int]] = []
+        self.void: set[tuple[LiveWorkspace, int]] = set()  # Streams from before it retired.
+        self.runs: dict[LiveWorkspace, int] = {}
 
     async def run(self) -> None:
         for _ in range(STEPS):
@@ -200,15 +202,17 @@ def fails_somewhere() -> bool:
 def test_if_an_old_timer_counts_the_simulation_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     original = claims.on_claim
 
-    def careless(known: claims.Claims, what: claims.Input, graces: claims.Graces) -> claims.Step:
+    def careless(
+        known: claims.Claims, what: claims.Input, graces: claims.Graces
+    ) -> claims.ClaimStep:
         if isinstance(what, claims.HoldExpired):
             what = claims.Retired(what.client_id)
         return original(known, what, graces)
 
     monkeypatch.setattr(workspace_module, "on_claim", careless)
-    monkeypatch.setattr(Workspace, "_arm", _arm_without_cancel)
+    monkeypatch.setattr(LiveWorkspace, "_arm", _arm_without_cancel)
     assert fails_somewhere()
 
 
-def _arm_without_cancel(self: Workspace, arm: claims.Arm) -> None:
+def _arm_without_cancel(self: LiveWorkspace, arm: claims.ArmTimer) -> None:
     self.clock.call_later(arm.delay_s, lambda: self.claim(arm.then))

@@ -7,7 +7,7 @@ import pytest
 
 from culm.errors import AppError
 from culm.ids import Ids
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.runs_actors import SESSIONS, Client, Observer, trouble
 from tests.sim.runs_checks import check_all, log_is_told_in_order
@@ -69,7 +69,7 @@ async def check_log(server: RunServer) -> None:
 async def begin(server: RunServer) -> None:
     await server.up.wait()
 
-    async def serve(workspace: Workspace) -> None:
+    async def serve(workspace: LiveWorkspace) -> None:
         session = await workspace.create_session("Untitled")
         server.world.sessions.append(session.id)
 

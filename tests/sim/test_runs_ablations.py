@@ -17,9 +17,9 @@ from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit
 from culm.store.calls import KnownCall
-from culm.store.messages import Captured, capture
+from culm.store.messages import CapturedMessage, capture
 from culm.store.sql import QUERIES
-from culm.tools.base import Call
+from culm.tools.base import CallRequest
 from culm.wire.endings import Ending
 from culm.wire.messages import Message
 from tests.sim.loop import simulate
@@ -56,14 +56,14 @@ def is_missed(world: Callable[[], None]) -> bool:
 
 
 def recovery_does_not_look_at_cancels(patch: pytest.MonkeyPatch) -> None:
-    def careless(run: rules.Crashed) -> object:
+    def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(cancelled=False))
 
     patch.setattr(recovery, "fate_after_crash", careless)
 
 
 def recovery_goes_on_with_what_ran(patch: pytest.MonkeyPatch) -> None:
-    def careless(run: rules.Crashed) -> object:
+    def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(state="accepted"))
 
     patch.setattr(recovery, "fate_after_crash", careless)
@@ -77,7 +77,7 @@ def recovery_leaves_calls_without_results(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_long_absence_does_not_matter(patch: pytest.MonkeyPatch) -> None:
-    def careless(run: rules.Crashed) -> object:
+    def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(away_s=0.0))
 
     patch.setattr(recovery, "fate_after_crash", careless)
@@ -131,7 +131,7 @@ def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> No
 
 
 def calls_start_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: TurnJournal, call: Call) -> None:
+    async def hasty(self: TurnJournal, call: CallRequest) -> None:
         self._calls.started.add(call.id)  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(TurnJournal, "start_call", hasty)
@@ -256,7 +256,7 @@ def closing_starts_what_waits(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovery_does_not_say_whose_turn_it_writes_in(patch: pytest.MonkeyPatch) -> None:
-    def nameless(message: Message) -> Captured:
+    def nameless(message: Message) -> CapturedMessage:
         message.run_id = ""
         return capture(message)
 

@@ -11,7 +11,7 @@ import gc
 import pytest
 
 from culm.ids import Ids
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.tree_actors import Client, answer_all, trouble
 from tests.sim.tree_checks import check_always, check_tree
@@ -77,7 +77,7 @@ async def live_through(world: TreeWorld) -> None:
 
 
 async def begin(server: TreeServer) -> None:
-    async def serve(workspace: Workspace) -> None:
+    async def serve(workspace: LiveWorkspace) -> None:
         session = await workspace.create_session("Untitled")
         workspace.open_stream(Ids(server.world.number()).client(), interactive=True)
         server.world.sessions.append(session.id)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from culm.fleet.host.roster import Roster
-from culm.permission.gate import Clearance
+from culm.fleet.host.roster import WorkerRoster
+from culm.permission.gate import PermissionGate
 from culm.run import recovery, rules, runs
 from culm.run.budget import Account
-from culm.run.limits import Estimate
+from culm.run.limits import UsageEstimate
 from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
@@ -22,7 +22,7 @@ from culm.store.base import Tx
 from culm.subagents import mail_room as mail
 from culm.subagents import worker_turn as holding
 from culm.subagents.mail_room import MailRoom
-from culm.subagents.replay import Replay
+from culm.subagents.replay import WorkerReplay
 from tests.sim.loop import simulate
 from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
 from tests.sim.test_tree import NO_WARNING, TREES, one_world
@@ -54,11 +54,11 @@ def a_worker_is_left_alone_when_its_run_is_stopped(patch: pytest.MonkeyPatch) ->
     async def wait_for_nothing(*_: object) -> None:
         pass
 
-    patch.setattr(Roster, "end", wait_for_nothing)
+    patch.setattr(WorkerRoster, "end", wait_for_nothing)
 
 
 def what_was_waited_for_is_begun_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    def careless(run: rules.Crashed) -> object:
+    def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(state="accepted", is_waited_for=False))
 
     patch.setattr(recovery, "fate_after_crash", careless)
@@ -76,20 +76,20 @@ def asks_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_answer_is_a_yes(patch: pytest.MonkeyPatch) -> None:
-    allow_agent = Clearance.allow_agent
+    allow_agent = PermissionGate.allow_agent
 
-    async def careless(self: Clearance, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
+    async def careless(self: PermissionGate, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
         await allow_agent(self, *args, **kwargs)
         return True
 
-    patch.setattr(Clearance, "allow_agent", careless)
+    patch.setattr(PermissionGate, "allow_agent", careless)
 
 
 # --- what it costs
 
 
 def nothing_is_set_aside(patch: pytest.MonkeyPatch) -> None:
-    async def careless(self: Account, estimate: Estimate) -> str:
+    async def careless(self: Account, estimate: UsageEstimate) -> str:
         return "anything"
 
     patch.setattr(Account, "reserve", careless)
@@ -103,7 +103,7 @@ def only_the_own_budget_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_was_cut_off_costs_nothing(patch: pytest.MonkeyPatch) -> None:
-    class Forgetful(Replay):
+    class Forgetful(WorkerReplay):
         def count(self) -> None:
             if self.ending is not None or self._calls_are_coming:
                 super().count()

@@ -20,7 +20,7 @@ from culm.wire.asks import (
 )
 from culm.wire.codec import decode
 from culm.wire.runs import Limits
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.tree_server import Gone, TreeServer
 from tests.sim.tree_workers import TreeWorker
 from tests.sim.tree_world import Given, TreeWorld
@@ -72,7 +72,7 @@ class Client:
                 await operation(self)
                 return
 
-    async def _ask(self, serve: Callable[[Workspace], Awaitable[T]]) -> T:
+    async def _ask(self, serve: Callable[[LiveWorkspace], Awaitable[T]]) -> T:
         patience_s = self.dice.choice((None, None, None, 0.0001, 1.0))
         return await self.server.request(serve, patience_s=patience_s)
 
@@ -108,7 +108,7 @@ class Client:
             session_id, f"{token} do it", given, limits=limits, interactive=dice.random() < 0.5
         )
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             self.world.accepted[await workspace.agent.prompt(body)] = session_id
 
         await self._ask(serve)
@@ -119,7 +119,7 @@ class Client:
         """Of a session with all below it; when that is settled, nothing of it goes on."""
         session_id = SessionId(self._some(BUSY))
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             tree = {row["id"] for row in self.world.rows(TREE, session_id)}
             covered = workspace.runs.of_session(session_id)  # Also those that are not stored yet.
             covered += [run for run in workspace.runs.live() if run.session_id in tree]
@@ -134,7 +134,7 @@ class Client:
 
         await self.server.request(serve)
 
-    def _check_empty(self, workspace: Workspace, session_id: str, covered: set[str]) -> None:
+    def _check_empty(self, workspace: LiveWorkspace, session_id: str, covered: set[str]) -> None:
         """No run of a covered one goes on, and no process works for one."""
         if workspace.closing:
             return
@@ -154,7 +154,7 @@ class Client:
     async def delete(self) -> None:
         session_id = self._child()
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             if not workspace.runs.is_busy(session_id):
                 self.world.deleted.add(session_id)
             await workspace.delete_session(session_id)
@@ -191,7 +191,7 @@ class Client:
         agent_id = self._agent()
         change = ChangeBudget(tokens=self.dice.choice((0, 1_500, 6_000)))
 
-        async def serve(workspace: Workspace) -> None:
+        async def serve(workspace: LiveWorkspace) -> None:
             live = (run for run in workspace.runs.live() if run.agent_id == agent_id)
             self.world.rebudgeted |= {run.id for run in live}
             await workspace.crew.set_budget(agent_id, change)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from culm.mail.base import NoMailbox, Place
+from culm.mail.base import LetterState, NoMailbox
 from culm.store.agents import rebuild
 from culm.store.base import Tx
 from culm.store.messages import all_messages
@@ -252,12 +252,15 @@ def no_letter_is_lost(world: TreeWorld) -> None:
             continue
         place = _find(world, to, letter_id)
         receipt = receipts.get(letter_id)
-        is_dead = place is Place.DEAD and receipt in ("dead", "expired")
-        waits = place in (Place.DELIVERED, Place.CLAIMED) and receipt in (None, "delivered")
+        is_dead = place is LetterState.DEAD and receipt in ("dead", "expired")
+        waits = place in (LetterState.DELIVERED, LetterState.CLAIMED) and receipt in (
+            None,
+            "delivered",
+        )
         assert is_dead or waits, f"{letter_id} to {to} is lost: {place}, {receipt}"
 
 
-def _find(world: TreeWorld, address: str, letter_id: str) -> Place | None:
+def _find(world: TreeWorld, address: str, letter_id: str) -> LetterState | None:
     try:
         return world.post.open(address).find(letter_id)
     except NoMailbox:

@@ -9,17 +9,24 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
-    Request,
+    ModelRequest,
     TextDelta,
+    TokenUsage,
     ToolSpec,
-    Usage,
 )
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM
-from culm.tools.base import Action, Call, Inquiry, Plan, Result, free_plan
+from culm.tools.base import (
+    CallPlan,
+    CallRequest,
+    CallResult,
+    QuestionPlan,
+    ResolvedAction,
+    free_plan,
+)
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
@@ -55,13 +62,13 @@ class TreeModel:
         self._world = world
         self._find_asker = find_asker  # By the session.
 
-    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         if request.system == TITLE_SYSTEM:
             session_id = request.messages[0].session_id
             of_agent = self._world.rows("SELECT 1 FROM agents WHERE session_id = ?", session_id)
             self._world.expect(not of_agent, "EXC-22: an agent's title is asked for:", session_id)
             yield TextDelta("a title")
-            yield Done("end_turn")
+            yield AnswerDone("end_turn")
             return
         world = self._world
         asked = self._ask(request)
@@ -74,14 +81,14 @@ class TreeModel:
                 if isinstance(step, float | int):
                     await asyncio.sleep(step)
                     continue
-                asked.is_done = isinstance(step, Done)
+                asked.is_done = isinstance(step, AnswerDone)
                 if asked.is_done and not asked.depth:
                     asked.is_reported = True  # In the server nothing is in between.
                 yield step
         finally:
             world.finish(asked)
 
-    def _ask(self, request: Request) -> Asked:
+    def _ask(self, request: ModelRequest) -> Asked:
         world, session_id = self._world, request.messages[0].session_id
         asker = self._find_asker(session_id)
         world.expect(asker.run_id, "asked before it was active:", session_id)
@@ -112,8 +119,8 @@ def _draw(world: TreeWorld, asked: Asked, names: set[str], *, is_summary: bool) 
         asked.cost = 2.0**n if n < COSTS_MAX else 0.0
         is_full = not is_summary and dice.random() < 0.03
         asked.tokens = NEARLY_FULL if is_full else dice.randint(300, 1500)
-        usage = Usage(asked.tokens - 100, 100, cost=asked.cost)
-    return [*plan, Done(reason, usage)]
+        usage = TokenUsage(asked.tokens - 100, 100, cost=asked.cost)
+    return [*plan, AnswerDone(reason, usage)]
 
 
 def _call(world: TreeWorld, asked: Asked, names: set[str], key: int) -> list[Step]:
@@ -144,7 +151,7 @@ def _call(world: TreeWorld, asked: Asked, names: set[str], key: int) -> list[Ste
         menu.append(("mail", {"action": "send", "to": other, "text": f"l{token} read this"}))
     name, arguments = dice.choice(menu)
     pause = dice.choice(PAUSES_S)
-    return [CallBegan(key, token, name), pause, CallDelta(key, json.dumps(arguments))]
+    return [CallStarted(key, token, name), pause, CallDelta(key, json.dumps(arguments))]
 
 
 def _assignments(world: TreeWorld) -> dict[str, Json]:
@@ -180,14 +187,14 @@ class TreeTool:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, self.name, {"type": "object"})
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         assert call.arguments is not None
         if self.is_free:
             return free_plan(call, lambda _: self._act(call))
-        action = Action(self.name, "do", resolved={"token": call.arguments["token"]})
-        return Plan(action, lambda _: self._act(call))
+        action = ResolvedAction(self.name, "do", resolved={"token": call.arguments["token"]})
+        return CallPlan(action, lambda _: self._act(call))
 
-    async def _act(self, call: Call) -> Result:
+    async def _act(self, call: CallRequest) -> CallResult:
         world = self.world
         assert call.arguments is not None
         token, asker = str(call.arguments["token"]), self.find_asker(call.session_id)
@@ -204,9 +211,9 @@ class TreeTool:
         await asyncio.sleep(world.dice.choice((0, 0, 0.001, 0.1, 1.0, 5.0)))
         if world.chance(0.05):
             raise RuntimeError("the tool broke")
-        return Result(f"did {token}")
+        return CallResult(f"did {token}")
 
-    def _check_allowed(self, call: Call) -> None:
+    def _check_allowed(self, call: CallRequest) -> None:
         """None is approved by nobody: somebody saw this call, and allowed it in time."""
         asks = self.world.rows(
             "SELECT id, state, deadline FROM asks WHERE session_id = ? AND call_id = ?",
@@ -232,12 +239,12 @@ class QuestionTool:
     def spec(self) -> ToolSpec:
         return ToolSpec("question", "question", {"type": "object"})
 
-    async def prepare(self, call: Call) -> Inquiry:
-        return Inquiry([Question("", "free_text", "which?")], self._answered)
+    async def prepare(self, call: CallRequest) -> QuestionPlan:
+        return QuestionPlan([Question("", "free_text", "which?")], self._answered)
 
-    def _answered(self, asked: QuestionRequest, answers: Sequence[QuestionResponse]) -> Result:
+    def _answered(self, asked: QuestionRequest, answers: Sequence[QuestionResponse]) -> CallResult:
         """None is answered by nobody."""
         text = " ".join(answer.fill_in_text for answer in answers)
         is_given = any(given.text == text for given in self.world.given[asked.id])
         self.world.expect(is_given, "an answer that nobody gave:", asked, text)
-        return Result(f"answered: {text}")
+        return CallResult(f"answered: {text}")

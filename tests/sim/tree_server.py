@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from culm.errors import AppError, StoreBusy
-from culm.fleet.host.callbacks import Overseer
+from culm.fleet.host.callbacks import HostCallbacks
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import Driven
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Epoch, Ids, workspace_id_of
@@ -26,9 +26,9 @@ from culm.store.sql import QUERIES
 from culm.store.store import Store
 from culm.subagents.means import Means
 from culm.wire.state import StoreHealth
-from culm.workspace.about import About
+from culm.workspace.about import WorkspaceInfo
 from culm.workspace.claims import Created
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.fleet_workers import end_leftovers
 from tests.sim.fleet_world import Process
 from tests.sim.runs_disk import SlowDatabase
@@ -78,7 +78,7 @@ class Life:
         self.number = number
         self.process = Process(world, f"server{number}")
         self.launcher = TreeLauncher(self)
-        self.workspace: Workspace | None = None  # While it answers.
+        self.workspace: LiveWorkspace | None = None  # While it answers.
         self.is_closing = False
         self.requests: list[asyncio.Task[None]] = []
         self._up = up
@@ -139,10 +139,10 @@ class Life:
         ]
         gear = equipment(lambda _: TreeModel(world, self._asker), *tools)
         means = Means(cast("Fleet", fleet), PATH, lambda _: world.post, self._block)
-        about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
+        about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
         origins = fixed_origins(model_config("http://simulated", context_window=WINDOW))
         async with asyncio.TaskGroup() as tasks:
-            workspace = Workspace(
+            workspace = LiveWorkspace(
                 about,
                 store,
                 origins,
@@ -213,8 +213,8 @@ class Watched:
         self._life = life
 
     async def run(
-        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
-    ) -> Driven:
+        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
+    ) -> RunResult:
         ear = Ear(overseer, self._life, spec.activation_run_id or "")
         return await self._fleet.run(provision, spec, ear, controls)
 
@@ -222,7 +222,7 @@ class Watched:
 class Ear:
     """Implements `Overseer`, by passing everything on."""
 
-    def __init__(self, overseer: Overseer, life: Life, run_id: str) -> None:
+    def __init__(self, overseer: HostCallbacks, life: Life, run_id: str) -> None:
         self._life = life
         self._run_id = run_id
         self._overseer = overseer
@@ -271,7 +271,7 @@ class TreeServer:
         return self.life
 
     async def request(
-        self, serve: Callable[[Workspace], Awaitable[T]], *, patience_s: float | None = None
+        self, serve: Callable[[LiveWorkspace], Awaitable[T]], *, patience_s: float | None = None
     ) -> T:
         """What a route does for a client, which may not wait for it. Raises `AppError`, `Gone`."""
         life = await self.until_up()

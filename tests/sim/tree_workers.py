@@ -12,38 +12,38 @@ from culm.clock import LoopClock
 from culm.errors import ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
-    Cancelling,
-    Events,
-    Host,
+    CancelToken,
+    EventSink,
     Outcome,
-    RunOver,
-    Steering,
+    RunEnded,
+    RunHost,
+    SteerInbox,
     failed,
 )
 from culm.fleet.host.base import LaunchFailed
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.fleet.transport.base import ConnectFailed, Link
-from culm.fleet.worker.executors.base import Services, execution_started
-from culm.fleet.worker.executors.runtime_events import Telling, open_telling
-from culm.fleet.worker.executors.runtime_gate import ASK_S, Admission
+from culm.fleet.worker.executors.base import WorkerServices, execution_started
+from culm.fleet.worker.executors.runtime_events import EventSender, open_telling
+from culm.fleet.worker.executors.runtime_gate import ASK_S, RuntimeGate
 from culm.fleet.worker.executors.runtime_history import history_from
-from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
+from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import OneSpeaker
-from culm.fleet.worker.executors.runtime_tools import Bench
-from culm.fleet.worker.executors.runtime_turn import Work, end, hold
+from culm.fleet.worker.executors.runtime_model import SingleModel
+from culm.fleet.worker.executors.runtime_tools import RuntimeTools
+from culm.fleet.worker.executors.runtime_turn import TurnWork, end, hold
 from culm.ids import Ids, RunId, SessionId
-from culm.permission.policy import Terms
-from culm.processes.disabled import NoCustody
+from culm.permission.policy import PolicyInput
+from culm.processes.disabled import NoProcesses
 from culm.run.limits import FREE
-from culm.run.loop import Speaker
-from culm.run.setting import Setting
+from culm.run.loop import ActiveModel
+from culm.run.setting import JournalSetting
 from culm.tools.agent_tools import make_agent_tools
-from culm.tools.base import Call, Tool
-from culm.tools.files.file_executor import WALL_S, FileWork
-from culm.tools.files.paths import Inside
-from culm.tools.tool_context import Kit
+from culm.tools.base import CallRequest, Tool
+from culm.tools.files.file_executor import WALL_S, FileExecutor
+from culm.tools.files.paths import WorkspacePaths
+from culm.tools.tool_context import ToolContext
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 from tests.sim.runs_outside import WINDOW
@@ -54,14 +54,14 @@ from tests.sim.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.sim.tree_server import Life
 
-FILE_WORK = FileWork(LoopClock(), WALL_S)  # Nobody here has any.
+FILE_WORK = FileExecutor(LoopClock(), WALL_S)  # Nobody here has any.
 
 
-async def _no_hooks(_: Call) -> None:
+async def _no_hooks(_: CallRequest) -> None:
     return None
 
 
-def _ignore(call: Call, by: str) -> None:
+def _ignore(call: CallRequest, by: str) -> None:
     pass
 
 
@@ -76,7 +76,12 @@ class TreeExecutor:
         self._ids = Ids(worker.world.dice.randrange(1 << 30))
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         run_id, logical = spec.activation_run_id, spec.logical_session
         assert run_id is not None
@@ -96,7 +101,7 @@ class TreeExecutor:
                     return await end(work, await hold(work, cancel))
                 except ModelFailed as exc:
                     return failed(exc.message)
-                except RunOver:
+                except RunEnded:
                     return CANCELLED
         finally:
             worker.run_id = ""
@@ -105,11 +110,11 @@ class TreeExecutor:
         self,
         spec: RunSpec,
         session_id: SessionId,
-        telling: Telling,
-        steer: Steering,
-        cancel: Cancelling,
-        host: Host,
-    ) -> Work:
+        telling: EventSender,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
+    ) -> TurnWork:
         clock, ids, provision = self._process.clock, self._ids, self._provision
         run_id = spec.activation_run_id or ""
         asker = Asker(
@@ -123,7 +128,7 @@ class TreeExecutor:
             telling,
             steer,
             cancel,
-            Setting("demo-1", "demo", WINDOW),
+            JournalSetting("demo-1", "demo", WINDOW),
             clock,
             ids,
             run_id=RunId(run_id),
@@ -131,27 +136,27 @@ class TreeExecutor:
             history=history_from(spec.messages, spec.assignment, session_id),
         )
         kit = self._kit(run_id)
-        terms = Terms("/simulated", "/nowhere")
+        terms = PolicyInput("/simulated", "/nowhere")
         can = provision.capabilities
         ask_s = provision.culm.ask_s or ASK_S
         model = TreeModel(self._world, lambda _: asker)
-        return Work(
-            Services(clock, ids, kit.custody, Path("/nowhere")),
+        return TurnWork(
+            WorkerServices(clock, ids, kit.custody, Path("/nowhere")),
             telling,
             journal,
-            Bench(kit, self._tools(host, asker)),
-            Admission(host, clock, terms, can.is_read_only, _no_hooks, ask_s, _ignore),
-            OneSpeaker(Speaker(model, SelectedModel("demo-1", "demo"), FREE, "")),
+            RuntimeTools(kit, self._tools(host, asker)),
+            RuntimeGate(host, clock, terms, can.is_read_only, _no_hooks, ask_s, _ignore),
+            SingleModel(ActiveModel(model, SelectedModel("demo-1", "demo"), FREE, "")),
             Limits(steps=provision.limits.max_rounds or 0),
             HostMeter(host, telling),
         )
 
-    def _kit(self, run_id: str) -> Kit:
-        return Kit(
+    def _kit(self, run_id: str) -> ToolContext:
+        return ToolContext(
             workspace_id=run_id,
-            inside=Inside(Path("/simulated")),
+            inside=WorkspacePaths(Path("/simulated")),
             work=FILE_WORK,
-            custody=NoCustody(),
+            custody=NoProcesses(),
             store=self._world.bench_store,
             clock=self._process.clock,
             ids=self._ids,
@@ -159,13 +164,13 @@ class TreeExecutor:
             outputs=Path("/nowhere"),
         )
 
-    def _tools(self, host: Host, asker: Asker) -> dict[str, Tool]:
+    def _tools(self, host: RunHost, asker: Asker) -> dict[str, Tool]:
         """As `bamboo_runtime` offers them."""
         provision = self._provision
         can = provision.capabilities
         may_start = can.nested_spawn and provision.identity.depth < can.depth_max
         tools: dict[str, Tool] = {
-            **make_agent_tools(HostOffice(host), may_start=may_start),
+            **make_agent_tools(HostDelegation(host), may_start=may_start),
             "look": TreeTool(self._world, lambda _: asker, "look", is_free=True, parallel=True),
             "edit": TreeTool(self._world, lambda _: asker, "edit", is_free=False),
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from culm.ids import Epoch, LetterId, SessionId
-from culm.mail.memory import MemoryPost
+from culm.mail.memory import MemoryPostOffice
 from culm.store.memory import MemoryDatabase
 from culm.store.store import Store
 from culm.wire.state import StoreHealth
@@ -74,7 +74,7 @@ class TreeWorld(FleetWorld):
         self._bench_file = SimFile()
         database = MemoryDatabase(self._bench_file, self.clock)
         self.bench_store = Store(database, Epoch("bench"), 0, StoreHealth("ok"))
-        self.post = MemoryPost(self.clock)
+        self.post = MemoryPostOffice(self.clock)
         self.letters: dict[LetterId, str] = {}  # That were delivered → to whom.
         self.sessions: list[SessionId] = []  # Those that people began.
         self.deleted: set[str] = set()  # Sessions, also if only tried.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from culm.fleet.discovery.base import AgentRecord, OwnerProcess, Placed, renewed
+from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
 from culm.fleet.executor import Executor
 from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import Provision
@@ -142,6 +142,8 @@ class WorkerProcess(ABC):
             pid=self.process.pid,
             started_at=format_time(now_s),
             lease_expires_at="",
-            culm=Placed(self.process.pid, "boot", OwnerProcess(self._owner.pid, self._owner.pid)),
+            culm=ProcessPlace(
+                self.process.pid, "boot", OwnerProcess(self._owner.pid, self._owner.pid)
+            ),
         )
         return renewed(record, now_s)

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 from culm.client.mirror import Mirror
-from culm.client.stream import Lines, Told
+from culm.client.stream import ServerEvent, SseParser
 from culm.errors import StoreBusy
 from culm.events.cursor import parse_cursor
 from culm.events.stream import feed
@@ -19,8 +19,8 @@ from culm.wire.codec import decode, encode
 from culm.wire.events import Resync
 from culm.wire.messages import Message
 from culm.wire.state import Snapshot
-from culm.workspace.about import About
-from culm.workspace.workspace import Workspace
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.support import NO_EQUIPMENT, fixed_origins
 
@@ -84,7 +84,7 @@ class SimServer:
         self.clock = SimClock(loop)
         self.ids = Ids(loop.random.randrange(1 << 30))
         self.file = MemoryFile()
-        self.workspace: Workspace | None = None
+        self.workspace: LiveWorkspace | None = None
         self.up = asyncio.Event()
         self.crash = asyncio.Event()
         self._never_left: list[object] = []
@@ -110,10 +110,10 @@ class SimServer:
         opening = open_memory_store(self.file, self.clock, self.ids)
         self._never_left.append(opening)
         store = await opening.__aenter__()
-        about = About(workspace_id_of(PATH), PATH, str(PATH), PATH)
+        about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
         tasks = asyncio.TaskGroup()
         self._never_left.append(await tasks.__aenter__())
-        workspace = Workspace(
+        workspace = LiveWorkspace(
             about, store, fixed_origins(), NO_EQUIPMENT, self.clock, self.ids, SETTINGS, tasks
         )
         await workspace.start(None)
@@ -173,7 +173,7 @@ class SimClient:
                 socket.abort()
                 serving.cancel()
 
-    async def _serve(self, workspace: Workspace, socket: SimSocket) -> None:
+    async def _serve(self, workspace: LiveWorkspace, socket: SimSocket) -> None:
         """What the event route does."""
         subscriber = workspace.hub.join(socket, self.view, Filter())
         try:
@@ -185,14 +185,14 @@ class SimClient:
             workspace.hub.leave(subscriber)
 
     async def _read(self, socket: SimSocket) -> None:
-        lines = Lines()
+        lines = SseParser()
         while data := await socket.take():
             for told in lines.feed(data):
                 await self._apply(told)
             if self.sleepy:
                 await asyncio.sleep(self.server.loop.random.random() * self.sleepy)
 
-    async def _apply(self, told: Told) -> None:
+    async def _apply(self, told: ServerEvent) -> None:
         if told.cursor:
             self.seen.append(told.cursor)
         if told.type == "resync":

@@ -9,7 +9,7 @@ import sqlite3
 import msgspec
 
 from culm.client.mirror import Mirror
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.store.agents import agents_at_work
 from culm.store.runs import open_runs
 from culm.store.sessions import all_sessions
@@ -49,7 +49,7 @@ class Mirrored:
                 return False
             self._seq = seq
             if fields is not None:  # Else it is a message, or a session that is there.
-                mirror.apply(Told(type_, op, msgspec.Raw(fields.encode()), f"e.{seq}"))
+                mirror.apply(ServerEvent(type_, op, msgspec.Raw(fields.encode()), f"e.{seq}"))
         return True
 
 

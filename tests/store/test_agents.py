@@ -25,7 +25,7 @@ from culm.store.agents import (
     set_budget,
 )
 from culm.store.base import Tx
-from culm.store.checkup import Repaired, circular_in, examine, repair
+from culm.store.checkup import RepairReport, circular_in, examine, repair
 from culm.store.memory import MemoryFile
 from culm.store.runs import find_run
 from culm.store.sessions import find_session
@@ -250,7 +250,7 @@ def test_an_index_that_does_not_fit_its_table_is_told_and_made_anew(tmp_path: Pa
     _change_schema(file, "INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", hidden)
     damaged = examine(file)
     assert "agents_of_parent" in damaged.problems[0]
-    assert repair(file, now=2) == Repaired(0)
+    assert repair(file, now=2) == RepairReport(0)
     assert examine(file) == replace(damaged, problems=(), agents=2)
     with open_tree(file) as tree:
         assert [one.agent_id for one in children_of("a")(tree.connection)] == ["b"]
@@ -275,7 +275,7 @@ def test_a_look_changes_nothing_and_a_repair_makes_what_is_derived_anew(tmp_path
         found = examine(file)
         assert (found.agents, found.wrong, found.circular) == (1, 1, ())
         assert tree.rows() == damaged
-    assert repair(file, now=2) == Repaired(1)
+    assert repair(file, now=2) == RepairReport(1)
     assert examine(file) == replace(found, wrong=0)
     with closing(connect(file)) as connection:
         assert Tree(connection).rows() == kept

@@ -12,7 +12,7 @@ from culm.ids import Ids
 from culm.store.log import replay
 from culm.store.memory import MemoryFile
 from culm.store.messages import (
-    Chunk,
+    TextChunk,
     add_chunks,
     add_message,
     capture,
@@ -63,7 +63,7 @@ async def test_a_chunk_that_lost_its_predecessor_makes_nothing_unreadable() -> N
     async with open_memory_store(file, LoopClock(), ids) as store, asyncio.timeout(WAIT_S):
         await store.write(add_session(session_id, "one", sessions_max=10))
         await store.write(add_message(capture(message), is_open=True))
-        await store.write(add_chunks([Chunk(message.id, 0, 0, 100, "text", "adrift")]))
+        await store.write(add_chunks([TextChunk(message.id, 0, 0, 100, "text", "adrift")]))
         raw = await store.read(find_message(message.id))
         assert decode(encode(raw), Message) == message
         assert await store.write(close_open_messages) == 1

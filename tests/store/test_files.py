@@ -12,7 +12,7 @@ from culm.errors import SchemaTooNew
 from culm.ids import Ids, MessageId
 from culm.store import writer
 from culm.store.messages import (
-    Chunk,
+    TextChunk,
     add_chunks,
     add_message,
     all_messages,
@@ -161,11 +161,11 @@ async def test_open_text_survives_in_chunks_and_is_closed_as_interrupted(tmp_pat
         await store.write(add_session(session_id, "one", sessions_max=10))
         await store.write(add_message(capture(message), is_open=True))
         chunks = [
-            Chunk(message.id, 3, 0, 0, "input", '{"a":'),
-            Chunk(message.id, 3, 1, 0, "text", "grü"),
-            Chunk(message.id, 3, 1, 3, "text", "ße"),
-            Chunk(message.id, 2, 1, 5, "text", "of an older rev"),
-            Chunk(ids.message(), 0, 0, 0, "text", "of a message that is gone"),
+            TextChunk(message.id, 3, 0, 0, "input", '{"a":'),
+            TextChunk(message.id, 3, 1, 0, "text", "grü"),
+            TextChunk(message.id, 3, 1, 3, "text", "ße"),
+            TextChunk(message.id, 2, 1, 5, "text", "of an older rev"),
+            TextChunk(ids.message(), 0, 0, 0, "text", "of a message that is gone"),
         ]
         await store.write(add_chunks(chunks))
         assert await store.write(close_open_messages) == 1

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from culm.ids import AgentId, Ids, RunId, SessionId
 from culm.store.agents import NewAgent, add_agent, agents_below, find_agent
-from culm.store.base import Job, Tx, run_group, together
+from culm.store.base import Tx, WriteJob, run_group, together
 from culm.store.files import prepare_file
 from culm.store.runs import NewRun, accept_run, count_on_run
 from culm.store.sessions import add_session, add_usage, delete_session
@@ -33,7 +33,7 @@ class Tree:
         return [TOP, *(agent.agent_id for agent in agents_below("")(self.connection))]
 
     def do(self, unit: Callable[[Tx], T]) -> T:
-        job = Job(unit, settle=lambda _: None)
+        job = WriteJob(unit, settle=lambda _: None)
         run_group(self.connection, [job], now=1)
         if job.error is not None:
             raise job.error

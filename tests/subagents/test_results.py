@@ -7,7 +7,7 @@ from culm.subagents.results import (
     ANSWER_CHARS_MAX,
     FILES_SHOWN,
     LIST_MAX,
-    Report,
+    AgentReport,
     listing_of,
     result_of,
 )
@@ -32,10 +32,10 @@ def agent(
 
 
 def test_one_agent_is_shown_by_its_answer_and_facts_and_many_each_below_its_name() -> None:
-    one = Report(agent(), "It is done.\n", ["/w/x"], "branch b")
+    one = AgentReport(agent(), "It is done.\n", ["/w/x"], "branch b")
     facts = "[agent a · completed · files changed: /w/x · branch b · 70 tokens, $0.2500]"
     assert result_of([one]).content == f"It is done.\n{facts}"
-    failed = Report(agent("b", "error", reason="No model"))
+    failed = AgentReport(agent("b", "error", reason="No model"))
     both = result_of([one, failed], "And so on.")
     assert both.content == (
         f"## a\nIt is done.\n{facts}\n\n## b\n[agent b · error: No model · 70 tokens, $0.2500]"
@@ -50,23 +50,23 @@ def test_one_agent_is_shown_by_its_answer_and_facts_and_many_each_below_its_name
     ("reports", "is_error"),
     [
         ([], False),
-        ([Report(agent(), "Well.")], False),
-        ([Report(agent(), " ")], True),
-        ([Report(agent(outcome="budget"), "Half.")], True),
-        ([Report(agent(outcome="canceled")), Report(agent(), "Well.")], False),
-        ([Report(agent(outcome="canceled")), Report(agent(outcome="interrupted"))], True),
-        ([Report(agent(outcome=None, state="running"))], False),
+        ([AgentReport(agent(), "Well.")], False),
+        ([AgentReport(agent(), " ")], True),
+        ([AgentReport(agent(outcome="budget"), "Half.")], True),
+        ([AgentReport(agent(outcome="canceled")), AgentReport(agent(), "Well.")], False),
+        ([AgentReport(agent(outcome="canceled")), AgentReport(agent(outcome="interrupted"))], True),
+        ([AgentReport(agent(outcome=None, state="running"))], False),
     ],
 )
 def test_it_is_an_error_if_nobody_has_done_what_it_was_for(
-    reports: list[Report], *, is_error: bool
+    reports: list[AgentReport], *, is_error: bool
 ) -> None:
     assert result_of(reports).is_error is is_error
 
 
 def test_what_is_long_is_cut_and_says_so() -> None:
     files = [f"/{n}" for n in range(FILES_SHOWN + 5)]
-    content = result_of([Report(agent(), "x" * (ANSWER_CHARS_MAX + 1), files)]).content
+    content = result_of([AgentReport(agent(), "x" * (ANSWER_CHARS_MAX + 1), files)]).content
     assert "[The rest was cut off; its session has it.]" in content
     assert f"/{FILES_SHOWN - 1} and 5 more" in content
     many = [agent(f"a{n}") for n in range(LIST_MAX + 3)]

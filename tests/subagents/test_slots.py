@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from culm.subagents.slots import Slots
+from culm.subagents.slots import AgentSlots
 from tests.support import WAIT_S
 
 
 async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None:
-    slots, order = Slots(2), list[int]()
+    slots, order = AgentSlots(2), list[int]()
 
     async def work(number: int) -> None:
         await slots.take()
@@ -27,7 +27,7 @@ async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None
 
 
 async def test_who_waited_for_others_goes_on_at_once_and_the_next_waits_for_both() -> None:
-    slots = Slots(1)
+    slots = AgentSlots(1)
     await slots.take()
     slots.leave()  # It waits for others, one of which works.
     await slots.take()
@@ -43,7 +43,7 @@ async def test_who_waited_for_others_goes_on_at_once_and_the_next_waits_for_both
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) -> None:
-    dice, slots, working = Random(seed), Slots(3), set[int]()
+    dice, slots, working = Random(seed), AgentSlots(3), set[int]()
 
     async def work(number: int) -> None:
         await slots.take()

@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from culm.config.schema import Role
+from culm.config.schema import AgentRole
 from culm.subagents.roles import BUILT_IN, roles_with, words_of
-from culm.subagents.start_policy import Terms, Unfit, allowed_tools, places_of, plan_agent, top
-from culm.tools.agent_requests import Assignment
+from culm.subagents.start_policy import (
+    AgentTerms,
+    StartRefused,
+    allowed_tools,
+    places_of,
+    plan_agent,
+    top,
+)
+from culm.tools.agent_requests import AgentAssignment
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 
@@ -34,15 +41,20 @@ def choose(wanted: str, above: SelectedModel) -> SelectedModel:
 
 @given(
     asked=some.builds(
-        Assignment, some.just("do"), tools=names, read_only=some.booleans(), limits=limits
+        AgentAssignment, some.just("do"), tools=names, read_only=some.booleans(), limits=limits
     ),
-    role=some.builds(Role, tools=names, read_only=some.booleans(), limits=limits),
+    role=some.builds(AgentRole, tools=names, read_only=some.booleans(), limits=limits),
     has=some.lists(some.sampled_from(TOOLS), unique=True),
     is_read_only=some.booleans(),
     is_narrowed=some.booleans(),
 )
 def test_what_is_given_down_is_never_more_than_anybody_above_has(
-    asked: Assignment, role: Role, has: list[str], *, is_read_only: bool, is_narrowed: bool
+    asked: AgentAssignment,
+    role: AgentRole,
+    has: list[str],
+    *,
+    is_read_only: bool,
+    is_narrowed: bool,
 ) -> None:
     tools = has if is_narrowed else TOOLS
     above = replace(
@@ -54,7 +66,7 @@ def test_what_is_given_down_is_never_more_than_anybody_above_has(
         places=("/v", "/w"),
     )
     if not {*(asked.tools or ()), *(role.tools or ())} <= set(tools):
-        with pytest.raises(Unfit, match="to give it; tools are"):
+        with pytest.raises(StartRefused, match="to give it; tools are"):
             plan_agent(asked, above, {"worker": role}, choose, depth_max=4)
         return
     planned = plan_agent(asked, above, {"worker": role}, choose, depth_max=4)
@@ -79,12 +91,12 @@ def lower(one: float, other: float) -> float:
 
 
 def test_an_agent_has_what_its_role_and_whoever_starts_it_say() -> None:
-    role = Role(prompt="You weave.", model="small", tools=["view", "bash"])
-    asked = Assignment("Weave a net.\nA large one.", role="weaver", tools=["bash"])
+    role = AgentRole(prompt="You weave.", model="small", tools=["view", "bash"])
+    asked = AgentAssignment("Weave a net.\nA large one.", role="weaver", tools=["bash"])
     planned = plan_agent(asked, TOP, roles_with({"weaver": role}), choose, depth_max=1)
     assert (planned.name, planned.role, planned.model.model) == ("Weave a net.", "weaver", "small")
-    assert planned.terms == Terms("You weave.", ["bash"])
-    plain = plan_agent(Assignment("x" * 100), TOP, BUILT_IN, choose, depth_max=1)
+    assert planned.terms == AgentTerms("You weave.", ["bash"])
+    plain = plan_agent(AgentAssignment("x" * 100), TOP, BUILT_IN, choose, depth_max=1)
     assert (len(plain.name), plain.role, plain.model) == (60, "worker", MODEL)
     assert plain.terms.tools is None, "also those there will be later"
 
@@ -92,34 +104,36 @@ def test_an_agent_has_what_its_role_and_whoever_starts_it_say() -> None:
 @pytest.mark.parametrize(
     ("asked", "depth", "words"),
     [
-        (Assignment("x"), 4, "agents nest at most 4 deep, and this one is at 4"),
+        (AgentAssignment("x"), 4, "agents nest at most 4 deep, and this one is at 4"),
         (
-            Assignment("x", role="y"),
+            AgentAssignment("x", role="y"),
             0,
             "there is no role 'y'; roles are explorer, reviewer, worker",
         ),
-        (Assignment(" \n"), 0, "an assignment needs a prompt"),
-        (Assignment("x", limits=Limits(cost=float("nan"))), 0, "limits must be numbers"),
-        (Assignment("x", read_only=True, worktree=True), 0, NO_WORKTREE),
-        (Assignment("x", role="explorer", worktree=True), 0, NO_WORKTREE),
+        (AgentAssignment(" \n"), 0, "an assignment needs a prompt"),
+        (AgentAssignment("x", limits=Limits(cost=float("nan"))), 0, "limits must be numbers"),
+        (AgentAssignment("x", read_only=True, worktree=True), 0, NO_WORKTREE),
+        (AgentAssignment("x", role="explorer", worktree=True), 0, NO_WORKTREE),
     ],
 )
 def test_what_cannot_be_is_told_with_what_would_be_right(
-    asked: Assignment, depth: int, words: str
+    asked: AgentAssignment, depth: int, words: str
 ) -> None:
-    with pytest.raises(Unfit, match=words.replace("'", ".")):
+    with pytest.raises(StartRefused, match=words.replace("'", ".")):
         plan_agent(asked, replace(TOP, depth=depth), BUILT_IN, choose, depth_max=4)
 
 
 def test_whoever_may_only_read_has_no_branch_made_by_starting_another() -> None:
     above = replace(TOP, depth=1, is_read_only=True)
-    with pytest.raises(Unfit, match=NO_WORKTREE):
-        plan_agent(Assignment("x", worktree=True), above, BUILT_IN, choose, depth_max=4)
-    assert plan_agent(Assignment("x", worktree=True), TOP, BUILT_IN, choose, depth_max=4).worktree
+    with pytest.raises(StartRefused, match=NO_WORKTREE):
+        plan_agent(AgentAssignment("x", worktree=True), above, BUILT_IN, choose, depth_max=4)
+    assert plan_agent(
+        AgentAssignment("x", worktree=True), TOP, BUILT_IN, choose, depth_max=4
+    ).worktree
 
 
 def test_a_configured_role_replaces_the_one_of_its_name_and_is_described_to_models() -> None:
-    roles = roles_with({"worker": Role(description="Works."), "smith": Role()})
+    roles = roles_with({"worker": AgentRole(description="Works."), "smith": AgentRole()})
     assert list(roles) == ["explorer", "worker", "reviewer", "smith"]
     assert words_of(roles).endswith("; smith: as configured")
     assert "worker: Works." in words_of(roles)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from culm.processes.linux import Stat, become_subreaper
+from culm.processes.linux import ProcStat, become_subreaper
 from culm.processes.tree import alive_below, end
 
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
@@ -26,7 +26,7 @@ def adopt_orphans() -> None:
         become_subreaper()
 
 
-def below_suite(apart_from: tuple[int, ...] = ()) -> list[Stat]:
+def below_suite(apart_from: tuple[int, ...] = ()) -> list[ProcStat]:
     """Return all live descendants but those named and theirs."""
     try:
         return alive_below(os.getpid(), apart_from)

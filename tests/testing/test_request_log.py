@@ -6,10 +6,10 @@ import pytest
 
 from culm.errors import NotFound
 from culm.testing import request_log as seen
-from culm.testing.request_log import History, Seen
+from culm.testing.request_log import RequestLog, SeenRequest
 
 
-def record(history: History, raw: bytes) -> Seen:
+def record(history: RequestLog, raw: bytes) -> SeenRequest:
     return history.record("/v1/messages", {}, raw, 0.0)
 
 
@@ -17,7 +17,7 @@ def test_beyond_its_bound_the_oldest_requests_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(seen, "REQUESTS_MAX", 2)
-    history = History()
+    history = RequestLog()
     for _ in range(5):
         record(history, b"{}")
     assert [one.n for one in history.requests] == [4, 5]
@@ -30,7 +30,7 @@ def test_beyond_its_bound_the_oldest_requests_are_forgotten(
 
 def test_beyond_their_bound_the_oldest_bodies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "BODY_BYTES_MAX", 10)
-    history = History()
+    history = RequestLog()
     for raw in (b"[1]", b"[2]", b"[3]", b"[4]"):
         record(history, raw)
     assert [one.body for one in history.requests] == [None, [2], [3], [4]]
@@ -39,7 +39,7 @@ def test_beyond_their_bound_the_oldest_bodies_are_dropped(monkeypatch: pytest.Mo
 
 
 async def test_a_wait_ends_when_what_it_waits_for_is_told() -> None:
-    history = History()
+    history = RequestLog()
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(history.until_left(2))
         record(history, b"")

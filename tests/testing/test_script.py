@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from culm.errors import InvalidRequest
-from culm.testing.base import Asked
+from culm.testing.base import RequestShape
 from culm.testing.script import (
     Player,
     Reply,
@@ -118,7 +118,7 @@ def test_a_script_without_otherwise_is_exhausted_until_a_reply_is_added() -> Non
 def test_a_rule_finds_its_words_however_the_client_has_spelled_them(when: str) -> None:
     body = rb"""{"system": "Be brief", "messages": [
         {"role" : "tool", "content" : "say \"h\u00e9\" in two\nlines"}]}"""
-    asked = msgspec.json.decode(body, type=Asked)
+    asked = msgspec.json.decode(body, type=RequestShape)
     player = Player(Script(rules=[Rule(when, Reply(text="found"))]))
     assert said(player, asked.text) == ["found"]
 

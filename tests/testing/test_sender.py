@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import aiohttp
 from aiohttp import web
 
-from culm.testing.sender import Sending
+from culm.testing.sender import AnswerSender
 from tests.support import WAIT_S
 
 DELTA = b"x" * 10_000
@@ -28,7 +28,7 @@ async def test_an_answer_waits_for_a_client_that_does_not_read() -> None:
         assert request.transport is not None
         response = web.StreamResponse()
         await response.prepare(request)
-        await Sending(response, request.transport, asyncio.Event()).send(endless(), 0)
+        await AnswerSender(response, request.transport, asyncio.Event()).send(endless(), 0)
         raise AssertionError("it has no end")
 
     runner = web.ServerRunner(web.Server(handle, handler_cancellation=True, access_log=None))

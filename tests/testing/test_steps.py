@@ -7,24 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.testing.anthropic import Anthropic
-from culm.testing.base import Answer, Block, Dialect
-from culm.testing.openai import OpenAI
+from culm.testing.anthropic import AnthropicDialect
+from culm.testing.base import AnswerHeader, Dialect, ScriptBlock
+from culm.testing.openai import OpenAiDialect
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.testing.steps import (
-    Aside,
-    Began,
-    Ended,
-    Piece,
+    BlockBegan,
+    BlockEnded,
+    BlockPiece,
+    FaultStep,
+    RawStep,
     Step,
-    Stop,
     content_of,
     events,
     steps,
     usage_of,
 )
 
-ANSWER = Answer(n=1, model="m", created_s=0, include_usage=False)
+ANSWER = AnswerHeader(n=1, model="m", created_s=0, include_usage=False)
 CALLS = [
     ScriptedCall(id="a", name="one", input="0123456789abcdef"),
     ScriptedCall(name="two", input="xyz"),
@@ -36,12 +36,12 @@ def never() -> int:
 
 
 def play(reply: Reply, dialect: Dialect | None = None) -> Iterator[Step]:
-    return steps(reply, 1, 10, dialect or OpenAI(ANSWER), never)
+    return steps(reply, 1, 10, dialect or OpenAiDialect(ANSWER), never)
 
 
 def outline(reply: Reply) -> list[str]:
     """A stream in words: deltas as "d", other events by what they are."""
-    dialect = OpenAI(ANSWER)
+    dialect = OpenAiDialect(ANSWER)
     asides = {
         dialect.malformed(): "malformed",
         dialect.unknown(): "unknown",
@@ -51,7 +51,7 @@ def outline(reply: Reply) -> list[str]:
     for step in play(reply):
         if isinstance(step, bytes):
             found.append("d")
-        elif isinstance(step, Stop):
+        elif isinstance(step, FaultStep):
             found.append(step.name.lower())
         elif step.data in asides:
             found.append(asides[step.data])
@@ -60,29 +60,39 @@ def outline(reply: Reply) -> list[str]:
 
 @given(st.text())
 def test_words_put_together_are_the_text(text: str) -> None:
-    pieces = [e.text for e in events(Reply(text=text), 1, never) if isinstance(e, Piece)]
+    pieces = [e.text for e in events(Reply(text=text), 1, never) if isinstance(e, BlockPiece)]
     assert "".join(pieces) == text
     assert all(pieces)
 
 
 def test_an_answer_is_reasoning_then_text_then_calls() -> None:
     reply = Reply(reasoning="so then", text="Hi you", calls=CALLS)
-    thought, text = Block("reasoning", 0), Block("text", 1)
-    one, two = Block("call", 2, 0, "a", "one"), Block("call", 3, 1, "call_7_1", "two")
+    thought, text = ScriptBlock("reasoning", 0), ScriptBlock("text", 1)
+    one, two = ScriptBlock("call", 2, 0, "a", "one"), ScriptBlock("call", 3, 1, "call_7_1", "two")
     assert list(events(reply, 7, never)) == [
-        *(Began(thought), Piece(thought, "so "), Piece(thought, "then"), Ended(thought)),
-        *(Began(text), Piece(text, "Hi "), Piece(text, "you"), Ended(text)),
-        *(Began(one), Piece(one, "01234567"), Piece(one, "89abcdef"), Ended(one)),
-        *(Began(two), Piece(two, "xyz"), Ended(two)),
+        *(
+            BlockBegan(thought),
+            BlockPiece(thought, "so "),
+            BlockPiece(thought, "then"),
+            BlockEnded(thought),
+        ),
+        *(BlockBegan(text), BlockPiece(text, "Hi "), BlockPiece(text, "you"), BlockEnded(text)),
+        *(
+            BlockBegan(one),
+            BlockPiece(one, "01234567"),
+            BlockPiece(one, "89abcdef"),
+            BlockEnded(one),
+        ),
+        *(BlockBegan(two), BlockPiece(two, "xyz"), BlockEnded(two)),
     ]
 
 
 def test_the_arguments_of_interleaved_calls_take_turns() -> None:
-    one, two = Block("call", 0, 0, "a", "one"), Block("call", 1, 1, "call_7_1", "two")
+    one, two = ScriptBlock("call", 0, 0, "a", "one"), ScriptBlock("call", 1, 1, "call_7_1", "two")
     assert list(events(Reply(calls=CALLS, interleave=True), 7, never)) == [
-        *(Began(one), Began(two)),
-        *(Piece(one, "01234567"), Piece(two, "xyz"), Piece(one, "89abcdef")),
-        *(Ended(one), Ended(two)),
+        *(BlockBegan(one), BlockBegan(two)),
+        *(BlockPiece(one, "01234567"), BlockPiece(two, "xyz"), BlockPiece(one, "89abcdef")),
+        *(BlockEnded(one), BlockEnded(two)),
     ]
 
 
@@ -98,7 +108,7 @@ def test_exact_deltas_and_counted_tokens_are_sent_as_the_script_has_them() -> No
         (Reply(deltas=["a", "", "b c"]), ["a", "", "b c"]),
         (Reply(tokens=3), ["tok0 ", "tok1 ", "tok2 "]),
     ):
-        assert [e.text for e in events(reply, 1, never) if isinstance(e, Piece)] == wanted
+        assert [e.text for e in events(reply, 1, never) if isinstance(e, BlockPiece)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -111,7 +121,7 @@ def test_exact_deltas_and_counted_tokens_are_sent_as_the_script_has_them() -> No
 def test_a_stamp_is_the_time_at_which_the_piece_is_made(reply: Reply, wanted: list[str]) -> None:
     clock = count(1)
     pieces = events(reply, 1, lambda: next(clock))
-    assert [e.text for e in pieces if isinstance(e, Piece)] == wanted
+    assert [e.text for e in pieces if isinstance(e, BlockPiece)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -135,17 +145,17 @@ def test_trouble_comes_after_the_delta_the_script_names(reply: Reply, wanted: st
     assert outline(reply) == wanted.split()
 
 
-@pytest.mark.parametrize("dialect", [OpenAI, Anthropic])
+@pytest.mark.parametrize("dialect", [OpenAiDialect, AnthropicDialect])
 @pytest.mark.parametrize("line_bytes", [1_000, 70_000])
 def test_a_long_line_has_exactly_the_bytes_it_was_asked_for(
-    dialect: type[OpenAI | Anthropic], line_bytes: int
+    dialect: type[OpenAiDialect | AnthropicDialect], line_bytes: int
 ) -> None:
     sent = list(play(Reply(text="a", long_line_bytes=line_bytes), dialect(ANSWER)))
     longest = max(
         len(line)
         for step in sent
-        if not isinstance(step, Stop)
-        for line in (step.data if isinstance(step, Aside) else step).split(b"\n")
+        if not isinstance(step, FaultStep)
+        for line in (step.data if isinstance(step, RawStep) else step).split(b"\n")
     )
     assert longest == line_bytes
     assert sum(isinstance(step, bytes) for step in sent) == 2

@@ -12,23 +12,23 @@ from culm.ids import Ids
 from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.base import Call, Plan, Result, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
 from culm.tools.bash import make_bash
 from culm.tools.files.file_executor import open_file_work
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.job_kill import make_job_kill
 from culm.tools.job_output import make_job_output
-from culm.tools.process.jobs import Jobs, open_jobs
+from culm.tools.process.jobs import BackgroundJobs, open_jobs
 from culm.tools.process.running import LIVE_EVERY_S
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import FakeClock
 
 
 @dataclass
 class Bench:
-    kit: Kit
-    jobs: Jobs
+    kit: ToolContext
+    jobs: BackgroundJobs
     tools: Mapping[str, Tool]
     env: dict[str, str]
     watched: list[str] = field(default_factory=list[str])
@@ -37,16 +37,20 @@ class Bench:
     def path(self) -> Path:
         return self.kit.inside.root
 
-    async def plan(self, tool: str, session_id: str = "s1", **arguments: Json) -> Plan | Result:
-        call = Call("call-1", tool, encode(arguments).decode(), arguments, session_id, "run-1")
+    async def plan(
+        self, tool: str, session_id: str = "s1", **arguments: Json
+    ) -> CallPlan | CallResult:
+        call = CallRequest(
+            "call-1", tool, encode(arguments).decode(), arguments, session_id, "run-1"
+        )
         plan = await self.tools[tool].prepare(call)
-        assert isinstance(plan, Plan | Result)
+        assert isinstance(plan, CallPlan | CallResult)
         return plan
 
-    async def call(self, tool: str, session_id: str = "s1", **arguments: Json) -> Result:
+    async def call(self, tool: str, session_id: str = "s1", **arguments: Json) -> CallResult:
         """Let a tool do something, allowed by everybody."""
         plan = await self.plan(tool, session_id, **arguments)
-        return plan if isinstance(plan, Result) else await plan.run(self.watched.append)
+        return plan if isinstance(plan, CallResult) else await plan.run(self.watched.append)
 
     async def heard(self, said: str, clock: FakeClock | None = None) -> None:
         """Wait until a command was heard to say something; a clock by hand is wound for it."""
@@ -55,7 +59,9 @@ class Bench:
                 clock.advance(LIVE_EVERY_S)
             await asyncio.sleep(0.005)
 
-    async def ended(self, call: asyncio.Task[Result], clock: FakeClock, each_s: float) -> Result:
+    async def ended(
+        self, call: asyncio.Task[CallResult], clock: FakeClock, each_s: float
+    ) -> CallResult:
         """Let time pass until a call has ended.
 
         A command may be heard before its call waits, so one step of the clock may come too early.
@@ -83,9 +89,9 @@ async def open_bench(folder: Path, clock: Clock | None = None) -> AsyncGenerator
         open_custody(folder / "data", real, ids) as custody,
         open_jobs() as jobs,
     ):
-        kit = Kit(
+        kit = ToolContext(
             workspace_id="w1",
-            inside=Inside(workspace),
+            inside=WorkspacePaths(workspace),
             work=work,
             custody=custody,
             store=store,
@@ -98,6 +104,6 @@ async def open_bench(folder: Path, clock: Clock | None = None) -> AsyncGenerator
     file.close()
 
 
-def make_bench(kit: Kit, jobs: Jobs, env: dict[str, str]) -> Bench:
+def make_bench(kit: ToolContext, jobs: BackgroundJobs, env: dict[str, str]) -> Bench:
     tools = (make_bash(kit, jobs), make_job_output(jobs, kit.clock), make_job_kill(jobs))
     return Bench(kit, jobs, {tool.spec.name: tool for tool in tools}, env)

@@ -14,15 +14,15 @@ from culm.store.history import files_of_session
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
-from culm.tools.base import Call, Plan, Result, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
 from culm.tools.edit import make_edit
 from culm.tools.files.file_executor import WALL_S, open_file_work
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
 from culm.tools.ls import make_ls
 from culm.tools.multiedit import make_multiedit
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.tools.view import make_view
 from culm.tools.write import make_write
 from culm.wire.codec import Json, encode
@@ -36,7 +36,7 @@ SESSION = SessionId("session-1")
 class Desk:
     path: Path
     tools: dict[str, Tool]
-    kit: Kit
+    kit: ToolContext
 
     def write(self, name: str, content: str | bytes = "") -> Path:
         file = self.path / name
@@ -50,14 +50,14 @@ class Desk:
         assert not (await self.call("view", file_path=str(file))).is_error
         return file
 
-    async def call(self, tool: str, **arguments: Json) -> Result:
+    async def call(self, tool: str, **arguments: Json) -> CallResult:
         """Let a tool do something, asked by nobody."""
         return await carried_out(self.tools[tool], call_of(tool, arguments))
 
-    async def plan(self, tool: str, **arguments: Json) -> Plan:
+    async def plan(self, tool: str, **arguments: Json) -> CallPlan:
         """What a call would do."""
         plan = await self.tools[tool].prepare(call_of(tool, arguments))
-        assert isinstance(plan, Plan), plan
+        assert isinstance(plan, CallPlan), plan
         return plan
 
     async def versions(self) -> list[tuple[str, int, str]]:
@@ -67,16 +67,16 @@ class Desk:
         return sorted((Path(file.path).name, file.version, file.content) for file in files)
 
 
-def call_of(tool: str, arguments: dict[str, Json]) -> Call:
-    return Call("call-1", tool, encode(arguments).decode(), arguments, SESSION)
+def call_of(tool: str, arguments: dict[str, Json]) -> CallRequest:
+    return CallRequest("call-1", tool, encode(arguments).decode(), arguments, SESSION)
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: CallPlan) -> CallResult:
     return await plan.run(lambda _: None)
 
 
-def refused(text: str) -> Result:
-    return Result(text, is_error=True)
+def refused(text: str) -> CallResult:
+    return CallResult(text, is_error=True)
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ async def open_desk(
         open_memory_store(file, real, Ids(1)) as store,
     ):
         await store.write(add_session(SESSION, "one", sessions_max=9))
-        kit = Kit(
+        kit = ToolContext(
             workspace_id="workspace-1",
-            inside=Inside(folder),
+            inside=WorkspacePaths(folder),
             work=work,
             custody=custody,
             store=store,

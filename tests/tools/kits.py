@@ -10,10 +10,10 @@ from culm.ids import Ids
 from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.base import Call
+from culm.tools.base import CallRequest
 from culm.tools.files.file_executor import open_file_work
-from culm.tools.files.paths import Inside
-from culm.tools.tool_context import Kit
+from culm.tools.files.paths import WorkspacePaths
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 
 WORKSPACE = "workspace-1"
@@ -22,7 +22,7 @@ WORKSPACE = "workspace-1"
 @asynccontextmanager
 async def open_kit(
     folder: Path, env: Mapping[str, str] | None = None, name: str = "work"
-) -> AsyncGenerator[Kit]:
+) -> AsyncGenerator[ToolContext]:
     """The workspace is in `folder`."""
     (folder / name).mkdir()
     clock, ids, file = LoopClock(), Ids(), MemoryFile()
@@ -33,9 +33,9 @@ async def open_kit(
             open_file_work(clock) as work,
             open_memory_store(file, clock, ids) as store,
         ):
-            yield Kit(
+            yield ToolContext(
                 workspace_id=WORKSPACE,
-                inside=Inside(folder / name),
+                inside=WorkspacePaths(folder / name),
                 work=work,
                 custody=custody,
                 store=store,
@@ -48,9 +48,9 @@ async def open_kit(
         file.close()
 
 
-def call_of(tool: str, arguments: dict[str, Json]) -> Call:
+def call_of(tool: str, arguments: dict[str, Json]) -> CallRequest:
     text = encode(arguments).decode()
-    return Call("call-1", tool, text, arguments, "session-1", "run-1", "message-1")
+    return CallRequest("call-1", tool, text, arguments, "session-1", "run-1", "message-1")
 
 
 def open_descriptors() -> set[str]:

@@ -8,17 +8,17 @@ import pytest
 from culm.tools.agent_requests import (
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
-    Assignment,
+    AgentAssignment,
     Errand,
-    List,
-    Mail,
-    Send,
-    Start,
-    Stop,
-    Wait,
+    ListAgents,
+    MailRequest,
+    StartAgents,
+    SteerAgent,
+    StopAgents,
+    WaitForAgents,
 )
 from culm.tools.agent_tools import AGENTS_MAX, make_agent_tools
-from culm.tools.base import Call, Plan, Result, Tool, Watch
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.wire.agents import PROMPT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode
 from culm.wire.runs import Limits
@@ -29,15 +29,15 @@ from tests.support import carried_out
 class Desk:
     """An office that remembers what it was asked to do."""
 
-    done: list[tuple[Call, Errand]] = field(default_factory=list[tuple[Call, Errand]])
+    done: list[tuple[CallRequest, Errand]] = field(default_factory=list[tuple[CallRequest, Errand]])
 
-    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
         self.done.append((call, errand))
-        return Result("It is done.", metadata='{"agents":[]}')
+        return CallResult("It is done.", metadata='{"agents":[]}')
 
 
-def call_of(name: str, given: dict[str, Json]) -> Call:
-    return Call("call-1", name, "", given, "session-1")
+def call_of(name: str, given: dict[str, Json]) -> CallRequest:
+    return CallRequest("call-1", name, "", given, "session-1")
 
 
 def tool_of(name: str, office: Desk | None = None) -> Tool:
@@ -48,7 +48,7 @@ async def errand_of(name: str, given: dict[str, Json]) -> Errand:
     office = Desk()
     call = call_of(name, given)
     result = await carried_out(tool_of(name, office), call)
-    assert result == Result("It is done.", metadata='{"agents":[]}')
+    assert result == CallResult("It is done.", metadata='{"agents":[]}')
     ((asked, errand),) = office.done
     assert asked == call
     # As a host call it is the same.
@@ -66,7 +66,7 @@ ONE: dict[str, Json] = {
     "worktree": True,
     "limits": {"wall_s": 60, "steps": 5, "tokens": 1000, "cost": 0.5},
 }
-SEEKER = Assignment(
+SEEKER = AgentAssignment(
     "Look for it.",
     "seeker",
     "explorer",
@@ -81,14 +81,14 @@ SEEKER = Assignment(
 @pytest.mark.parametrize(
     ("name", "given", "errand"),
     [
-        ("agent", {"prompt": "Go."}, Start([Assignment("Go.")])),
+        ("agent", {"prompt": "Go."}, StartAgents([AgentAssignment("Go.")])),
         # Models write numbers and booleans as text, and null or nothing for what they leave out.
         (
             "agent",
             {"prompt": "Go.", "wait": "false", "assignments": []},
-            Start([Assignment("Go.")], wait=False),
+            StartAgents([AgentAssignment("Go.")], wait=False),
         ),
-        ("agent", ONE, Start([SEEKER])),
+        ("agent", ONE, StartAgents([SEEKER])),
         (
             "agent",
             {
@@ -97,36 +97,44 @@ SEEKER = Assignment(
                 "role": None,
                 "wait": False,
             },
-            Start([SEEKER, Assignment("Go.")], wait=False),
+            StartAgents([SEEKER, AgentAssignment("Go.")], wait=False),
         ),
-        ("agent", {"prompt": "half \ud83d of it"}, Start([Assignment("half \ufffd of it")])),
-        ("agent_wait", {}, Wait()),
+        (
+            "agent",
+            {"prompt": "half \ud83d of it"},
+            StartAgents([AgentAssignment("half \ufffd of it")]),
+        ),
+        ("agent_wait", {}, WaitForAgents()),
         (
             "agent_wait",
             {"agents": ["a", "b"], "until": "first_error", "timeout_s": "1.5"},
-            Wait(["a", "b"], "first_error", 1.5),
+            WaitForAgents(["a", "b"], "first_error", 1.5),
         ),
-        ("agent_send", {"agent": "a", "message": "Stop that."}, Send("a", "Stop that.")),
+        ("agent_send", {"agent": "a", "message": "Stop that."}, SteerAgent("a", "Stop that.")),
         (
             "agent_send",
             {"agent": "a", "message": "More.", "wait": True},
-            Send("a", "More.", wait=True),
+            SteerAgent("a", "More.", wait=True),
         ),
-        ("agent_stop", {"agents": ["a", "b"]}, Stop(["a", "b"])),
-        ("agent_list", {}, List()),
-        ("agent_list", {"agent": "a"}, List("a")),
-        ("mail", {"action": "send", "to": "a", "text": "Hi."}, Mail("send", "a", "task", "Hi.")),
+        ("agent_stop", {"agents": ["a", "b"]}, StopAgents(["a", "b"])),
+        ("agent_list", {}, ListAgents()),
+        ("agent_list", {"agent": "a"}, ListAgents("a")),
+        (
+            "mail",
+            {"action": "send", "to": "a", "text": "Hi."},
+            MailRequest("send", "a", "task", "Hi."),
+        ),
         (
             "mail",
             {"action": "send", "to": "a", "kind": "ask", "text": "Hm?"},
-            Mail("send", "a", "ask", "Hm?"),
+            MailRequest("send", "a", "ask", "Hm?"),
         ),
         (
             "mail",
             {"action": "reply", "letter": "l", "text": "Yes."},
-            Mail("reply", text="Yes.", letter="l"),
+            MailRequest("reply", text="Yes.", letter="l"),
         ),
-        ("mail", {"action": "status", "letter": "l"}, Mail("status", letter="l")),
+        ("mail", {"action": "status", "letter": "l"}, MailRequest("status", letter="l")),
     ],
 )
 async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_result(
@@ -174,7 +182,7 @@ async def test_arguments_that_are_wrong_are_answered_with_what_is_right_and_noth
 ) -> None:
     office = Desk()
     result = await tool_of(name, office).prepare(call_of(name, given))
-    assert isinstance(result, Result)
+    assert isinstance(result, CallResult)
     assert result.is_error
     assert result.content.startswith(f"{name}: ")
     assert words in result.content
@@ -184,7 +192,7 @@ async def test_arguments_that_are_wrong_are_answered_with_what_is_right_and_noth
 async def test_nobody_is_asked_about_an_errand_and_nothing_is_done_before_it_runs() -> None:
     office = Desk()
     plan = await tool_of("agent", office).prepare(call_of("agent", {"prompt": "Go."}))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert plan.action.is_free
     assert office.done == []
 

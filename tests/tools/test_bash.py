@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.tools.base import Action, Plan, Result
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.bash import COMMAND_BYTES_MAX
 from culm.tools.process.output import FILE_BYTES_MAX, MODEL_BYTES_MAX
 from culm.wire.codec import Json
@@ -97,9 +97,9 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
         (tmp_path / "link").symlink_to(bench.path / "sub")
         given = {"command": "touch a\ntouch b", "description": "Touch", "working_dir": "../link"}
         plan = await bench.plan("bash", **given)
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, CallPlan)
         sub = str(bench.path / "sub")
-        assert plan.action == Action(
+        assert plan.action == ResolvedAction(
             "bash",
             "execute",
             description="Execute command: touch a\\ntouch b",
@@ -115,7 +115,7 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
         )
         assert all(grain.endswith(f" @ {sub}") for grain in plan.action.grains)
         again = await bench.plan("bash", **given)
-        assert isinstance(again, Plan)
+        assert isinstance(again, CallPlan)
         assert again.action.digest == plan.action.digest
         result = await plan.run(bench.watched.append)
         assert (result.content, result.is_error) == ("(no output)", False)
@@ -129,7 +129,7 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
         assert sorted(file.name for file in Path(sub).iterdir()) == ["a", "b"]
         Path(sub).rename(bench.path / "other")
         Path(sub).symlink_to("/")
-        assert await plan.run(bench.watched.append) == Result(
+        assert await plan.run(bench.watched.append) == CallResult(
             "sub is not the directory any more that it was; nothing was run.", is_error=True
         )
 
@@ -152,7 +152,7 @@ async def test_a_session_goes_on_where_its_last_command_ended(bench: Bench, tmp_
     )
     assert await bench.bash("pwd") == str(bench.path)
     plan = await bench.plan("bash", command="ls", working_dir="../..")
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert (plan.action.is_free, plan.action.path) == (False, str(tmp_path.parent))
 
 
@@ -261,6 +261,6 @@ async def test_without_bash_another_shell_does_it_and_nothing_is_free(
         f"a  b\nThe next one starts in {bench.path}/sub.\nExit code 3"
     )
     plan = await bench.plan("bash", command="pwd")
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert not plan.action.is_free
     assert len(plan.action.grains) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from culm.tools.base import Action, Plan, Result
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.download import BATCH_BYTES, make_download
 from culm.wire.codec import Json
 from tests.support import WAIT_S, FakeClock, carried_out
@@ -18,15 +18,15 @@ from tests.tools.sites import cut_short, endless, leads_to, open_site, says
 BYTES_MAX = 3 * BATCH_BYTES
 
 
-async def download(desk: Desk, url: str, file_path: str = "new", **more: int) -> Result:
+async def download(desk: Desk, url: str, file_path: str = "new", **more: int) -> CallResult:
     async with asyncio.timeout(WAIT_S):
         call = call_of("download", {"url": url, "file_path": file_path, **more})
         return await carried_out(make_download(desk.kit, None, BYTES_MAX), call)
 
 
-async def planned(desk: Desk, **arguments: Json) -> Plan:
+async def planned(desk: Desk, **arguments: Json) -> CallPlan:
     plan = await make_download(desk.kit).prepare(call_of("download", arguments))
-    assert isinstance(plan, Plan), plan
+    assert isinstance(plan, CallPlan), plan
     return plan
 
 
@@ -44,10 +44,10 @@ async def test_what_is_asked_for_is_a_file_afterwards(desk: Desk) -> None:
     data = os.urandom(2 * BATCH_BYTES + 7)
     zipped = says(gzip.compress(b"a"), 200, "application/x-thing", Content_Encoding="gzip")
     async with open_site(leads_to("/1"), says(data, kind="image/png"), zipped) as (at, _):
-        assert await download(desk, f"http://{at}/", "a/b/new.png") == Result(
+        assert await download(desk, f"http://{at}/", "a/b/new.png") == CallResult(
             f"a/b/new.png is there: 2.0 MiB, image/png (redirected to http://{at}/1)."
         )
-        assert await download(desk, f"http://{at}/2") == Result(
+        assert await download(desk, f"http://{at}/2") == CallResult(
             "new is there: 1 bytes, application/x-thing."
         )
     assert (desk.path / "a/b/new.png").read_bytes() == data
@@ -58,7 +58,7 @@ async def test_what_is_asked_for_is_a_file_afterwards(desk: Desk) -> None:
 async def test_a_person_sees_what_goes_where(desk: Desk, outside: Path) -> None:
     file = outside / "new"
     plan = await planned(desk, url="http://127.0.0.1:9", file_path=str(file), timeout=3)
-    assert plan.action == Action(
+    assert plan.action == ResolvedAction(
         "download",
         "download",
         description=f"Download http://127.0.0.1:9/ at 127.0.0.1 (this machine) to {file}",

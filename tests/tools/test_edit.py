@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.tools.files.change import HISTORY_CHARS_MAX
 from culm.tools.files.diffs import CONTENT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode
@@ -15,7 +15,7 @@ async def test_an_edit_shows_what_it_made_and_carries_both_contents(desk: Desk) 
     result = await desk.call("edit", file_path="file", old_string="three", new_string="3\n3.5")
     after = before.replace("three", "3\n3.5")
     about = {"additions": 2, "removals": 1, "old_content": before, "new_content": after}
-    assert result == Result(
+    assert result == CallResult(
         "Changed file (+2 -1 lines).\n"
         "     1|one\n     2|two\n     3|3\n     4|3.5\n     5|four\n     6|five",
         metadata=encode(about).decode(),
@@ -72,7 +72,7 @@ async def test_a_file_that_a_command_changed_is_looked_at_again_first(desk: Desk
 async def test_what_another_session_read_does_not_count(desk: Desk) -> None:
     await desk.seen("file", "a")
     given: dict[str, Json] = {"file_path": "file", "old_string": "a", "new_string": "b"}
-    call = Call("call-1", "edit", "", given, "session-2")
+    call = CallRequest("call-1", "edit", "", given, "session-2")
     assert await desk.tools["edit"].prepare(call) == refused(
         "file was not read in this session yet; view it first. Nothing was written."
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from culm.tools.base import Action, Plan, Result
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.fetch import BODY_BYTES_MAX, TEXT_CHARS_MAX, make_fetch
 from culm.tools.web.http_fetch import LOOKUP_S, Network
 from tests.certificates import make_certificate
@@ -17,15 +17,17 @@ from tests.tools.conftest import Desk, call_of, open_desk, refused, run
 from tests.tools.sites import Names, cut_short, endless, leads_to, open_site, says
 
 
-async def fetch(desk: Desk, url: str, network: Network | None = None, **more: str | int) -> Result:
+async def fetch(
+    desk: Desk, url: str, network: Network | None = None, **more: str | int
+) -> CallResult:
     async with asyncio.timeout(WAIT_S):
         call = call_of("fetch", {"url": url, **more})
         return await carried_out(make_fetch(desk.kit, network), call)
 
 
-async def planned(desk: Desk, url: str, network: Network | None = None) -> Plan:
+async def planned(desk: Desk, url: str, network: Network | None = None) -> CallPlan:
     plan = await make_fetch(desk.kit, network).prepare(call_of("fetch", {"url": url}))
-    assert isinstance(plan, Plan), plan
+    assert isinstance(plan, CallPlan), plan
     return plan
 
 
@@ -38,7 +40,7 @@ async def test_a_private_address_is_shown_and_bound_and_a_public_one_is_an_origi
     network, root = Network(names.resolve), str(desk.kit.inside.root)
     public = (await planned(desk, "https://A.example/x#y", network)).action
     params = {"url": "https://a.example/x", "format": "markdown", "timeout": 0}
-    assert public == Action(
+    assert public == ResolvedAction(
         "fetch",
         "fetch",
         description="Fetch https://a.example/x",
@@ -49,7 +51,7 @@ async def test_a_private_address_is_shown_and_bound_and_a_public_one_is_an_origi
     )
     assert (await planned(desk, "https://a.example/x", network)).action == public
     private = (await planned(desk, "http://b.example:81", network)).action
-    assert private == Action(
+    assert private == ResolvedAction(
         "fetch",
         "fetch",
         description="Fetch http://b.example:81/ at 10.0.0.1 (a private network)",
@@ -66,10 +68,10 @@ async def test_html_comes_as_markdown_as_text_or_as_it_is(desk: Desk) -> None:
     page = '<p>Some <b>bold</b> <a href="/x">link</a>'
     async with open_site(says(page, kind="text/html; charset=utf-8"), says(page)) as (at, _):
         url = f"http://{at}/"
-        assert await fetch(desk, url) == Result(f"Some **bold** [link](http://{at}/x)")
-        assert await fetch(desk, url, format="text") == Result("Some bold link")
-        assert await fetch(desk, url, format="html") == Result(page)
-        assert await fetch(desk, url + "1") == Result(page)
+        assert await fetch(desk, url) == CallResult(f"Some **bold** [link](http://{at}/x)")
+        assert await fetch(desk, url, format="text") == CallResult("Some bold link")
+        assert await fetch(desk, url, format="html") == CallResult(page)
+        assert await fetch(desk, url + "1") == CallResult(page)
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked(desk: Desk) -> None:
@@ -79,7 +81,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked(desk: Desk) -
         names = Names(moving_example=(host, "127.0.0.9"))
         plan = await planned(desk, f"http://moving.example:{port}", Network(names.resolve))
         assert plan.action.grains == (f"fetch:moving.example:{port}@127.0.0.1",)
-        assert await run(plan) == Result("right")
+        assert await run(plan) == CallResult("right")
         assert seen == ["moving.example /"]
 
 
@@ -102,7 +104,7 @@ async def test_redirects_are_followed_by_hand_and_not_to_what_was_not_asked_for(
     unasked = "that was not asked for. Ask for that address itself if it is wanted."
     kind = "127.0.0.1 (this machine)"
     assert results == [
-        Result(f"end\n\n(redirected to {url}1)"),
+        CallResult(f"end\n\n(redirected to {url}1)"),
         refused(f"{url}2 redirects to http://{other}/, which is {kind}; {unasked}"),
         refused(f"{url}3 redirects more than 5 times."),
         refused(
@@ -127,7 +129,7 @@ async def test_a_body_is_bounded_also_when_it_was_small_before_it_was_unpacked(d
     async with open_site(endless, says(bomb, Content_Encoding="gzip")) as (at, _):
         for n, letter in enumerate("xy"):
             expected = letter * TEXT_CHARS_MAX + "\n\n(this is not all of it)"
-            assert await fetch(desk, f"http://{at}/{n}", format="text") == Result(expected)
+            assert await fetch(desk, f"http://{at}/{n}", format="text") == CallResult(expected)
 
 
 BAD = {
@@ -171,13 +173,13 @@ async def test_what_cannot_be_read_is_said_in_words(desk: Desk) -> None:
 async def test_text_is_decoded_as_it_says_itself(desk: Desk, body: bytes, kind: str | None) -> None:
     more = {"Content_Encoding": "gzip"} if kind and "gzip" in kind else {}
     async with open_site(says(body, 200, kind, **more)) as (at, _):
-        assert await fetch(desk, f"http://{at}/") == Result("é")
+        assert await fetch(desk, f"http://{at}/") == CallResult("é")
 
 
 async def test_bytes_that_are_no_text_are_replaced(desk: Desk) -> None:
     async with open_site(says(b"a\xffb"), says(b"")) as (at, _):
-        assert await fetch(desk, f"http://{at}/") == Result("a\ufffdb")
-        assert await fetch(desk, f"http://{at}/1") == Result("(the page has no text)")
+        assert await fetch(desk, f"http://{at}/") == CallResult("a\ufffdb")
+        assert await fetch(desk, f"http://{at}/1") == CallResult("(the page has no text)")
 
 
 async def test_time_is_bounded_for_looking_up_and_for_all_of_the_rest(folder: Path) -> None:
@@ -233,7 +235,7 @@ async def test_a_wrong_certificate_is_refused_with_the_reason(desk: Desk, tmp_pa
         port = at.partition(":")[2]
         good, bad = f"https://good.example:{port}/", f"https://bad.example:{port}/"
         trusted = Network(names.resolve, trusting)
-        assert await fetch(desk, good, trusted) == Result("hello")
+        assert await fetch(desk, good, trusted) == CallResult("hello")
         other = await fetch(desk, bad, trusted)
         unknown = await fetch(desk, good, Network(names.resolve))
         lower = await fetch(desk, good + "1", trusted)

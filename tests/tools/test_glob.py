@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Result
+from culm.tools.base import CallResult
 from culm.tools.glob import FILES_MAX
 from tests.tools.conftest import Desk, run
 
@@ -17,7 +17,7 @@ async def find(desk: Desk, pattern: str, path: str = "") -> list[str]:
 async def test_the_newest_file_comes_first(desk: Desk) -> None:
     for age, name in enumerate(("b.py", "src/a.py", "src/deep/c.py", "c.txt")):
         os.utime(desk.write(name), ns=(0, 10**18 - age * 10**9))
-    assert await desk.call("glob", pattern="**/*.py") == Result(
+    assert await desk.call("glob", pattern="**/*.py") == CallResult(
         "b.py\nsrc/a.py\nsrc/deep/c.py", metadata='{"number_of_files":3,"truncated":false}'
     )
     assert await find(desk, "src/*.py") == ["src/a.py"]
@@ -57,7 +57,7 @@ async def test_hidden_files_are_found_only_if_the_pattern_names_a_dot(desk: Desk
 
 
 async def test_nothing_found_is_said(desk: Desk) -> None:
-    assert await desk.call("glob", pattern="*.rs") == Result(
+    assert await desk.call("glob", pattern="*.rs") == CallResult(
         "No file matches *.rs.", metadata='{"number_of_files":0,"truncated":false}'
     )
 

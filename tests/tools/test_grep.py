@@ -20,14 +20,14 @@ from culm.ids import Ids
 from culm.processes.client import open_custody
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.base import Call, Plan, Result
+from culm.tools.base import CallPlan, CallRequest, CallResult
 from culm.tools.files.file_executor import WALL_S, open_file_work
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.glob import GITIGNORE_BYTES_MAX
 from culm.tools.grep import COMMAND, MATCHES_MAX, GrepTool, make_grep
-from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, Query
+from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, SearchQuery
 from culm.tools.search.ripgrep import find_program
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, FakeClock, carried_out
 from tests.tools.conftest import SECRET
@@ -45,7 +45,7 @@ class Searching:
     """A workspace in which processes search for real."""
 
     path: Path
-    kit: Kit
+    kit: ToolContext
     tool: GrepTool
 
     def write(self, name: str, content: str | bytes = "") -> Path:
@@ -54,7 +54,7 @@ class Searching:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
         return file
 
-    async def grep(self, pattern: str, **arguments: Json) -> Result:
+    async def grep(self, pattern: str, **arguments: Json) -> CallResult:
         async with asyncio.timeout(WAIT_S):
             return await carried_out(self.tool, call_of(pattern, **arguments))
 
@@ -70,9 +70,9 @@ class Searching:
             await asyncio.sleep(0)
 
 
-def call_of(pattern: str, **arguments: Json) -> Call:
+def call_of(pattern: str, **arguments: Json) -> CallRequest:
     given: dict[str, Json] = {"pattern": pattern, **arguments}
-    return Call("call-1", "grep", encode(given).decode(), given, "session-1", "run-1")
+    return CallRequest("call-1", "grep", encode(given).decode(), given, "session-1", "run-1")
 
 
 def _has_open(pid: int, file: Path) -> bool:
@@ -95,7 +95,9 @@ async def open_searching(
     ):
         env = {"PATH": programs}
         outputs = folder.parent / "outputs"
-        kit = Kit("w", Inside(folder), work, custody, store, clock, ids, lambda: env, outputs)
+        kit = ToolContext(
+            "w", WorkspacePaths(folder), work, custody, store, clock, ids, lambda: env, outputs
+        )
         yield Searching(folder, kit, make_grep(kit))
         assert await custody.processes("w") == []
     file.close()
@@ -120,9 +122,9 @@ async def ours(folder: Path) -> AsyncGenerator[Searching]:
         yield searching
 
 
-def found(count: int, *lines: str, is_cut: bool = False) -> Result:
+def found(count: int, *lines: str, is_cut: bool = False) -> CallResult:
     metadata = f'{{"number_of_matches":{count},"truncated":{str(is_cut).lower()}}}'
-    return Result("\n".join(lines), metadata=metadata)
+    return CallResult("\n".join(lines), metadata=metadata)
 
 
 async def test_lines_are_grouped_by_file_with_their_numbers(searching: Searching) -> None:
@@ -216,7 +218,7 @@ async def test_links_are_not_followed_and_what_is_outside_is_asked_about(
     (searching.path / "directory").symlink_to(outside)
     assert await searching.grep(SECRET) == found(0, "No line matches.")
     plan = await searching.tool.prepare(call_of(SECRET, path="directory"))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert (plan.action.is_free, plan.action.paths) == (False, (str(outside),))
     lines = (f"{outside}/secret.txt:", f"     1|{SECRET}")
     assert await plan.run(lambda _: None) == found(1, *lines)
@@ -284,7 +286,7 @@ QUESTIONS: list[dict[str, Json]] = [
 
 async def test_both_engines_give_the_same_answers(folder: Path) -> None:
     programs = ripgrep_folder()
-    answers: list[list[Result]] = []
+    answers: list[list[CallResult]] = []
     for one in (programs, NOWHERE):
         async with open_searching(folder, one) as searching:
             for name, content in CORPUS.items():
@@ -382,7 +384,7 @@ def test_only_a_program_that_no_project_brought_is_ripgrep(tmp_path: Path) -> No
 def test_a_pattern_that_would_take_forever_ends_in_time_with_what_was_found(
     folder: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def search() -> Result:
+    async def search() -> CallResult:
         clock = FakeClock()
         async with (
             asyncio.timeout(WAIT_S),
@@ -423,7 +425,9 @@ async def test_a_search_process_that_is_killed_is_an_error_in_words(ours: Search
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         task = group.create_task(ours.grep(BOMB))
         os.kill(await ours.busy_with(victim), signal.SIGKILL)
-        assert await task == Result("The search broke down. Try a simpler pattern.", is_error=True)
+        assert await task == CallResult(
+            "The search broke down. Try a simpler pattern.", is_error=True
+        )
 
 
 async def test_a_search_cancelled_at_any_moment_leaves_nothing(searching: Searching) -> None:
@@ -449,7 +453,7 @@ async def test_a_search_cancelled_at_any_moment_leaves_nothing(searching: Search
 def test_a_search_process_whose_server_is_gone_ends_by_itself(folder: Path) -> None:
     (folder / "b").write_text(VICTIM)
     descriptor = os.open(folder, os.O_RDONLY)
-    query = Query(
+    query = SearchQuery(
         descriptor,
         parts=(),
         is_directory=True,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Action, Result
+from culm.tools.base import CallResult, ResolvedAction
 from culm.tools.ls import ENTRIES_MAX
 from tests.tools.conftest import Desk, run
 
 
-def listed(count: int, *lines: str, is_cut: bool = False) -> Result:
+def listed(count: int, *lines: str, is_cut: bool = False) -> CallResult:
     metadata = f'{{"number_of_files":{count},"truncated":{str(is_cut).lower()}}}'
-    return Result("\n".join(lines), metadata=metadata)
+    return CallResult("\n".join(lines), metadata=metadata)
 
 
 async def test_a_tree_is_sorted_and_goes_two_levels_deep(desk: Desk) -> None:
@@ -99,7 +99,7 @@ async def test_a_directory_outside_is_asked_about_by_its_real_path_and_then_list
     (outside / "deep").mkdir()
     (outside / "deep" / "file").touch()
     plan = await desk.plan("ls", path="out/.", ignore=["*.log"])
-    assert plan.action == Action(
+    assert plan.action == ResolvedAction(
         tool="ls",
         name="list",
         description=f"List {outside}",

@@ -1,6 +1,6 @@
 """`multiedit`: edits in order; those that cannot be made are named, the others are made."""
 
-from culm.tools.base import Result
+from culm.tools.base import CallResult
 from culm.tools.multiedit import EXPLAINED_MAX
 from culm.wire.codec import Json, encode
 from tests.tools.conftest import Desk, refused
@@ -23,7 +23,7 @@ async def test_each_edit_finds_what_the_ones_before_left_and_all_are_one_version
         "new_content": "e\r\nb\r\n",
         "edits_applied": 3,
     }
-    assert result == Result(
+    assert result == CallResult(
         "Changed file (+1 -1 lines).\n     1|e\n     2|b\nAll 3 edits were made.",
         metadata=encode(about).decode(),
     )
@@ -53,7 +53,7 @@ async def test_what_fails_is_left_out_and_told_with_its_number_and_reason(desk: 
             {"index": 4, "error": same, "edit": edits[3]},
         ],
     }
-    assert result == Result(
+    assert result == CallResult(
         "Changed file (+1 -1 lines).\n     1|x\n     2|b\n     3|b\n"
         "1 of 4 edits were made; these were not:\n"
         f"Edit 1: {missed}\nEdit 3: {twice}\nEdit 4: {same}",

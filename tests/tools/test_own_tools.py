@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
-from culm.processes.base import Exit
-from culm.tools.base import Action, Plan, Result
+from culm.processes.base import ProcessExit
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.own_tools import OUTPUT_BYTES_MAX, OwnCommand, misfits, own_tools, read_output
-from culm.tools.process.exchange import Answer
+from culm.tools.process.exchange import ExchangeAnswer
 from culm.tools.process.output import MODEL_BYTES_MAX
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, carried_out
 from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
@@ -41,17 +41,17 @@ SCHEMA: dict[str, Json] = {
 
 
 @pytest.fixture
-async def kit(tmp_path: Path) -> AsyncGenerator[Kit]:
+async def kit(tmp_path: Path) -> AsyncGenerator[ToolContext]:
     async with open_kit(tmp_path) as kit:
         yield kit
 
 
-def tool(kit: Kit, command: str | list[str], timeout_s: float = WAIT_S) -> OwnCommand:
+def tool(kit: ToolContext, command: str | list[str], timeout_s: float = WAIT_S) -> OwnCommand:
     own = OwnTool(command, "Says it.", SCHEMA, timeout_s)
     return own_tools(kit, {"say": own}, ())["say"]
 
 
-async def said(kit: Kit, command: str | list[str], timeout_s: float = WAIT_S) -> Result:
+async def said(kit: ToolContext, command: str | list[str], timeout_s: float = WAIT_S) -> CallResult:
     call = call_of("say", {"text": "hello"})
     async with asyncio.timeout(WAIT_S):
         return await carried_out(tool(kit, command, timeout_s), call)
@@ -61,7 +61,7 @@ async def said(kit: Kit, command: str | list[str], timeout_s: float = WAIT_S) ->
 
 
 async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_says_otherwise(
-    kit: Kit,
+    kit: ToolContext,
 ) -> None:
     free = OwnTool(["./say", "it"], "Says it.", {}, 9, "again", parallel=True, is_free=True)
     made = own_tools(kit, {"say": free}, ())["say"]
@@ -72,8 +72,8 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
     )
     plan = await made.prepare(call_of("say", {"any": 1}))
     root = str(kit.inside.root)
-    assert isinstance(plan, Plan)
-    assert plan.action == Action(
+    assert isinstance(plan, CallPlan)
+    assert plan.action == ResolvedAction(
         "say",
         "execute",
         description="Run say, a command of your configuration",
@@ -84,7 +84,7 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
         grains=("own:say",),
     )
     asked = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
-    assert isinstance(asked, Plan)
+    assert isinstance(asked, CallPlan)
     assert (asked.action.is_free, asked.action.resolved["argv"]) == (
         False,
         ["/bin/sh", "-c", "true"],
@@ -92,7 +92,7 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
 
 
 async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
-    kit: Kit, caplog: pytest.LogCaptureFixture
+    kit: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     declared = {
         "view": OwnTool("true", "d"),
@@ -108,7 +108,7 @@ async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
 # --- what it is told and says
 
 
-async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(kit: Kit) -> None:
+async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(kit: ToolContext) -> None:
     result = await said(kit, ["/bin/cat"])
     root = str(kit.inside.root)
     told = {"arguments": {"text": "hello"}, "session_id": "session-1", "cwd": root}
@@ -124,37 +124,41 @@ async def test_a_workspace_whose_name_is_no_text_is_told_as_well_as_it_can_be(
         plan = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
         assert (await said(kit, "ls -d ../w*")).content == "../w\ufffd\n"
     assert told["cwd"] == f"{tmp_path}/w\ufffd"
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert plan.action.digest
 
 
 @pytest.mark.parametrize(
     ("output", "result"),
     [
-        (b"plain text", Result("plain text")),
-        (b"", Result("")),
-        (b'{"other": 1}', Result('{"other": 1}')),
-        (b'{"content": "hi"}\n', Result("hi")),
-        (b'{"content": {"a": [1]}}', Result('{"a":[1]}')),
-        (b'{"content": "no", "is_error": true}', Result("no", is_error=True)),
-        (b'{"content": "", "metadata": {"a": 1}}', Result("", metadata='{"a":1}')),
-        (b'{"content": "x", "metadata": "y", "is_error": 1}', Result("x")),
-        (b"\xffa\x1b[31mb", Result("\ufffdab")),
-        (b"[" * 5000, Result("[" * 5000)),
+        (b"plain text", CallResult("plain text")),
+        (b"", CallResult("")),
+        (b'{"other": 1}', CallResult('{"other": 1}')),
+        (b'{"content": "hi"}\n', CallResult("hi")),
+        (b'{"content": {"a": [1]}}', CallResult('{"a":[1]}')),
+        (b'{"content": "no", "is_error": true}', CallResult("no", is_error=True)),
+        (b'{"content": "", "metadata": {"a": 1}}', CallResult("", metadata='{"a":1}')),
+        (b'{"content": "x", "metadata": "y", "is_error": 1}', CallResult("x")),
+        (b"\xffa\x1b[31mb", CallResult("\ufffdab")),
+        (b"[" * 5000, CallResult("[" * 5000)),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_it_says_is_json_with_a_content_or_plain_text(output: bytes, result: Result) -> None:
-    assert read_output(Answer(Exit(0), output, b"ignored")) == result
+def test_what_it_says_is_json_with_a_content_or_plain_text(
+    output: bytes, result: CallResult
+) -> None:
+    assert read_output(ExchangeAnswer(ProcessExit(0), output, b"ignored")) == result
 
 
-async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(kit: Kit) -> None:
+async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
+    kit: ToolContext,
+) -> None:
     result = await said(kit, "head -c 20000000 /dev/zero | tr '\\0' x")
     assert not result.is_error
     assert len(result.content) <= MODEL_BYTES_MAX + 200
     assert result.content.endswith(f"[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]")
     many: Json = {"content": "x" * 2 * MODEL_BYTES_MAX, "metadata": {"a": "x" * 100_000}}
-    bounded = read_output(Answer(Exit(0), encode(many), b""))
+    bounded = read_output(ExchangeAnswer(ProcessExit(0), encode(many), b""))
     assert len(bounded.content) < MODEL_BYTES_MAX + 200
     assert bounded.metadata == ""
 
@@ -168,27 +172,29 @@ async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
     ],
 )
 async def test_a_command_that_fails_is_an_error_with_what_it_said(
-    kit: Kit, command: str, content: str
+    kit: ToolContext, command: str, content: str
 ) -> None:
     result = await said(kit, command)
     assert result.is_error
     assert result.content.startswith(content)
 
 
-async def test_a_command_that_is_not_there_is_an_error_in_words(kit: Kit) -> None:
+async def test_a_command_that_is_not_there_is_an_error_in_words(kit: ToolContext) -> None:
     result = await said(kit, ["./no-such-command"])
     assert result.is_error
     assert result.content.startswith("say cannot be started: ")
 
 
-async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(kit: Kit) -> None:
-    assert await said(kit, "setsid sleep 60 & sleep 60", 0.2) == Result(
+async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(kit: ToolContext) -> None:
+    assert await said(kit, "setsid sleep 60 & sleep 60", 0.2) == CallResult(
         "say took longer than 0.2 s and was ended.", is_error=True
     )
     assert await kit.custody.processes(WORKSPACE) == []
 
 
-async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open(kit: Kit) -> None:
+async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open(
+    kit: ToolContext,
+) -> None:
     begun = kit.inside.root / "begun"
     os.mkfifo(begun)
     before = open_descriptors()
@@ -219,9 +225,9 @@ async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open
     ],
 )
 async def test_arguments_that_do_not_fit_the_schema_are_an_error_that_names_the_field(
-    kit: Kit, arguments: dict[str, Json], problem: str
+    kit: ToolContext, arguments: dict[str, Json], problem: str
 ) -> None:
-    assert await tool(kit, "exit 9").prepare(call_of("say", arguments)) == Result(
+    assert await tool(kit, "exit 9").prepare(call_of("say", arguments)) == CallResult(
         f"say: {problem}", is_error=True
     )
 

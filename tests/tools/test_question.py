@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.tools.base import Call, Inquiry, Result
+from culm.tools.base import CallRequest, CallResult, QuestionPlan
 from culm.tools.question import make_question
 from culm.wire.asks import Choice, Question, QuestionRequest, QuestionResponse
 from culm.wire.codec import Json
@@ -10,9 +10,9 @@ from culm.wire.codec import Json
 GOOD: dict[str, Json] = {"question": "Which?", "description": "Pick one.", "type": "yes_no"}
 
 
-async def prepared(*questions: Json, **more: Json) -> Inquiry | Result:
+async def prepared(*questions: Json, **more: Json) -> QuestionPlan | CallResult:
     arguments: dict[str, Json] = {"questions": list(questions), **more}
-    return await make_question().prepare(Call("c", "question", "", arguments))
+    return await make_question().prepare(CallRequest("c", "question", "", arguments))
 
 
 def choices(*labels: str) -> list[Json]:
@@ -23,7 +23,7 @@ async def test_a_batch_is_what_was_asked_without_the_ids_a_model_gave() -> None:
     one = {**GOOD, "id": "mine", "label": "DB", "type": "single_choice"}
     one["choices"] = [{"label": "A", "id": "a"}, {"label": "B", "description": "The other."}]
     inquiry = await prepared(one, {**GOOD, "label": None, "choices": None})
-    assert isinstance(inquiry, Inquiry)
+    assert isinstance(inquiry, QuestionPlan)
     assert list(inquiry.questions) == [
         Question(
             "", "single_choice", "Which?", "DB", "Pick one.",
@@ -43,7 +43,7 @@ async def test_one_question_needs_no_page_to_confirm_unless_the_model_words_one(
     more: dict[str, Json], title: str
 ) -> None:
     inquiry = await prepared(GOOD, **more)
-    assert isinstance(inquiry, Inquiry)
+    assert isinstance(inquiry, QuestionPlan)
     assert (inquiry.confirm_title, inquiry.confirm_description) == (title, "")
 
 
@@ -75,7 +75,7 @@ async def test_what_no_dialog_could_show_is_an_error_that_names_the_field(
     questions: list[Json], named: str
 ) -> None:
     result = await prepared(*questions)
-    assert isinstance(result, Result)
+    assert isinstance(result, CallResult)
     assert (result.is_error, named in result.content) == (True, True), result.content
 
 
@@ -98,9 +98,9 @@ async def test_the_model_reads_each_question_with_what_was_answered(
     response: QuestionResponse | None, read: str
 ) -> None:
     inquiry = await prepared(GOOD)
-    assert isinstance(inquiry, Inquiry)
+    assert isinstance(inquiry, QuestionPlan)
     question = Question("q", "multi_choice", "Which?", choices=[Choice("a", "A"), Choice("b", "B")])
     other = Question("r", "free_text", "Else?")
     request = QuestionRequest("b", "s", "c", [question, other])
     responses = [QuestionResponse("r", fill_in_text="this"), *([response] if response else [])]
-    assert inquiry.answer(request, responses) == Result(f"Which?\n{read}\n\nElse?\nthis")
+    assert inquiry.answer(request, responses) == CallResult(f"Which?\n{read}\n\nElse?\nthis")

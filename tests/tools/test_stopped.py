@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Result
-from culm.tools.files.file_executor import Stop
-from culm.tools.files.paths import Inside, Target
-from culm.tools.files.safe_open import DEPTH_MAX, Refused
-from culm.tools.files.walk import NAMES_MAX, Walked, list_directory, walk
+from culm.tools.base import CallResult
+from culm.tools.files.file_executor import StopFlag
+from culm.tools.files.paths import PathTarget, WorkspacePaths
+from culm.tools.files.safe_open import DEPTH_MAX, OpenRefused
+from culm.tools.files.walk import NAMES_MAX, WalkReport, list_directory, walk
 from culm.tools.glob import GlobArguments, make_glob
 from culm.tools.ls import LsArguments, make_ls
 from culm.tools.search.patterns import IgnoreRules
@@ -18,16 +18,16 @@ from tests.tools.conftest import Desk
 
 async def test_what_is_stopped_says_that_it_is_not_all(desk: Desk) -> None:
     desk.write("a", "one\n")
-    stop = Stop()
+    stop = StopFlag()
     stop.set()
-    here = Target(str(desk.path), is_directory=True)
+    here = PathTarget(str(desk.path), is_directory=True)
     listing = make_ls(desk.kit).effect(LsArguments(), here, stop)
     files = make_glob(desk.kit).effect(GlobArguments("*"), here, stop)
-    file = Target(str(desk.path / "a"), is_directory=False)
-    with pytest.raises(Refused, match=r"Line 1 of a was not reached in time\."):
+    file = PathTarget(str(desk.path / "a"), is_directory=False)
+    with pytest.raises(OpenRefused, match=r"Line 1 of a was not reached in time\."):
         make_view(desk.kit).effect(ViewArguments("a"), file, stop)
     for result in (listing, files):
-        assert isinstance(result, Result)
+        assert isinstance(result, CallResult)
         assert "time was over; this is not all" in result.content
         assert result.metadata == '{"number_of_files":0,"truncated":true}'
 
@@ -35,8 +35,8 @@ async def test_what_is_stopped_says_that_it_is_not_all(desk: Desk) -> None:
 def test_a_walk_stops_between_two_files(folder: Path) -> None:
     for name in "abc":
         (folder / name).touch()
-    stop, walked, seen = Stop(), Walked(), list[str]()
-    with Inside(folder).open(".") as place:
+    stop, walked, seen = StopFlag(), WalkReport(), list[str]()
+    with WorkspacePaths(folder).open(".") as place:
         for entry in walk(place.descriptor, (), IgnoreRules(), stop.is_set, walked, hidden=True):
             seen.append(entry.name)
             stop.set()
@@ -46,8 +46,8 @@ def test_a_walk_stops_between_two_files(folder: Path) -> None:
 def test_a_directory_of_very_many_names_is_cut(folder: Path) -> None:
     for number in range(NAMES_MAX + 1):
         (folder / str(number)).touch()
-    with Inside(folder).open(".") as place:
-        entries, is_whole = list_directory(place.descriptor, (), Stop().is_set)
+    with WorkspacePaths(folder).open(".") as place:
+        entries, is_whole = list_directory(place.descriptor, (), StopFlag().is_set)
     assert (len(entries), is_whole) == (NAMES_MAX, False)
 
 
@@ -57,8 +57,8 @@ def test_directories_that_are_too_deep_are_counted(folder: Path) -> None:
         deep = deep / "d"
         deep.mkdir()
         (deep / "f").touch()
-    walked = Walked()
-    with Inside(folder).open(".") as place:
-        entries = walk(place.descriptor, (), IgnoreRules(), Stop().is_set, walked, hidden=True)
+    walked = WalkReport()
+    with WorkspacePaths(folder).open(".") as place:
+        entries = walk(place.descriptor, (), IgnoreRules(), StopFlag().is_set, walked, hidden=True)
         assert sum(1 for _ in entries) == DEPTH_MAX
     assert walked.unread == 1

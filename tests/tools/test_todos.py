@@ -3,7 +3,7 @@
 import json
 
 from culm.store.sessions import find_session
-from culm.tools.base import Plan, Result
+from culm.tools.base import CallPlan, CallResult
 from culm.tools.todos import TODO_CHARS_MAX, TODOS_MAX, make_todos
 from culm.wire.codec import Json
 from culm.wire.sessions import Session, Todo
@@ -20,7 +20,7 @@ SECOND: list[Json] = [
 ]
 
 
-async def put(desk: Desk, todos: list[Json]) -> Result:
+async def put(desk: Desk, todos: list[Json]) -> CallResult:
     return await carried_out(make_todos(desk.kit), call_of("todos", {"todos": todos}))
 
 
@@ -62,7 +62,7 @@ async def test_a_list_is_kept_told_and_compared_with_the_one_before(desk: Desk) 
 
 async def test_nobody_is_asked_and_nothing_is_kept_before_it_runs(desk: Desk) -> None:
     plan = await make_todos(desk.kit).prepare(call_of("todos", {"todos": FIRST}))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert plan.action.is_free
     assert (await session_of(desk)).todos == []
 
@@ -73,7 +73,7 @@ async def test_what_to_do_better_is_advised_and_the_list_is_kept(desk: Desk) -> 
     assert many.content.endswith("2 steps are in progress; it is better to have one at a time.")
     none = await put(desk, [{"content": "a", "status": "pending"}])
     assert none.content.endswith("Mark the step you go on with as in_progress.")
-    assert await put(desk, []) == Result(
+    assert await put(desk, []) == CallResult(
         "The list is empty now.", metadata='{"is_new":false,"todos":[],"completed":0,"total":0}'
     )
     assert (await session_of(desk)).todos == []

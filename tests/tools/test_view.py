@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.store.history import read_files, read_stamp
-from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.files.read_stamps import stamp_of
 from culm.tools.view import (
     CHUNK_BYTES,
@@ -36,7 +36,7 @@ async def test_lines_are_numbered_and_the_end_is_said(desk: Desk) -> None:
         "truncated": False,
         "number_of_lines": 4,
     }
-    assert await desk.call("view", file_path="a/file.txt") == Result(
+    assert await desk.call("view", file_path="a/file.txt") == CallResult(
         "     1|one\n     2|two\n     3|\n     4|four é\n(end of file, line 4)",
         metadata=encode(about).decode(),
     )
@@ -139,7 +139,7 @@ async def test_a_file_outside_is_asked_about_by_its_real_path_and_then_read(
     secret = str(outside / "secret.txt")
     (desk.path / "link").symlink_to(secret)
     plan = await desk.plan("view", file_path="link", offset=0)
-    assert plan.action == Action(
+    assert plan.action == ResolvedAction(
         tool="view",
         name="read",
         description=f"Read {secret}",
@@ -179,7 +179,7 @@ async def test_inside_and_in_our_own_outputs_nobody_is_asked(desk: Desk) -> None
 )
 async def test_an_image_is_handed_over(desk: Desk, content: bytes, kind: str) -> None:
     file = desk.write("a.bin", content)
-    assert await desk.call("view", file_path="a.bin") == Result(
+    assert await desk.call("view", file_path="a.bin") == CallResult(
         f"a.bin is an image ({kind}, {len(content)} bytes).",
         metadata=f'{{"file_path":"{file}","content":""}}',
         data=base64.b64encode(content).decode(),
@@ -229,7 +229,7 @@ async def test_a_digest_can_be_made_of_any_path(desk: Desk) -> None:
     for name in (b"caf\xe9", b"caf\xea"):
         desk.write(os.fsdecode(name), "here")
         plan = await desk.tools["view"].prepare(_call(os.fsdecode(name)))
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, CallPlan)
         digests.add(plan.action.digest)
     assert len(digests) == 2
 
@@ -266,5 +266,5 @@ async def test_strange_names_are_read(desk: Desk, name: str) -> None:
     result.metadata.encode()
 
 
-def _call(name: str) -> Call:
-    return Call("call-1", "view", "", {"file_path": name})
+def _call(name: str) -> CallRequest:
+    return CallRequest("call-1", "view", "", {"file_path": name})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from culm.store.history import read_stamp
-from culm.tools.base import Action, Plan, Result
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.files.change import FILE_BYTES_MAX
 from culm.tools.files.read_stamps import stamp_of
 from culm.tools.write import make_write
@@ -34,7 +34,9 @@ async def test_a_new_file_is_made_with_its_directories_and_recorded(desk: Desk) 
         "additions": 2,
         "removals": 0,
     }
-    assert result == Result("Made a/b/c.txt (2 lines, 8 bytes).", metadata=encode(about).decode())
+    assert result == CallResult(
+        "Made a/b/c.txt (2 lines, 8 bytes).", metadata=encode(about).decode()
+    )
     file = desk.path / "a" / "b" / "c.txt"
     assert (file.read_text(), names(file.parent)) == ("one\ntwo\n", ["c.txt"])
     umask = os.umask(0)
@@ -47,7 +49,7 @@ async def test_a_new_file_is_made_with_its_directories_and_recorded(desk: Desk) 
 async def test_a_person_sees_both_contents_and_the_digest_is_of_them(desk: Desk) -> None:
     file = await desk.seen("file", "a")
     plan = await desk.plan("write", file_path="./file", content="b")
-    assert plan.action == Action(
+    assert plan.action == ResolvedAction(
         tool="write",
         name="write",
         description=f"Change {file}",
@@ -81,7 +83,7 @@ async def test_a_consent_to_edit_the_project_is_none_to_change_what_runs_or_is_a
 ) -> None:
     kit = replace(desk.kit, outputs=desk.path / "share" / "projects" / "key" / "outputs")
     plan = await make_write(kit).prepare(call_of("write", {"file_path": name, "content": "b"}))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CallPlan)
     assert plan.action.grains == (f"write:{desk.path / place}",)
 
 
@@ -284,7 +286,7 @@ async def test_names_and_texts_that_are_no_utf8_are_refused(desk: Desk) -> None:
         call = call_of("write", {})
         given = type(call)(call.id, call.name, "", dict(arguments), SESSION)
         result = await desk.tools["write"].prepare(given)
-        assert isinstance(result, Result)
+        assert isinstance(result, CallResult)
         assert result.content.startswith(said)
 
 
@@ -320,7 +322,7 @@ async def test_a_write_that_was_cancelled_is_recorded_if_it_happened(desk: Desk)
         await desk.call("view", file_path="file")
 
 
-async def _quietly(plan: Plan) -> Result:
+async def _quietly(plan: CallPlan) -> CallResult:
     return await run(plan)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.client.stream import Lines
+from culm.client.stream import SseParser
 from culm.errors import InvalidRequest
 from culm.events.views import encode_frame
 from culm.wire.codec import decode, encode, parse_body
@@ -52,7 +52,7 @@ def test_frames_are_read_back_however_the_network_cut_them(
         encode_frame("delta", "session", "updated", encode(text), f"e.{n}")
         for n, text in enumerate(texts)
     )
-    lines = Lines()
+    lines = SseParser()
     read: list[str] = []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from culm.ids import ClientId
 from culm.workspace.claims import (
     AbandonedExpired,
-    Claim,
     Claims,
+    ClaimStep,
+    ClientClaim,
     Created,
-    Fate,
     Graces,
     HoldExpired,
     Input,
@@ -19,9 +19,9 @@ from culm.workspace.claims import (
     Retired,
     RunsChanged,
     Selected,
-    Step,
     StreamClosed,
     StreamOpened,
+    WorkspaceFate,
     on_claim,
 )
 from tests.support import contract
@@ -30,14 +30,14 @@ A, B = ClientId("a"), ClientId("b")
 GRACES = Graces(create_s=30, detach_s=10, abandoned_s=3600)
 
 
-def after(*inputs: Input, claims: Claims | None = None, graces: Graces = GRACES) -> Step:
-    step = Step(claims or Claims(), Fate.KEEP)
+def after(*inputs: Input, claims: Claims | None = None, graces: Graces = GRACES) -> ClaimStep:
+    step = ClaimStep(claims or Claims(), WorkspaceFate.KEEP)
     for what in inputs:
         step = on_claim(step.claims, what, graces)
     return step
 
 
-def claim_of(step: Step, client: ClientId = A) -> Claim | None:
+def claim_of(step: ClaimStep, client: ClientId = A) -> ClientClaim | None:
     return step.claims.by_client.get(client)
 
 
@@ -56,35 +56,35 @@ DETACH_HOLD = DETACHED.by_client[A].hold or 0
     ("claims", "what", "streams", "released", "delay_s", "fate"),
     [
         # none
-        (Claims(), Created(A), 0, False, 30, Fate.KEEP),
-        (Claims(), StreamOpened(A), 1, False, None, Fate.KEEP),
+        (Claims(), Created(A), 0, False, 30, WorkspaceFate.KEEP),
+        (Claims(), StreamOpened(A), 1, False, None, WorkspaceFate.KEEP),
         # held after create
-        (HELD, Created(A), 0, False, 30, Fate.KEEP),
-        (HELD, StreamOpened(A), 1, False, None, Fate.KEEP),
-        (HELD, Released(A), None, None, None, Fate.CLOSE),
-        (HELD, HoldExpired(A, HOLD), None, None, None, Fate.CLOSE),
-        (HELD, Retired(A), None, None, None, Fate.CLOSE),
+        (HELD, Created(A), 0, False, 30, WorkspaceFate.KEEP),
+        (HELD, StreamOpened(A), 1, False, None, WorkspaceFate.KEEP),
+        (HELD, Released(A), None, None, None, WorkspaceFate.CLOSE),
+        (HELD, HoldExpired(A, HOLD), None, None, None, WorkspaceFate.CLOSE),
+        (HELD, Retired(A), None, None, None, WorkspaceFate.CLOSE),
         # attached
-        (ATTACHED, Created(A), 1, False, None, Fate.KEEP),
-        (ATTACHED, StreamOpened(A), 2, False, None, Fate.KEEP),
-        (TWICE, StreamClosed(A, BIRTH), 1, False, None, Fate.KEEP),
-        (ATTACHED, StreamClosed(A, BIRTH), 0, False, 10, Fate.KEEP),
-        (ATTACHED, Released(A), 1, True, None, Fate.KEEP),
-        (ATTACHED, HoldExpired(A, HOLD), 1, False, None, Fate.KEEP),
-        (ATTACHED, Retired(A), None, None, None, Fate.CLOSE),
+        (ATTACHED, Created(A), 1, False, None, WorkspaceFate.KEEP),
+        (ATTACHED, StreamOpened(A), 2, False, None, WorkspaceFate.KEEP),
+        (TWICE, StreamClosed(A, BIRTH), 1, False, None, WorkspaceFate.KEEP),
+        (ATTACHED, StreamClosed(A, BIRTH), 0, False, 10, WorkspaceFate.KEEP),
+        (ATTACHED, Released(A), 1, True, None, WorkspaceFate.KEEP),
+        (ATTACHED, HoldExpired(A, HOLD), 1, False, None, WorkspaceFate.KEEP),
+        (ATTACHED, Retired(A), None, None, None, WorkspaceFate.CLOSE),
         # attached and released
-        (RELEASED, Created(A), 1, False, None, Fate.KEEP),
-        (RELEASED, StreamOpened(A), 2, True, None, Fate.KEEP),
-        (RELEASED, StreamClosed(A, BIRTH), None, None, None, Fate.CLOSE),
-        (RELEASED, Released(A), 1, True, None, Fate.KEEP),
-        (RELEASED, Retired(A), None, None, None, Fate.CLOSE),
+        (RELEASED, Created(A), 1, False, None, WorkspaceFate.KEEP),
+        (RELEASED, StreamOpened(A), 2, True, None, WorkspaceFate.KEEP),
+        (RELEASED, StreamClosed(A, BIRTH), None, None, None, WorkspaceFate.CLOSE),
+        (RELEASED, Released(A), 1, True, None, WorkspaceFate.KEEP),
+        (RELEASED, Retired(A), None, None, None, WorkspaceFate.CLOSE),
         # held after the last stream closed
-        (DETACHED, Created(A), 0, False, 30, Fate.KEEP),
-        (DETACHED, StreamOpened(A), 1, False, None, Fate.KEEP),
-        (DETACHED, Released(A), None, None, None, Fate.CLOSE),
-        (DETACHED, HoldExpired(A, DETACH_HOLD), None, None, None, Fate.CLOSE),
-        (DETACHED, HoldExpired(A, HOLD), 0, False, None, Fate.KEEP),
-        (DETACHED, Retired(A), None, None, None, Fate.CLOSE),
+        (DETACHED, Created(A), 0, False, 30, WorkspaceFate.KEEP),
+        (DETACHED, StreamOpened(A), 1, False, None, WorkspaceFate.KEEP),
+        (DETACHED, Released(A), None, None, None, WorkspaceFate.CLOSE),
+        (DETACHED, HoldExpired(A, DETACH_HOLD), None, None, None, WorkspaceFate.CLOSE),
+        (DETACHED, HoldExpired(A, HOLD), 0, False, None, WorkspaceFate.KEEP),
+        (DETACHED, Retired(A), None, None, None, WorkspaceFate.CLOSE),
     ],
 )
 def test_each_cell_of_the_table(
@@ -93,7 +93,7 @@ def test_each_cell_of_the_table(
     streams: int | None,
     released: bool | None,  # noqa: FBT001
     delay_s: float | None,
-    fate: Fate,
+    fate: WorkspaceFate,
 ) -> None:
     step = on_claim(claims, what, GRACES)
     claim = claim_of(step)
@@ -113,20 +113,20 @@ def test_a_create_in_the_detach_grace_keeps_the_selection_and_voids_the_older_ti
     old_hold = selected.by_client[A].hold
     assert old_hold is not None
     step = after(Created(A), HoldExpired(A, old_hold), claims=selected)
-    assert step.fate is Fate.KEEP
+    assert step.fate is WorkspaceFate.KEEP
     assert step.claims.by_client[A].session_id == "s"
 
 
 def test_with_no_detach_grace_the_last_close_ends_the_claim_at_once() -> None:
     step = on_claim(ATTACHED, StreamClosed(A, BIRTH), replace(GRACES, detach_s=0))
-    assert step.fate is Fate.CLOSE
+    assert step.fate is WorkspaceFate.CLOSE
 
 
 @contract("INV-18")
 def test_one_of_two_clients_leaving_does_not_touch_the_other() -> None:
     both = after(Created(B), StreamOpened(B), claims=ATTACHED).claims
     step = after(Retired(A), claims=both)
-    assert step.fate is Fate.KEEP
+    assert step.fate is WorkspaceFate.KEEP
     assert step.claims.by_client == {B: both.by_client[B]}
 
 
@@ -134,7 +134,7 @@ def test_one_of_two_clients_leaving_does_not_touch_the_other() -> None:
 def test_a_stream_from_before_retirement_does_not_count_against_a_later_one() -> None:
     again = after(Retired(A), StreamOpened(A), claims=ATTACHED)
     late = on_claim(again.claims, StreamClosed(A, BIRTH), GRACES)
-    assert late.fate is Fate.KEEP
+    assert late.fate is WorkspaceFate.KEEP
     assert late.claims == again.claims
 
 
@@ -148,9 +148,9 @@ def test_only_live_streams_count_as_attached() -> None:
 @contract("EXC-15")
 def test_live_runs_defer_the_end_until_they_are_gone() -> None:
     running = after(RunsChanged(1), Retired(A), claims=ATTACHED)
-    assert (running.fate, running.arm and running.arm.delay_s) == (Fate.KEEP, 3600)
-    assert on_claim(running.claims, RunsChanged(0), GRACES).fate is Fate.CLOSE
-    assert on_claim(running.claims, Created(B), GRACES).fate is Fate.KEEP
+    assert (running.fate, running.arm and running.arm.delay_s) == (WorkspaceFate.KEEP, 3600)
+    assert on_claim(running.claims, RunsChanged(0), GRACES).fate is WorkspaceFate.CLOSE
+    assert on_claim(running.claims, Created(B), GRACES).fate is WorkspaceFate.KEEP
 
 
 @contract("EXC-15")
@@ -159,9 +159,9 @@ def test_runs_nobody_watches_are_interrupted_at_their_bound_and_not_by_an_older_
     assert running.arm is not None
     timer = running.arm.then
     assert isinstance(timer, AbandonedExpired)
-    assert on_claim(running.claims, timer, GRACES).fate is Fate.INTERRUPT
+    assert on_claim(running.claims, timer, GRACES).fate is WorkspaceFate.INTERRUPT
     back = after(StreamOpened(B), claims=running.claims).claims
-    assert on_claim(back, timer, GRACES).fate is Fate.KEEP
+    assert on_claim(back, timer, GRACES).fate is WorkspaceFate.KEEP
 
 
 inputs = st.one_of(
@@ -179,11 +179,11 @@ inputs = st.one_of(
 @given(st.lists(inputs, max_size=40))
 @example([Created(B), StreamClosed(B, 1), StreamOpened(B)])  # One that never opened closes nothing.
 def test_whatever_happens_a_claim_either_has_a_stream_or_a_timer(whats: list[Input]) -> None:
-    step = Step(Claims(), Fate.KEEP)
+    step = ClaimStep(Claims(), WorkspaceFate.KEEP)
     for what in whats:
         step = on_claim(step.claims, what, GRACES)
         for claim in step.claims.by_client.values():
             assert (claim.streams > 0) == (claim.hold is None)
-        assert (step.fate is Fate.CLOSE) == (
+        assert (step.fate is WorkspaceFate.CLOSE) == (
             not step.claims.by_client and not step.claims.live_runs
-        ) or step.fate is Fate.INTERRUPT
+        ) or step.fate is WorkspaceFate.INTERRUPT

@@ -8,8 +8,8 @@ import pytest
 
 from culm.errors import DataLocked
 from culm.workspace.roots import (
-    Known,
-    Roots,
+    DataRoots,
+    KnownWorkspace,
     project_key,
     read_workspaces,
     remember_workspace,
@@ -27,7 +27,7 @@ def test_the_key_of_a_path_is_readable_and_distinct() -> None:
 @contract("INV-28")
 async def test_a_lock_whose_directory_was_removed_is_taken_anew_or_refused(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    ours, theirs = Roots(FakeClock()), Roots(FakeClock())
+    ours, theirs = DataRoots(FakeClock()), DataRoots(FakeClock())
     async with ours.hold(root):
         await asyncio.to_thread(shutil.rmtree, root)
         async with ours.hold(root):
@@ -43,4 +43,4 @@ def test_the_list_of_workspaces_survives_damage_and_repetition(tmp_path: Path) -
     assert read_workspaces(tmp_path) == []
     for root in ("one", "two", "two"):
         remember_workspace(tmp_path, path=Path("/p"), root=Path(root), workspace_id="id")
-    assert read_workspaces(tmp_path) == [Known("/p", "two", "id")]
+    assert read_workspaces(tmp_path) == [KnownWorkspace("/p", "two", "id")]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.processes.base import Custody, Held, Order
-from culm.processes.disabled import NoCustody
-from culm.tools.tool_context import Kit
+from culm.processes.base import Processes, ProcessHandle, ProcessRequest
+from culm.processes.disabled import NoProcesses
+from culm.tools.tool_context import ToolContext
 from culm.worktrees.worktree import (
     FILES_MAX,
-    Settled,
     Worktree,
     WorktreeFailed,
+    WorktreeOutcome,
     Worktrees,
     describe,
 )
@@ -49,7 +49,7 @@ def commit(folder: Path) -> None:
 class Site:
     """A repository with one commit, and where its agents get their worktrees."""
 
-    kit: Kit
+    kit: ToolContext
     worktrees: Worktrees
     repo: Path
     folders: Path
@@ -59,7 +59,7 @@ class Site:
         shutil.copytree(self.repo, place / "repo", symlinks=True)
         return replace(self, repo=place / "repo", folders=place / "worktrees")
 
-    def equipped(self, kit: Kit) -> "Site":
+    def equipped(self, kit: ToolContext) -> "Site":
         """The same site for somebody with another kit."""
         return replace(self, kit=kit, worktrees=Worktrees(kit))
 
@@ -78,7 +78,7 @@ class Site:
                 await self.worktrees.make(workspace, self.folder(), AGENT)
         return str(failed.value)
 
-    async def settle(self, worktree: Worktree) -> Settled:
+    async def settle(self, worktree: Worktree) -> WorktreeOutcome:
         async with asyncio.timeout(WAIT_S):
             return await self.worktrees.settle(worktree)
 
@@ -127,7 +127,7 @@ async def test_a_worktree_has_the_last_commit_and_goes_when_nothing_was_changed(
         assert git(worktree.workspace, "rev-parse", "--abbrev-ref", "HEAD") == BRANCH
         (path / "test.log").write_text("ignored\n")
         settled = await site.settle(worktree)
-        assert settled == Settled(worktree, kept=False)
+        assert settled == WorktreeOutcome(worktree, kept=False)
         assert describe(settled) == "Nothing was changed in its worktree, which is removed."
         assert site.left() == []
         assert await site.worktrees.remove(worktree)  # Once more, with the session.
@@ -196,7 +196,7 @@ async def test_a_worktree_with_work_in_it_is_kept(site: Site, tmp_path: Path) ->
         worktree = await one.make("sub")
         work(worktree.path)
         settled = await one.settle(worktree)
-        assert settled == Settled(worktree, True, files, more, commits), work  # noqa: FBT003
+        assert settled == WorktreeOutcome(worktree, True, files, more, commits), work  # noqa: FBT003
         assert describe(settled) == (
             f"Its work is kept in {worktree.path} on branch {BRANCH}; "
             f"commits: {commits}, files changed: {len(files) + more}."
@@ -360,7 +360,7 @@ async def test_nothing_that_a_repository_names_is_run(site: Site, tmp_path: Path
         (site.repo / ".git" / "hooks" / hook).symlink_to(program)
     git(site.repo, "config", "core.fsmonitor", str(program))
     worktree = await site.make()
-    assert await site.settle(worktree) == Settled(worktree, kept=False)
+    assert await site.settle(worktree) == WorktreeOutcome(worktree, kept=False)
     assert not ran.exists()
     # Made by a git that is not ours, they would have run.
     git(site.repo, "worktree", "add", str(site.folder()))
@@ -386,7 +386,7 @@ async def test_where_an_agent_could_make_git_run_something_its_worktree_is_kept_
         git(repository, "config", "filter.x.clean", f"touch {ran}; cat")
         own.write_text(now)
         settled = await site.settle(worktree)
-        assert settled == Settled(worktree, kept=True, trouble=settled.trouble)
+        assert settled == WorktreeOutcome(worktree, kept=True, trouble=settled.trouble)
         assert settled.trouble.startswith(why)
         assert describe(settled) == (
             f"Its worktree is kept in {worktree.path} on branch {BRANCH}: {settled.trouble}."
@@ -413,19 +413,21 @@ async def test_agents_at_once_get_branches_of_their_own_though_their_ids_begin_a
     }
     async with asyncio.TaskGroup() as group:
         ends = [group.create_task(site.settle(worktree)) for worktree in worktrees]
-    assert [task.result() for task in ends] == [Settled(one, kept=False) for one in worktrees]
+    assert [task.result() for task in ends] == [
+        WorktreeOutcome(one, kept=False) for one in worktrees
+    ]
     assert site.left() == [BRANCH]
 
 
-class Cancelling(NoCustody):
+class Cancelling(NoProcesses):
     """Has whoever starts the `at`th process cancelled, as soon as it runs."""
 
-    def __init__(self, custody: Custody, at: int) -> None:
+    def __init__(self, custody: Processes, at: int) -> None:
         self._custody = custody
         self._at = at
         self.count = 0
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         self.count += 1
         is_last = self.count == self._at
         held = await self._custody.start(order)
@@ -453,7 +455,7 @@ async def test_a_worktree_that_is_cancelled_at_any_command_of_git_leaves_nothing
 
 async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> None:
     class Locking(Cancelling):
-        async def start(self, order: Order) -> Held:
+        async def start(self, order: ProcessRequest) -> ProcessHandle:
             if "update-ref" in order.argv and "-d" not in order.argv:
                 lock = site.repo / f".git/refs/heads/{BRANCH}.lock"
                 lock.parent.mkdir(parents=True)
@@ -502,16 +504,16 @@ async def _killed(site: Site) -> None:
 # --- what a server leaves that is killed
 
 
-class Imaging(NoCustody):
+class Imaging(NoProcesses):
     """Has a picture taken of all there is before each process, and at the end."""
 
-    def __init__(self, custody: Custody, what: Path, images: Path) -> None:
+    def __init__(self, custody: Processes, what: Path, images: Path) -> None:
         self._custody = custody
         self._what = what
         self._images = images
         self.count = 0
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         self.take()
         return await self._custody.start(order)
 
@@ -566,5 +568,5 @@ async def test_a_worktree_that_two_settle_at_once_is_removed_and_both_say_so(sit
     worktree = await site.make()
     async with asyncio.TaskGroup() as group:
         ends = [group.create_task(site.settle(worktree)) for _ in range(3)]
-    assert [task.result() for task in ends] == [Settled(worktree, kept=False)] * 3
+    assert [task.result() for task in ends] == [WorktreeOutcome(worktree, kept=False)] * 3
     assert site.left() == []

@@ -14,17 +14,22 @@ from msgspec import Raw
 
 from culm.cli.agents import fabric_of, get_agent
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
-from culm.cli.render.agent_events import JsonEvents, PlainEvents, Shower, ask_lines
-from culm.cli.render.renderers import Plain
-from culm.cli.terminal.approval_prompt import Lines, Terminal
+from culm.cli.render.agent_events import (
+    AgentCallRenderer,
+    JsonCallRenderer,
+    TextCallRenderer,
+    ask_lines,
+)
+from culm.cli.render.renderers import TextRenderer
+from culm.cli.terminal.approval_prompt import LineInput, TerminalInput
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.streams import CannotWrite, let_go
 from culm.errors import Failed, InvalidRequest
-from culm.files import Unreadable, read_file
+from culm.files import UnreadableFile, read_file
 from culm.fleet import connect
-from culm.fleet.executor import CallFailed
+from culm.fleet.executor import HostCallFailed
 from culm.fleet.host.callbacks import WorkerAsk
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.transport.base import ConnectFailed
 from culm.wire.codec import Json, printable
 
@@ -33,7 +38,7 @@ EXITS: Mapping[str, int] = {"completed": 0, "cancelled": EXIT_CANCELED}
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class AgentCallOptions:
     """What `culm agent call` was asked for."""
 
     name: str  # An id, a role, or an address.
@@ -46,12 +51,12 @@ class Calling:
     interactive: bool = False  # ... if somebody does.
 
 
-def call_agent(calling: Calling) -> int:
+def call_agent(calling: AgentCallOptions) -> int:
     """Run to the end and return the exit status; raises `AppError`."""
-    plain = Plain()
-    shower = JsonEvents(plain) if calling.as_json else PlainEvents(plain)
-    lines = Terminal(plain) if calling.interactive else None
-    controls = Controls()
+    plain = TextRenderer()
+    shower = JsonCallRenderer(plain) if calling.as_json else TextCallRenderer(plain)
+    lines = TerminalInput(plain) if calling.interactive else None
+    controls = RunControl()
 
     def cancel() -> None:
         shower.note("(cancelling; once more to leave at once)")
@@ -64,10 +69,15 @@ def call_agent(calling: Calling) -> int:
         return let_go(exc, "the run was cancelled")
 
 
-async def call(calling: Calling, shower: Shower, lines: Lines | None, controls: Controls) -> int:
+async def call(
+    calling: AgentCallOptions,
+    shower: AgentCallRenderer,
+    lines: LineInput | None,
+    controls: RunControl,
+) -> int:
     """Raises `AppError` if nobody can be called."""
     endpoint, token = await asyncio.to_thread(_find, calling)
-    caller = Caller(shower, lines, calling.approve)
+    caller = CallCallbacks(shower, lines, calling.approve)
     try:
         async with connect(endpoint, token=token, ca=calling.ca) as agent:
             outcome = await agent.run(calling.assignment, caller, controls)
@@ -87,7 +97,7 @@ def _hint(reason: str) -> str:
     return "`culm agent list` shows who is there"
 
 
-def _find(calling: Calling) -> tuple[str, str | None]:
+def _find(calling: AgentCallOptions) -> tuple[str, str | None]:
     """Where it is, and the token it wants; raises `NotFound`, `InvalidRequest`."""
     if "://" in calling.name:
         return calling.name, _token(calling.token_file)
@@ -106,14 +116,16 @@ def _token(file: Path | None, *, is_needed: bool = True) -> str | None:
         if not is_needed:
             return None
         raise InvalidRequest(f"there is no token file {file}") from None
-    except (OSError, Unreadable, UnicodeError) as exc:
+    except (OSError, UnreadableFile, UnicodeError) as exc:
         raise InvalidRequest(f"cannot read the token file {file}: {exc}") from exc
 
 
-class Caller:
+class CallCallbacks:
     """Implements `Overseer`: shows what happens, and asks whoever sits at the terminal."""
 
-    def __init__(self, shower: Shower, lines: Lines | None, approve: bool | None) -> None:  # noqa: FBT001
+    def __init__(
+        self, shower: AgentCallRenderer, lines: LineInput | None, approve: bool | None
+    ) -> None:  # noqa: FBT001
         self._shower = shower
         self._lines = lines
         self._approve = approve
@@ -149,7 +161,7 @@ class Caller:
             self._shower.note("(not asked any more: time is over, or the run is)")
             raise
 
-    async def _ask(self, lines: Lines) -> bool:
+    async def _ask(self, lines: LineInput) -> bool:
         while True:
             said = await lines.read("allow it? [y]es, [n]o: ")
             match said.strip().lower():
@@ -163,4 +175,4 @@ class Caller:
                     continue
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
-        raise CallFailed("whoever called this agent does nothing for it")
+        raise HostCallFailed("whoever called this agent does nothing for it")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.commands import Commands
+from culm.cli.commands import CommandGroup
 from culm.cli.options import directory_option
 from culm.cli.terminal.streams import is_terminal, need_output
 
@@ -21,7 +21,7 @@ data_dir_option = click.option(
 )
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def agent() -> None:
     """Agents that serve by themselves: start one, list them, call one.
 
@@ -123,7 +123,7 @@ def serve(
     import asyncio
     import os
 
-    from culm.cli.agent_serve import Serving, serve_agent
+    from culm.cli.agent_serve import AgentServeOptions, serve_agent
     from culm.fleet.transport.tls import ServerTls
     from culm.settings import default_data_dir
 
@@ -139,7 +139,7 @@ def serve(
         place = place_of(directory, None, data_dir, dict(os.environ))
         named, credential = asyncio.run(find_model(place, model))
     tls = ServerTls(tls_cert, tls_key) if tls_cert and tls_key else None
-    serving = Serving(
+    serving = AgentServeOptions(
         role,
         kind,
         data_dir,
@@ -269,10 +269,10 @@ def call(
     import os
 
     need_output()
-    from culm.cli.agent_call import Calling, call_agent
+    from culm.cli.agent_call import AgentCallOptions, call_agent
     from culm.settings import default_data_dir
 
-    calling = Calling(
+    calling = AgentCallOptions(
         name,
         " ".join(words),
         data_dir or default_data_dir(os.environ),

@@ -5,37 +5,39 @@ An agent gets the one credential that its model needs, read now, and no configur
 
 from typing import NoReturn
 
-from culm.cli.reading import Place, read_place
-from culm.config.references import Unresolved
+from culm.cli.reading import ConfigLocation, read_place
+from culm.config.references import UnresolvedReference
 from culm.errors import InvalidRequest, ModelFailed
 from culm.fleet.provision import Credential, ModelName
-from culm.model.choice import Chosen, Models, Present
+from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.local_servers import OFFLINE
 
 
 class _Read(Exception):
     """Carries the model out whose references have all been read."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: ChosenModel) -> None:
         super().__init__()
         self.chosen = chosen
 
 
-def _give(chosen: Chosen) -> NoReturn:
+def _give(chosen: ChosenModel) -> NoReturn:
     raise _Read(chosen)
 
 
 async def _run_none(_: str) -> NoReturn:
-    raise Unresolved("a command that prints a key is not run for an agent")
+    raise UnresolvedReference("a command that prints a key is not run for an agent")
 
 
-async def find_model(place: Place, name: str) -> tuple[ModelName | None, Credential | None]:
+async def find_model(
+    place: ConfigLocation, name: str
+) -> tuple[ModelName | None, Credential | None]:
     """PROVIDER/MODEL, else the configured one; raises `InvalidRequest`.
 
     Without either the agent has the embedded model, which needs no credential.
     """
     reading = await read_place(place)
-    present = Present(reading.whole, place.env)
+    present = ModelConfig(reading.whole, place.env)
     models = Models(lambda: present, _give, _run_none)
     if name:
         provider_id, _, model_id = name.partition("/")
@@ -54,7 +56,7 @@ async def find_model(place: Place, name: str) -> tuple[ModelName | None, Credent
     raise AssertionError("a model that can be opened is given")
 
 
-def _credential(chosen: Chosen) -> Credential | None:
+def _credential(chosen: ChosenModel) -> Credential | None:
     access = chosen.access
     if chosen.provider_id == OFFLINE:
         return None

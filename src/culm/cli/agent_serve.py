@@ -14,7 +14,7 @@ from culm.cli.agents import fabric_dir_of, fabric_of
 from culm.errors import Conflict, Failed, InvalidRequest
 from culm.files import replace_file
 from culm.fleet.discovery.base import is_running
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
 from culm.fleet.provision import (
     PROVISION_VERSION,
@@ -22,7 +22,7 @@ from culm.fleet.provision import (
     BadProvision,
     Capabilities,
     Credential,
-    Extension,
+    CulmExtension,
     Identity,
     ModelName,
     Provision,
@@ -31,9 +31,9 @@ from culm.fleet.provision import (
 )
 from culm.fleet.transport.auth import check_door
 from culm.fleet.transport.tls import ServerTls
-from culm.fleet.worker.lifecycle import Door, work
+from culm.fleet.worker.lifecycle import WorkerEndpoint, work
 from culm.fleet.worker.main import bound_the_end, run_loop, set_up_log, take_signals
-from culm.fleet.worker_server.base import Service
+from culm.fleet.worker_server.base import ServeMany
 from culm.ids import Ids
 from culm.server.auth import TOKEN_BYTES, read_or_make_token
 from culm.wire.codec import printable
@@ -42,7 +42,7 @@ ID_CHARS = 8  # Enough to tell agents of one role apart.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Serving:
+class AgentServeOptions:
     """What `culm agent serve` was asked for."""
 
     role: str
@@ -61,7 +61,7 @@ class Serving:
     env: Mapping[str, str] | None = None  # Of the program of a cli_adapter, beside the usual.
 
 
-def serve_agent(serving: Serving) -> None:
+def serve_agent(serving: AgentServeOptions) -> None:
     """Serve until SIGINT or SIGTERM; raises `AppError`."""
     set_up_log("culm")
     check_door(serving.host, has_token=serving.auth, has_tls=serving.tls is not None)
@@ -78,12 +78,12 @@ def serve_agent(serving: Serving) -> None:
             words = f"agent {agent_id} serves role {serving.role} at {endpoint}; call it: {how}"
             click.echo(printable(words), err=True)
 
-        door = Door(
+        door = WorkerEndpoint(
             serving.host,
             serving.port,
             serving.tls,
             serving.labels,
-            Service(),
+            ServeMany(),
             on_ready=announce,
             on_leave=bound_the_end,
         )
@@ -101,7 +101,7 @@ def serve_agent(serving: Serving) -> None:
             raise Failed(f"the agent cannot serve: {exc}") from exc
 
 
-def _options(serving: Serving) -> Iterator[str]:
+def _options(serving: AgentServeOptions) -> Iterator[str]:
     """What a caller must say that the record does not."""
     if serving.auth and serving.token_file is not None:
         yield from ("--token-file", str(serving.token_file.absolute()))
@@ -115,7 +115,7 @@ def _new_id(role: str) -> str:
     return made if is_safe_stem(made) else f"agent-{number}"
 
 
-def _check_id(fabric: FileFabric, agent_id: str) -> None:
+def _check_id(fabric: FileDiscovery, agent_id: str) -> None:
     """Raises `InvalidRequest`, and `Conflict` if callers would find the one or the other."""
     if not is_safe_stem(agent_id):
         words = f"--id has letters, digits, _ - . and no .., at most {STEM_CHARS_MAX}"
@@ -127,7 +127,7 @@ def _check_id(fabric: FileFabric, agent_id: str) -> None:
 
 
 @contextmanager
-def _open_token(serving: Serving, own_file: Path) -> Generator[str | None]:
+def _open_token(serving: AgentServeOptions, own_file: Path) -> Generator[str | None]:
     """The token callers must show; a file of our own goes when we go."""
     if not serving.auth:
         yield None
@@ -145,7 +145,7 @@ def _open_token(serving: Serving, own_file: Path) -> Generator[str | None]:
             own_file.unlink(missing_ok=True)
 
 
-def _provision(serving: Serving, agent_id: str, token: str | None) -> Provision:
+def _provision(serving: AgentServeOptions, agent_id: str, token: str | None) -> Provision:
     credentials = [] if serving.credential is None else [serving.credential]
     return Provision(
         version=PROVISION_VERSION,
@@ -156,5 +156,5 @@ def _provision(serving: Serving, agent_id: str, token: str | None) -> Provision:
         model=serving.model,
         secrets=Secrets(credentials, token),
         capabilities=Capabilities(enforce_permissions=True),  # Callers are asked.
-        culm=Extension(env=None if serving.env is None else {**serving.env}),
+        culm=CulmExtension(env=None if serving.env is None else {**serving.env}),
     )

@@ -10,23 +10,23 @@ from culm.cli.render.text import table
 from culm.cli.terminal.streams import output_width
 from culm.clock import LoopClock
 from culm.errors import NotFound
-from culm.fleet.discovery.base import AgentRecord, Fabric
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.base import AgentRecord, Discovery
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.names import is_safe_name
 from culm.wire.codec import printable
 
 SHOWN_MAX = 5  # Of those that a hint names.
 
 
-def fabric_of(data_dir: Path) -> FileFabric:
-    return FileFabric(fabric_dir_of(data_dir), LoopClock())
+def fabric_of(data_dir: Path) -> FileDiscovery:
+    return FileDiscovery(fabric_dir_of(data_dir), LoopClock())
 
 
 def fabric_dir_of(data_dir: Path) -> Path:
     return data_dir / "fabric"
 
 
-def show_agents(fabric: Fabric, role: str, label: str, *, as_json: bool) -> None:
+def show_agents(fabric: Discovery, role: str, label: str, *, as_json: bool) -> None:
     found = [one for one in fabric.discover(role=role, label=label) if _takes_calls(one)]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
@@ -47,7 +47,7 @@ def _row(record: AgentRecord) -> Sequence[str]:
     return record.agent_id, record.role or "-", str(record.pid), labels, record.endpoint
 
 
-def get_agent(fabric: Fabric, name: str) -> AgentRecord:
+def get_agent(fabric: Discovery, name: str) -> AgentRecord:
     """By its id, else the first of that role; raises `NotFound`, which names those there are."""
     found = fabric.resolve(name) if is_safe_name(name) else None
     if found is not None:

@@ -15,7 +15,7 @@ from culm.cli.render.call_lines import head_of
 from culm.cli.render.call_notes import path_text
 from culm.cli.render.text import table
 from culm.cli.server import look
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.approval_prompt import HOW, parse_response
 from culm.cli.terminal.streams import output_width
 from culm.client.workspace import RemoteWorkspace
@@ -32,7 +32,7 @@ Action = Literal["allow", "allow_session", "allow_workspace", "deny"]
 SHOWN_MAX = 5  # Of those that a hint names.
 
 
-def show_asks(where: Where, *, as_json: bool) -> None:
+def show_asks(where: ServerTarget, *, as_json: bool) -> None:
     async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
         asks = await all_in(workspace)
         return asks, await _names_in(workspace, asks)
@@ -87,28 +87,28 @@ async def _names_in(workspace: RemoteWorkspace, asks: Sequence[AnyAsk]) -> dict[
 # --- permissions
 
 
-class Given(NamedTuple):
+class PermissionAnswer(NamedTuple):
     """An answer to a permission, and whether it was the first."""
 
     ask: Permission
     is_first: bool
 
 
-def settle(where: Where, ask_ids: Sequence[str], action: Action) -> int:
+def settle(where: ServerTarget, ask_ids: Sequence[str], action: Action) -> int:
     """Allow or deny these, or all that are open if none is named; returns the exit status.
 
     Nothing is answered if one of them cannot be; raises `NotFound`, `InvalidRequest`.
     """
 
-    async def give(workspace: RemoteWorkspace) -> tuple[list[Given], Names]:
+    async def give(workspace: RemoteWorkspace) -> tuple[list[PermissionAnswer], Names]:
         if ask_ids:
             wanted = permissions_of(await all_in(workspace), ask_ids)
         else:
             wanted = await workspace.asks()
         names = await _names_in(workspace, wanted)
-        return [Given(ask, await workspace.answer(ask, action)) for ask in wanted], names
+        return [PermissionAnswer(ask, await workspace.answer(ask, action)) for ask in wanted], names
 
-    none: tuple[list[Given], Names] | None = None if ask_ids else ([], {})
+    none: tuple[list[PermissionAnswer], Names] | None = None if ask_ids else ([], {})
     given, names = _found(where, look(where, give, none))
     if not given:
         click.echo("nothing is asked here", err=True)
@@ -122,7 +122,7 @@ def settle(where: Where, ask_ids: Sequence[str], action: Action) -> int:
     return EXIT_FAILED if late else 0
 
 
-def too_late(given: Sequence[Given], action: Action) -> list[Permission]:
+def too_late(given: Sequence[PermissionAnswer], action: Action) -> list[Permission]:
     """Those that somebody else has answered, or that were not needed any more."""
     # A denied run has ended, and has taken with it what else it asked for.
     ended = {ask.run_id for ask, is_first in given if is_first and action == "deny"}
@@ -144,7 +144,7 @@ def permissions_of(asks: Sequence[AnyAsk], ask_ids: Sequence[str]) -> list[Permi
 # --- questions
 
 
-def answer_questions(where: Where, ask_id: str, answers: Sequence[str]) -> None:
+def answer_questions(where: ServerTarget, ask_id: str, answers: Sequence[str]) -> None:
     """Raises `NotFound` if there is none; `InvalidRequest` if it is no question, or no answer."""
 
     async def give(workspace: RemoteWorkspace) -> list[str]:
@@ -202,7 +202,7 @@ def _shown(some: Sequence[AnyAsk], asks: Sequence[AnyAsk]) -> str:
     return printable(", ".join(words))
 
 
-def _found(where: Where, found: T | None) -> T:
+def _found(where: ServerTarget, found: T | None) -> T:
     if found is None:
         raise NotFound(f"nothing is asked in {printable(str(where.directory))}", hint=_ELSEWHERE)
     return found

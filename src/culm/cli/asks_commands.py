@@ -12,7 +12,7 @@ from culm.cli.options import at_server, json_option
 
 if TYPE_CHECKING:
     from culm.cli.asks import Action
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 _FOR: "dict[str, Action]" = {
     "once": "allow",
@@ -28,7 +28,7 @@ _all_option = click.option("--all", "is_all", is_flag=True, help="All that is op
 @at_server
 def asks(
     as_json: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """List what the agents of this directory wait for permission for, the latest first.
 
@@ -62,7 +62,7 @@ def approve(
     ask_ids: tuple[str, ...],
     scope: str,
     is_all: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Allow what `culm asks` lists; the first answer counts, here or in another client.
 
@@ -88,7 +88,7 @@ def approve(
 def deny(
     ask_ids: tuple[str, ...],
     is_all: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Deny what `culm asks` lists, which ends the run that asks; the first answer counts.
 
@@ -112,7 +112,7 @@ def deny(
 def answer(
     ask_id: str,
     answers: tuple[str, ...],
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Answer a question that `culm asks` lists; the first answer counts.
 

@@ -8,17 +8,23 @@ import re
 from dataclasses import dataclass
 
 from culm.cli.exits import EXIT_INTERRUPTED
-from culm.cli.follow_run import Left, Screen, SessionWatching, Watching, make_screen
+from culm.cli.follow_run import (
+    RunFollower,
+    RunScreen,
+    SessionFollower,
+    StoppedFollowing,
+    make_screen,
+)
 from culm.cli.names import all_named, find_named
 from culm.cli.run_ends import status_of
 from culm.cli.server import in_words
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
 from culm.client.connect import open_connected
 from culm.client.follower import Follower
-from culm.client.http import Refused
-from culm.client.launch import Starter
-from culm.client.tree import Tree, open_tree
+from culm.client.http import RequestRefused
+from culm.client.launch import ServerStarter
+from culm.client.tree import SessionTree, open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, RunNotFound
 from culm.ids import RunId, SessionId
@@ -30,14 +36,14 @@ _CURSOR = re.compile(r"[0-9a-f]{1,64}\.[0-9]{1,18}")
 @dataclass(frozen=True, slots=True)
 class AttachOptions:
     name: str
-    where: Where
+    where: ServerTarget
     cursor: str = ""
     until_idle: bool = False
     as_json: bool = False
     interactive: bool = False
 
 
-def attach(options: AttachOptions, starter: Starter) -> int:
+def attach(options: AttachOptions, starter: ServerStarter) -> int:
     """Show it and return the exit status; raises `AppError`. The start may have begun."""
     if options.cursor and not _CURSOR.fullmatch(options.cursor):
         hint = "it is what `culm attach` says when you leave it"
@@ -49,11 +55,11 @@ def attach(options: AttachOptions, starter: Starter) -> int:
             return runner.run(_run(options, screen, starter))
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
-    except (Refused, OSError, ExceptionGroup) as exc:
+    except (RequestRefused, OSError, ExceptionGroup) as exc:
         raise in_words(exc, options.where.server.url) from exc
 
 
-async def _run(options: AttachOptions, screen: Screen, starter: Starter) -> int:
+async def _run(options: AttachOptions, screen: RunScreen, starter: ServerStarter) -> int:
     task = asyncio.current_task()
     assert task is not None, "this runs in a task"
     attaching = _Attaching(options, screen)
@@ -71,7 +77,7 @@ async def _run(options: AttachOptions, screen: Screen, starter: Starter) -> int:
 
 
 class _Attaching:
-    def __init__(self, options: AttachOptions, screen: Screen) -> None:
+    def __init__(self, options: AttachOptions, screen: RunScreen) -> None:
         self.interrupted = asyncio.Event()
         self.is_there = False  # From here on an interrupt leaves what is shown.
         self._options = options
@@ -92,7 +98,7 @@ class _Attaching:
                 if run_id is None:
                     return await self._show_session(workspace, follower, tree)
                 return await self._show_run(workspace, follower, tree, run_id)
-            except Left:
+            except StoppedFollowing:
                 self._screen.face.note(
                     f"(left; `culm attach {self._options.name} --cursor {tree.cursor}` "
                     "goes on from here)"
@@ -101,9 +107,9 @@ class _Attaching:
                 return 0 if run_id is None else EXIT_INTERRUPTED
 
     async def _show_run(
-        self, workspace: RemoteWorkspace, follower: Follower, tree: Tree, run_id: RunId
+        self, workspace: RemoteWorkspace, follower: Follower, tree: SessionTree, run_id: RunId
     ) -> int:
-        watching = Watching(
+        watching = RunFollower(
             workspace,
             follower,
             tree,
@@ -119,9 +125,9 @@ class _Attaching:
         return status_of(ended[0])
 
     async def _show_session(
-        self, workspace: RemoteWorkspace, follower: Follower, tree: Tree
+        self, workspace: RemoteWorkspace, follower: Follower, tree: SessionTree
     ) -> int:
-        watching = SessionWatching(
+        watching = SessionFollower(
             workspace, follower, tree, self._screen, interrupted=self.interrupted
         )
         await watching.run(until_idle=self._options.until_idle)
@@ -151,7 +157,7 @@ async def find_run_or_session(
 async def _find_run(workspace: RemoteWorkspace, run_id: str) -> Run | None:
     try:
         return await workspace.run(run_id) if run_id else None
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.code != RunNotFound.code:
             raise
     return None

@@ -10,7 +10,7 @@ from culm.cli.options import at_own_server
 from culm.cli.terminal.streams import is_terminal, need_output
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 
 @click.command("attach")
@@ -31,7 +31,7 @@ def attach(
     cursor: str,
     until_idle: bool,  # noqa: FBT001 - click passes by name
     as_json: bool,  # noqa: FBT001
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Follow a run, or a session with all its runs, live and from its start.
 

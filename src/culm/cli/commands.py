@@ -7,7 +7,7 @@ from culm.cli.terminal.streams import CannotWrite
 NEAREST_MAX = 3
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """Commands that are offered when somebody mistypes one."""
 
     def resolve_command(

@@ -11,8 +11,8 @@ from msgspec import MsgspecError
 from culm.cli.names import short_ids
 from culm.cli.options import where_of
 from culm.cli.render.call_lines import head_of
-from culm.cli.server_target import Where
-from culm.client.http import Refused, open_client
+from culm.cli.server_target import ServerTarget
+from culm.client.http import RequestRefused, open_client
 from culm.client.launch import find_token
 from culm.errors import AppError
 from culm.wire.sessions import Session
@@ -37,7 +37,7 @@ def ids_for(
     try:
         where = where_of(directory, host or os.environ.get("CULM_HOST"), token_file)
         sessions = asyncio.run(_sessions_at(where))
-    except (AppError, Refused, OSError, ExceptionGroup, MsgspecError):
+    except (AppError, RequestRefused, OSError, ExceptionGroup, MsgspecError):
         return []  # Nobody reads what is said here: it would stand in the line being typed.
     short = short_ids([one.id for one in sessions])
     return [
@@ -47,7 +47,7 @@ def ids_for(
     ]
 
 
-async def _sessions_at(where: Where) -> list[Session]:
+async def _sessions_at(where: ServerTarget) -> list[Session]:
     async with asyncio.timeout(COMPLETE_S):
         token = find_token(where.server, where.token_file, os.environ)
         async with open_client(where.server.url, token=token) as client:

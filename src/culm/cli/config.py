@@ -7,19 +7,19 @@ from typing import cast
 
 import click
 
-from culm.cli.config_check import Finding, findings_of
+from culm.cli.config_check import ConfigFinding, findings_of
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.reading import Place, Reading, found_origin, untrusted_parts, value_at
+from culm.cli.reading import ConfigLocation, ConfigReport, found_origin, untrusted_parts, value_at
 from culm.cli.render.text import columns
 from culm.cli.secrets import without_secrets
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
 from culm.config.schema import json_schema
-from culm.config.sources import Read, sources_of
+from culm.config.sources import ReadSource, sources_of
 from culm.wire.codec import Json, printable
 
 
-def show_notices(reading: Reading) -> None:
+def show_notices(reading: ConfigReport) -> None:
     for notice in reading.notices:
         click.echo(f"note: {printable(notice)}", err=True)
 
@@ -27,7 +27,7 @@ def show_notices(reading: Reading) -> None:
 # --- path
 
 
-def show_paths(reading: Reading) -> None:
+def show_paths(reading: ConfigReport) -> None:
     """Print every file that may say something, the lowest first, and how it stands."""
     states = {read.source.file: _state(read) for read in reading.reads}
     states |= {read.source.file: "not trusted" for read, _ in untrusted_parts(reading)}
@@ -39,7 +39,7 @@ def show_paths(reading: Reading) -> None:
     click.echo("\n".join(columns(rows)))
 
 
-def _files(place: Place) -> Iterator[tuple[Path, str]]:
+def _files(place: ConfigLocation) -> Iterator[tuple[Path, str]]:
     user, *project = sources_of(place.config_file, place.directory)
     yield user.file, "yours"
     yield place.user_document, "set by clients, for all directories"
@@ -48,7 +48,7 @@ def _files(place: Place) -> Iterator[tuple[Path, str]]:
     yield place.own_document, "set by clients, for this directory"
 
 
-def _state(read: Read) -> str:
+def _state(read: ReadSource) -> str:
     if read.is_bad:
         return "bad"
     return "trusted" if read.trusted and read.source.owner == "project" else "there"
@@ -57,7 +57,7 @@ def _state(read: Read) -> str:
 # --- check
 
 
-def show_findings(reading: Reading) -> int:
+def show_findings(reading: ConfigReport) -> int:
     """Print what is wrong, and return the exit status."""
     findings = findings_of(reading)
     for finding in findings:
@@ -69,7 +69,7 @@ def show_findings(reading: Reading) -> int:
     return 0
 
 
-def _show_finding(finding: Finding) -> None:
+def _show_finding(finding: ConfigFinding) -> None:
     """Problems are what was asked for; notes go beside them."""
     problem, is_note = finding
     words = printable(str(problem))
@@ -81,7 +81,7 @@ def _show_finding(finding: Finding) -> None:
 # --- show
 
 
-def show_config(reading: Reading, *, with_origin: bool) -> None:
+def show_config(reading: ConfigReport, *, with_origin: bool) -> None:
     """Print what counts, without secrets."""
     show_notices(reading)
     if not with_origin:
@@ -106,7 +106,7 @@ def _leaves(document: Document, path: jsonc.Path = ()) -> Iterator[tuple[jsonc.P
             yield (*path, name), value
 
 
-def _origin(reading: Reading, path: jsonc.Path) -> str:
+def _origin(reading: ConfigReport, path: jsonc.Path) -> str:
     """The highest layer that says something there."""
     found, *others = reading.layers
     for layer in reversed(others):

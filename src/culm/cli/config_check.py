@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 from culm.cli.models import ANY, ROLES, models_of
-from culm.cli.reading import Layer, Reading, untrusted_parts, value_at
+from culm.cli.reading import ConfigLayer, ConfigReport, untrusted_parts, value_at
 from culm.config import jsonc
-from culm.config.checking import Document, Problem, key_of
+from culm.config.checking import ConfigProblem, Document, key_of
 from culm.config.references import Variables, why_unresolved
 from culm.model.catalog import known_providers
 from culm.model.choice import Models, check_models
@@ -17,12 +17,12 @@ from culm.wire.codec import Json, strings_in
 UNSET_HINT = "set the variable, write `${NAME:-default}`, or set the key to something else"
 
 
-class Finding(NamedTuple):
-    problem: Problem
+class ConfigFinding(NamedTuple):
+    problem: ConfigProblem
     is_note: bool = False  # Worth knowing; nothing need be mended.
 
 
-def findings_of(reading: Reading) -> list[Finding]:
+def findings_of(reading: ConfigReport) -> list[ConfigFinding]:
     """Everything, in the order of the files and their lines."""
     models = models_of(reading)
     found = [
@@ -39,31 +39,31 @@ def findings_of(reading: Reading) -> list[Finding]:
     return sorted(unique, key=lambda one: (order.index(one.problem.file), one.problem.line))
 
 
-def _in_texts(reading: Reading) -> Iterator[Finding]:
+def _in_texts(reading: ConfigReport) -> Iterator[ConfigFinding]:
     """What does not fit the schema.
 
     Of another program's file, and of what clients set, the part that we know counts.
     """
     for read in reading.reads:
         for problem in read.checked.problems:
-            yield Finding(problem, is_note=not read.is_bad)
+            yield ConfigFinding(problem, is_note=not read.is_bad)
     for read in reading.documents:
         for problem in read.checked.problems:
-            yield Finding(problem, is_note=read.checked.is_json)
+            yield ConfigFinding(problem, is_note=read.checked.is_json)
 
 
-def _untrusted(reading: Reading) -> Iterator[Finding]:
+def _untrusted(reading: ConfigReport) -> Iterator[ConfigFinding]:
     for read, ignored in untrusted_parts(reading):
         keys = ", ".join(sorted(key_of(path) for path, _ in ignored))
         what = f"it is not trusted, so this part of it is ignored: {keys}"
         hint = "read it, then say: culm trust"
-        yield Finding(Problem(str(read.source.file), 0, "", what, hint), is_note=True)
+        yield ConfigFinding(ConfigProblem(str(read.source.file), 0, "", what, hint), is_note=True)
 
 
 # --- references
 
 
-def _references(reading: Reading) -> Iterator[Finding]:
+def _references(reading: ConfigReport) -> Iterator[ConfigFinding]:
     """Those that lead nowhere, as far as they count; no command is run."""
     whole = reading.whole
     variables = Variables(check_models(whole).env, reading.place.env)
@@ -78,7 +78,7 @@ def _references(reading: Reading) -> Iterator[Finding]:
             is_variable = path[0] == "env" and name.isascii() and name.isidentifier()
             asked = f"${name}" if is_variable else text
             if reason := why_unresolved(asked, variables):
-                yield Finding(layer.problem(path, key_of(path), reason, _hint_for(reason)))
+                yield ConfigFinding(layer.problem(path, key_of(path), reason, _hint_for(reason)))
 
 
 def _is_resolved(path: jsonc.Path, whole: Document) -> bool:
@@ -104,7 +104,7 @@ def _hint_for(reason: str) -> str:
 # --- models and providers
 
 
-def _selections(reading: Reading, models: Models) -> Iterator[Finding]:
+def _selections(reading: ConfigReport, models: Models) -> Iterator[ConfigFinding]:
     """Models that are selected and cannot be had."""
     for layer in reading.layers:
         if layer.read is None:
@@ -121,14 +121,14 @@ def _selections(reading: Reading, models: Models) -> Iterator[Finding]:
                 reason = models.why_not(provider, model)
                 place = (*path, "provider")
                 hint = _nearest_provider(reading, provider)
-                yield Finding(layer.problem(place, key_of(place), reason, hint))
+                yield ConfigFinding(layer.problem(place, key_of(place), reason, hint))
             elif not model:
-                yield Finding(layer.problem(path, key_of(path), "no model is named"))
+                yield ConfigFinding(layer.problem(path, key_of(path), "no model is named"))
             else:
                 yield from _misspelled(reading, layer, (*path, "model"), provider, model)
 
 
-def _selected(layer: Layer) -> Iterator[jsonc.Path]:
+def _selected(layer: ConfigLayer) -> Iterator[jsonc.Path]:
     for role in ROLES:
         yield "models", role
         others = value_at(layer.document, ("fallbacks", role))
@@ -136,7 +136,7 @@ def _selected(layer: Layer) -> Iterator[jsonc.Path]:
             yield "fallbacks", role, n
 
 
-def _nearest_provider(reading: Reading, provider: str) -> str:
+def _nearest_provider(reading: ConfigReport, provider: str) -> str:
     known = known_providers()
     locals_ = [server.id for server in LOCAL_SERVERS]
     if is_off(reading.place.env) and (provider in known or provider in locals_):
@@ -151,18 +151,18 @@ def _nearest_provider(reading: Reading, provider: str) -> str:
 
 
 def _misspelled(
-    reading: Reading, layer: Layer, path: jsonc.Path, provider: str, model: str
-) -> Iterator[Finding]:
+    reading: ConfigReport, layer: ConfigLayer, path: jsonc.Path, provider: str, model: str
+) -> Iterator[ConfigFinding]:
     """A model that its provider does not list may be there all the same."""
     listed = [one.id for one in check_models(reading.whole).providers[provider].models]
     close = difflib.get_close_matches(model, listed, 1, 0.8)
     if listed and model not in listed and close:
         what = f"provider {provider!r} lists no model {model!r}"
         hint = f"did you mean {close[0]!r}?"
-        yield Finding(layer.problem(path, key_of(path), what, hint), is_note=True)
+        yield ConfigFinding(layer.problem(path, key_of(path), what, hint), is_note=True)
 
 
-def _providers(reading: Reading, models: Models, named: set[str]) -> Iterator[Finding]:
+def _providers(reading: ConfigReport, models: Models, named: set[str]) -> Iterator[ConfigFinding]:
     """Providers that somebody wrote down and that cannot be used as they are."""
     for name, provider in check_models(reading.whole).providers.items():
         key = key_of(("providers", name))
@@ -176,4 +176,4 @@ def _providers(reading: Reading, models: Models, named: set[str]) -> Iterator[Fi
             if layer.read is not None and value_at(layer.document, path) is not None
         ]
         if writers:
-            yield Finding(writers[-1].problem(path, key, reason))
+            yield ConfigFinding(writers[-1].problem(path, key, reason))

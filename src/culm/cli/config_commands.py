@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from culm.cli.commands import Commands
+from culm.cli.commands import CommandGroup
 from culm.cli.options import directory_option
 
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
-    from culm.cli.reading import Place, Reading
+    from culm.cli.reading import ConfigLocation, ConfigReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ def _of_user(command: Callable[P, R]) -> Callable[P, R]:
     return config_file(data_dir(command))
 
 
-def _place(directory: Path, config_file: Path | None, data_dir: Path | None) -> "Place":
+def _place(directory: Path, config_file: Path | None, data_dir: Path | None) -> "ConfigLocation":
     import os
 
     from culm.cli.reading import place_of
@@ -48,7 +48,7 @@ def _place(directory: Path, config_file: Path | None, data_dir: Path | None) -> 
     return place_of(directory, config_file, data_dir, dict(os.environ))
 
 
-def _read(directory: Path, config_file: Path | None, data_dir: Path | None) -> "Reading":
+def _read(directory: Path, config_file: Path | None, data_dir: Path | None) -> "ConfigReport":
     import asyncio
 
     from culm.cli.reading import read_place
@@ -87,7 +87,7 @@ def models(
     show_models(_read(directory, config_file, data_dir), provider, as_json=as_json)
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Look at the files that configure culm.
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from culm.cli.doctor_findings import Finding, Part, lines_of, note, wrong
+from culm.cli.doctor_findings import DoctorFinding, Part, lines_of, note, wrong
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.mail_command import ASK_S_MAX
-from culm.cli.mail_look import Box, addresses_in, look_into
-from culm.cli.mail_place import NoProject, Project, all_projects, get_project
+from culm.cli.mail_look import MailboxSummary, addresses_in, look_into
+from culm.cli.mail_place import KnownProject, UnknownProject, all_projects, get_project
 from culm.cli.render.text import counted
 from culm.clock import LoopClock
 from culm.errors import AppError, DataLocked, DataUnusable
-from culm.store.checkup import Examined, Repaired, examine, repair
+from culm.store.checkup import DatabaseReport, RepairReport, examine, repair
 from culm.wire.agents import OUTSIDE
 from culm.wire.codec import printable
 from culm.worktrees.notes import SUFFIX
@@ -39,13 +39,13 @@ def _nobody_watches(done: int) -> None:
 
 
 def examine_all(
-    projects: Sequence[Project], *, rebuilds: bool, on_step: OnStep = _nobody_watches
-) -> list[Finding]:
+    projects: Sequence[KnownProject], *, rebuilds: bool, on_step: OnStep = _nobody_watches
+) -> list[DoctorFinding]:
     """Say how each project is. Raises `DataLocked`.
 
     `on_step` is told of each, and now and then with 0, as large databases take a while.
     """
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     for project in projects:
         if rebuilds:
             with locked(project.root):
@@ -56,7 +56,7 @@ def examine_all(
     return findings
 
 
-def show(findings: Sequence[Finding], *, as_json: bool) -> int:
+def show(findings: Sequence[DoctorFinding], *, as_json: bool) -> int:
     """Print them; returns the exit status."""
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2))
@@ -68,11 +68,11 @@ def show(findings: Sequence[Finding], *, as_json: bool) -> int:
 
 def find_projects(
     directory: Path, data_dir: Path, *, is_all: bool
-) -> tuple[list[Project], list[Finding]]:
+) -> tuple[list[KnownProject], list[DoctorFinding]]:
     """Those to look at; and why there is none, which is no harm where culm was never used."""
     try:
         projects = all_projects(data_dir) if is_all else [get_project(directory, data_dir)]
-    except NoProject as exc:
+    except UnknownProject as exc:
         return [], [note("project", exc.message, exc.hint)]
     except AppError as exc:
         return [], [wrong("project", exc.message, exc.hint)]
@@ -85,8 +85,8 @@ def find_projects(
 
 
 def examine_project(
-    project: Project, *, rebuilds: bool, on_step: OnStep = _nobody_watches
-) -> list[Finding]:
+    project: KnownProject, *, rebuilds: bool, on_step: OnStep = _nobody_watches
+) -> list[DoctorFinding]:
     """All that is to be said of one, whatever else is wrong with it."""
 
     def at_work() -> None:
@@ -101,7 +101,7 @@ def examine_project(
             notes["agents"] = _done(repair(project.database, int(LoopClock().now_s()), at_work))
             found = examine(project.database, at_work)
     except AppError as exc:
-        damaged = Finding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
+        damaged = DoctorFinding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
         return [damaged, _mailboxes(name, project.mailboxes)]
     return [
         _database(name, found),
@@ -111,7 +111,7 @@ def examine_project(
     ]
 
 
-def _done(repaired: Repaired) -> str:
+def _done(repaired: RepairReport) -> str:
     rows = counted(repaired.rows, "row was made anew", "rows were made anew")
     who = counted(len(repaired.cut), "agent works", "agents work")
     cut = f"; {who} for nobody now: {_some(repaired.cut)}" if repaired.cut else ""
@@ -122,37 +122,37 @@ _REPLACED = "a server that opens it moves it aside and begins anew; copy it firs
 _REBUILD = "stop the server, then: culm doctor --rebuild"
 
 
-def _database(name: str, found: Examined) -> Finding:
+def _database(name: str, found: DatabaseReport) -> DoctorFinding:
     if found.problems:
         words = f"damaged: {printable('; '.join(found.problems))}"
-        return Finding(name, "database", is_ok=False, words=words, hint=_REBUILD)
+        return DoctorFinding(name, "database", is_ok=False, words=words, hint=_REBUILD)
     if not found.is_current:
         words = f"schema {found.schema} is not the one that this culm has"
         hint = "an older one is brought forward when a server opens it; for a newer one, upgrade"
-        return Finding(name, "database", is_ok=False, words=words, hint=hint)
-    return Finding(name, "database", is_ok=True, words=f"schema {found.schema}")
+        return DoctorFinding(name, "database", is_ok=False, words=words, hint=hint)
+    return DoctorFinding(name, "database", is_ok=True, words=f"schema {found.schema}")
 
 
-def _agents(name: str, found: Examined, note: str) -> Finding:
+def _agents(name: str, found: DatabaseReport, note: str) -> DoctorFinding:
     if found.circular:
         circular = counted(len(found.circular), "is its own ancestor", "are their own ancestors")
         words = f"{circular}: {_some(found.circular)}"
-        return Finding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
+        return DoctorFinding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
     if found.problems or not found.is_current:
-        return Finding(name, "agents", is_ok=False, words="not looked at: see the database")
+        return DoctorFinding(name, "agents", is_ok=False, words="not looked at: see the database")
     if found.wrong:
         rows = counted(found.wrong, "row has", "rows have")
         words = f"{rows} sums or paths that are not what the others say"
-        return Finding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
+        return DoctorFinding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
     words = counted(found.agents, "agent", "agents")
-    return Finding(name, "agents", is_ok=True, words=words + note)
+    return DoctorFinding(name, "agents", is_ok=True, words=words + note)
 
 
-def _mailboxes(name: str, mailboxes: Path) -> Finding:
+def _mailboxes(name: str, mailboxes: Path) -> DoctorFinding:
     try:
         boxes = [look_into(mailboxes, address) for address in addresses_in(mailboxes)]
     except AppError as exc:
-        return Finding(name, "mailboxes", is_ok=False, words=exc.message, hint=exc.hint)
+        return DoctorFinding(name, "mailboxes", is_ok=False, words=exc.message, hint=exc.hint)
     left = [box.address for box in boxes if _is_left(mailboxes, box)]
     unsafe = [box.problem for box in boxes if box.problem]
     waiting = counted(sum(box.waiting for box in boxes), "letter waits", "letters wait")
@@ -172,10 +172,10 @@ def _mailboxes(name: str, mailboxes: Path) -> Finding:
         wrong.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
         hint = "its directories must be yours and writable by nobody else, and no links"
     text = printable(", ".join(words + wrong))
-    return Finding(name, "mailboxes", is_ok=not wrong, words=text, hint=printable(hint))
+    return DoctorFinding(name, "mailboxes", is_ok=not wrong, words=text, hint=printable(hint))
 
 
-def _is_left(mailboxes: Path, box: Box) -> bool:
+def _is_left(mailboxes: Path, box: MailboxSummary) -> bool:
     """Whether it is of a program that has been killed."""
     if not box.address.startswith(OUTSIDE):
         return False
@@ -184,7 +184,7 @@ def _is_left(mailboxes: Path, box: Box) -> bool:
     return False
 
 
-def _worktrees(name: str, worktrees: Path, found: Examined) -> Finding:
+def _worktrees(name: str, worktrees: Path, found: DatabaseReport) -> DoctorFinding:
     there = _names_in(worktrees)
     worktrees = worktrees.resolve()
     kept = {Path(one).resolve() for one in found.worktrees}
@@ -196,8 +196,8 @@ def _worktrees(name: str, worktrees: Path, found: Examined) -> Finding:
         # One that was being made when its server was killed is none of git's yet.
         how = "git worktree remove" if (first / ".git").exists() else "rm -r"
         hint = f"look what is in it, then: {how} {first}"
-        return Finding(name, "worktrees", is_ok=False, words=words, hint=printable(hint))
-    return Finding(name, "worktrees", is_ok=True, words=str(len(there)))
+        return DoctorFinding(name, "worktrees", is_ok=False, words=words, hint=printable(hint))
+    return DoctorFinding(name, "worktrees", is_ok=True, words=str(len(there)))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -51,11 +51,11 @@ def doctor(
     from culm.cli.doctor_machine import examine_machine
     from culm.cli.mail_place import data_dir_of
     from culm.cli.terminal.progress import progress
-    from culm.client.launch import Wanted
+    from culm.client.launch import ServerRequest
     from culm.settings import default_host
 
     root = data_dir_of(data_dir, os.environ)
-    server = Wanted(host or default_host(os.environ), data_dir)
+    server = ServerRequest(host or default_host(os.environ), data_dir)
     projects, findings = find_projects(directory, root, is_all=is_all)
     words = "rebuilding" if rebuilds else "checking"
     with progress(words, len(projects)) as step:

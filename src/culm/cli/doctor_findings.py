@@ -15,7 +15,7 @@ MachinePart = Literal[
 Part = MachinePart | Literal["project", "database", "agents", "mailboxes", "worktrees"]
 
 
-class Finding(Struct, frozen=True):
+class DoctorFinding(Struct, frozen=True):
     """One line: a part of a project or of the machine, and how it is."""
 
     project: str  # Empty: it is about the machine.
@@ -26,20 +26,22 @@ class Finding(Struct, frozen=True):
     is_note: bool = False  # It is no harm, and worth knowing.
 
 
-def ok(part: Part, words: str) -> Finding:
+def ok(part: Part, words: str) -> DoctorFinding:
     """Of the machine, as are the next two."""
-    return Finding("", part, is_ok=True, words=printable(words))
+    return DoctorFinding("", part, is_ok=True, words=printable(words))
 
 
-def note(part: Part, words: str, hint: str) -> Finding:
-    return Finding("", part, is_ok=True, words=printable(words), hint=printable(hint), is_note=True)
+def note(part: Part, words: str, hint: str) -> DoctorFinding:
+    return DoctorFinding(
+        "", part, is_ok=True, words=printable(words), hint=printable(hint), is_note=True
+    )
 
 
-def wrong(part: Part, words: str, hint: str) -> Finding:
-    return Finding("", part, is_ok=False, words=printable(words), hint=printable(hint))
+def wrong(part: Part, words: str, hint: str) -> DoctorFinding:
+    return DoctorFinding("", part, is_ok=False, words=printable(words), hint=printable(hint))
 
 
-def lines_of(findings: Sequence[Finding]) -> Generator[str]:
+def lines_of(findings: Sequence[DoctorFinding]) -> Generator[str]:
     project: str | None = None
     for finding in findings:
         if finding.project != project:

@@ -19,10 +19,10 @@ from platform import python_version
 import msgspec
 
 from culm import __version__
-from culm.cli.doctor_findings import Finding, Part, note, ok, wrong
+from culm.cli.doctor_findings import DoctorFinding, Part, note, ok, wrong
 from culm.cli.render.text import counted, size_text
-from culm.client.http import Refused, open_client
-from culm.client.launch import Wanted, age_of, find_token, is_answered, is_understood
+from culm.client.http import RequestRefused, open_client
+from culm.client.launch import ServerRequest, age_of, find_token, is_answered, is_understood
 from culm.errors import AppError
 from culm.settings import default_config_file, default_state_dir
 
@@ -37,7 +37,9 @@ _PROGRAMS = {
 }
 
 
-def examine_machine(server: Wanted, data_dir: Path, env: Mapping[str, str]) -> list[Finding]:
+def examine_machine(
+    server: ServerRequest, data_dir: Path, env: Mapping[str, str]
+) -> list[DoctorFinding]:
     """All that is to be said of it, whatever else is wrong."""
     return [
         ok("culm", f"{__version__}, Python {python_version()}"),
@@ -55,7 +57,7 @@ def examine_machine(server: Wanted, data_dir: Path, env: Mapping[str, str]) -> l
 # --- what is installed
 
 
-def libraries() -> Finding:
+def libraries() -> DoctorFinding:
     """Those that culm says it needs, as they are installed."""
     try:
         needed = metadata.requires("culm") or []
@@ -75,7 +77,7 @@ def libraries() -> Finding:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def programs(env: Mapping[str, str]) -> Iterator[Finding]:
+def programs(env: Mapping[str, str]) -> Iterator[DoctorFinding]:
     for name, loss in _PROGRAMS.items():
         path = shutil.which(name, path=env.get("PATH", os.defpath))
         if path is None:
@@ -87,7 +89,7 @@ def programs(env: Mapping[str, str]) -> Iterator[Finding]:
 # --- where things are kept
 
 
-def _directory(part: Part, folder: Path, *, is_read: bool = False) -> Finding:
+def _directory(part: Part, folder: Path, *, is_read: bool = False) -> DoctorFinding:
     """One that need not be there yet; what is only read need not be writable."""
     try:
         there = nearest_there(folder)
@@ -112,7 +114,7 @@ def nearest_there(path: Path) -> Path:
     return path
 
 
-def _token(file: Path) -> Finding:
+def _token(file: Path) -> DoctorFinding:
     """That of servers over TCP."""
     try:
         found = file.stat()
@@ -127,7 +129,7 @@ def _token(file: Path) -> Finding:
     return ok("token", str(file))
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> DoctorFinding:
     try:
         free = shutil.disk_usage(nearest_there(folder)).free
     except OSError as exc:
@@ -141,7 +143,7 @@ def _disk(folder: Path) -> Finding:
 # --- the server
 
 
-def examine_server(server: Wanted, env: Mapping[str, str]) -> list[Finding]:
+def examine_server(server: ServerRequest, env: Mapping[str, str]) -> list[DoctorFinding]:
     """Where it is expected, and what it is if it is there."""
     if not server.can_start:
         return [ok("socket", f"none: {server.url} was asked for"), _server(server, env, pid=0)]
@@ -158,10 +160,10 @@ def examine_server(server: Wanted, env: Mapping[str, str]) -> list[Finding]:
     return [ok("socket", str(path)), _server(server, env, _pid_behind(path))]
 
 
-def _server(server: Wanted, env: Mapping[str, str], pid: int) -> Finding:
+def _server(server: ServerRequest, env: Mapping[str, str], pid: int) -> DoctorFinding:
     try:
         version, open_ = asyncio.run(_ask(server, env))
-    except (Refused, AppError) as exc:
+    except (RequestRefused, AppError) as exc:
         return wrong("server", f"it refuses: {exc.message}", exc.hint or "see its log")
     except OSError as exc:
         words = f"it does not answer: {exc}" if str(exc) else "it does not answer"
@@ -177,7 +179,7 @@ def _server(server: Wanted, env: Mapping[str, str], pid: int) -> Finding:
     return ok("server", words)
 
 
-async def _ask(server: Wanted, env: Mapping[str, str]) -> tuple[str, int]:
+async def _ask(server: ServerRequest, env: Mapping[str, str]) -> tuple[str, int]:
     """Its version, and how many workspaces it has open."""
     token = find_token(server, None, env)
     async with asyncio.timeout(ASK_S), open_client(server.url, token=token) as client:

@@ -14,8 +14,8 @@ import msgspec
 from culm.cli.render.printed import put
 from culm.cli.render.transcript import markdown_of
 from culm.cli.server import visit
-from culm.cli.server_target import Where
-from culm.cli.session_state import Below, find_session, get_state
+from culm.cli.server_target import ServerTarget
+from culm.cli.session_state import SessionTreeState, find_session, get_state
 from culm.cli.terminal.progress import Step, progress
 from culm.cli.terminal.streams import need_output
 from culm.client.workspace import RemoteWorkspace
@@ -27,7 +27,7 @@ STDOUT = Path("-")  # As other programs have it.
 
 
 def export_session(
-    where: Where, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
+    where: ServerTarget, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
 ) -> None:
     """Raises `InvalidRequest` if the file cannot be written, and then leaves nothing."""
     file = None if file == STDOUT else file
@@ -45,14 +45,14 @@ def export_session(
             write_whole(file, pieces, force=force)
 
 
-def _shown_beside(file: Path | None, state: Below) -> AbstractContextManager[Step]:
+def _shown_beside(file: Path | None, state: SessionTreeState) -> AbstractContextManager[Step]:
     """How far it is; but not in the middle of a page on the screen."""
     if file is None and sys.stdout.isatty():
         return nullcontext(lambda n: None)
     return progress("exporting", sum(len(one.messages) for one in (state, *state.below)))
 
 
-async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> Below:
+async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> SessionTreeState:
     """A session, and those of its agents if wanted."""
     state = await get_state(workspace, await find_session(workspace, name))
     if agents:
@@ -64,11 +64,11 @@ async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> Be
     return state
 
 
-def _json_of(state: Below) -> Iterator[str]:
+def _json_of(state: SessionTreeState) -> Iterator[str]:
     yield msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n"
 
 
-def _page_of(state: Below, step: Step) -> Iterator[str]:
+def _page_of(state: SessionTreeState, step: Step) -> Iterator[str]:
     yield from markdown_of(state.session, state.messages, step=step)
     for one in state.below:
         yield "\n"

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from culm.cli.render.call_lines import head_of
-from culm.cli.render.incremental_view import TreeShown
-from culm.cli.render.json_lines import JsonLines
-from culm.cli.render.renderers import Face, Plain
-from culm.cli.render.usage_summary import Meter
-from culm.cli.terminal.approval_prompt import Desk, Lines, Terminal
+from culm.cli.render.incremental_view import TreeView
+from culm.cli.render.json_lines import JsonRenderer
+from culm.cli.render.renderers import RunRenderer, TextRenderer
+from culm.cli.render.usage_summary import UsageSummary
+from culm.cli.terminal.approval_prompt import ApprovalPrompt, LineInput, TerminalInput
 from culm.cli.terminal.status_area import find_region, keep_drawing
 from culm.client.follow_run import catch_up, follow_run, surely
 from culm.client.follower import Follower
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
-from culm.client.tree import Tree
+from culm.client.tree import SessionTree
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import RunId
 from culm.wire.messages import Message, full_text
@@ -36,37 +36,37 @@ OnInterrupt = Literal["cancel", "leave"]
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class RunScreen:
     """Where a run is shown, and who sits there."""
 
-    face: Face
-    plain: Plain | None = None  # What draws the live line, if anything does.
-    lines: Lines | None = None  # None if nobody can be asked here.
+    face: RunRenderer
+    plain: TextRenderer | None = None  # What draws the live line, if anything does.
+    lines: LineInput | None = None  # None if nobody can be asked here.
 
 
-def make_screen(output: Output, *, interactive: bool, has_rules: bool = False) -> Screen:
+def make_screen(output: Output, *, interactive: bool, has_rules: bool = False) -> RunScreen:
     if output == "lines":
-        return Screen(JsonLines())
+        return RunScreen(JsonRenderer())
     region = find_region(sys.stderr, os.environ)
-    plain = Plain(has_rules=has_rules, region=region, has_answer=output == "text")
-    return Screen(plain, plain, Terminal(plain) if interactive else None)
+    plain = TextRenderer(has_rules=has_rules, region=region, has_answer=output == "text")
+    return RunScreen(plain, plain, TerminalInput(plain) if interactive else None)
 
 
-class Left(Exception):
+class StoppedFollowing(Exception):
     """Whoever watched has left; the run goes on."""
 
 
-class Beside:
+class FollowTasks:
     """What goes on beside a run that is shown: drawing, answering, waiting for an interrupt."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
-        tree: Tree,
-        screen: Screen,
+        tree: SessionTree,
+        screen: RunScreen,
         interrupted: asyncio.Event,
-        meter: Meter | None = None,
+        meter: UsageSummary | None = None,
     ) -> None:
         self._screen = screen
         self._meter = meter
@@ -74,13 +74,13 @@ class Beside:
         self._shown = asyncio.Event()
         self._desk = None
         if screen.lines is not None:
-            self._desk = Desk(workspace, follower, tree, screen.face, screen.lines)
+            self._desk = ApprovalPrompt(workspace, follower, tree, screen.face, screen.lines)
 
     def has_shown(self) -> None:
         """What there was is on the screen: from here on a person can be asked."""
         self._shown.set()
 
-    async def _serve(self, desk: Desk) -> None:
+    async def _serve(self, desk: ApprovalPrompt) -> None:
         await self._shown.wait()
         await desk.serve()
 
@@ -103,16 +103,16 @@ class Beside:
         return beside
 
 
-class Watching:
+class RunFollower:
     """One run of a tree that is followed already."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
-        tree: Tree,
+        tree: SessionTree,
         run_id: RunId,
-        screen: Screen,
+        screen: RunScreen,
         *,
         interrupted: asyncio.Event,
         on_interrupt: OnInterrupt = "cancel",
@@ -124,9 +124,9 @@ class Watching:
         self._run_id = run_id
         self._screen = screen
         self._on_interrupt = on_interrupt
-        self._meter = Meter(tree, run_id, asyncio.get_running_loop().time())
-        self._beside = Beside(workspace, follower, tree, screen, interrupted, self._meter)
-        self._shown = TreeShown(
+        self._meter = UsageSummary(tree, run_id, asyncio.get_running_loop().time())
+        self._beside = FollowTasks(workspace, follower, tree, screen, interrupted, self._meter)
+        self._shown = TreeView(
             screen.face, run_id, tree, workspace.client.id, shows_prompts=shows_prompts
         )
 
@@ -177,22 +177,22 @@ class Watching:
 
     async def _interrupt(self, bound: asyncio.Timeout) -> None:
         if self._on_interrupt == "leave":
-            raise Left
+            raise StoppedFollowing
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         self._screen.face.note("(cancelling; once more to leave at once)")
-        with suppress(Refused, OSError):  # What came of it is told by the run itself.
+        with suppress(RequestRefused, OSError):  # What came of it is told by the run itself.
             await surely(self._workspace, lambda: self._workspace.cancel_run(self._run_id))
 
 
-class SessionWatching:
+class SessionFollower:
     """All runs of a session, whoever began them."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
-        tree: Tree,
-        screen: Screen,
+        tree: SessionTree,
+        screen: RunScreen,
         *,
         interrupted: asyncio.Event,
     ) -> None:
@@ -200,15 +200,15 @@ class SessionWatching:
         self._follower = follower
         self._tree = tree
         self._screen = screen
-        self._beside = Beside(workspace, follower, tree, screen, interrupted)
-        self._shown = TreeShown(screen.face, None, tree, workspace.client.id, shows_prompts=True)
+        self._beside = FollowTasks(workspace, follower, tree, screen, interrupted)
+        self._shown = TreeView(screen.face, None, tree, workspace.client.id, shows_prompts=True)
         self._live: set[RunId] = set()  # Runs that go on, as far as was shown.
 
     async def run(self, *, until_idle: bool) -> None:
         """Show them; for ever, or until nothing goes on any more. Raises `Left`, `Refused`."""
 
         async def leave() -> None:
-            raise Left
+            raise StoppedFollowing
 
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -41,7 +41,7 @@ def level_of(line: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LogFilter:
     """Which entries are wanted."""
 
     level: int = 0
@@ -94,7 +94,7 @@ def _lines_backwards(file: BinaryIO, end: int) -> Iterator[str]:
 
 
 def last_entries(
-    file: Path, wish: Wish, count: int, *, follow: bool = False
+    file: Path, wish: LogFilter, count: int, *, follow: bool = False
 ) -> tuple[list[Entry], int]:
     """The last that are wanted, also of files that were moved aside; and where to `follow` from.
 
@@ -137,7 +137,7 @@ def _end_of(source: BinaryIO, size: int) -> int:
     return size if at < 0 and start else start + at + 1
 
 
-class Tail:
+class LogTail:
     """What is logged from now on, also when the file is moved aside or emptied."""
 
     def __init__(self, file: Path, start: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from culm.cli.exits import EXIT_CLOSED
-from culm.cli.log_entries import Tail, Wish, entries_of, last_entries, level_of
+from culm.cli.log_entries import LogFilter, LogTail, entries_of, last_entries, level_of
 from culm.cli.render.printed import put
 from culm.cli.terminal.streams import CannotWrite, need_output
 from culm.errors import Failed
@@ -19,7 +19,7 @@ from culm.wire.codec import printable
 LOOK_EVERY_S = 0.2  # A person who follows does not see the difference.
 
 
-def show_logs(file: Path, wish: Wish, count: int, *, follow: bool) -> int:
+def show_logs(file: Path, wish: LogFilter, count: int, *, follow: bool) -> int:
     """Print the last entries, and with `follow` those to come; returns the exit status.
 
     Raises `Failed` if there is no log. A reader that leaves is no failure worth a word.
@@ -27,7 +27,7 @@ def show_logs(file: Path, wish: Wish, count: int, *, follow: bool) -> int:
     need_output()
     try:
         entries, end = last_entries(file, wish, count, follow=follow)
-        tail = Tail(file, end) if follow else None
+        tail = LogTail(file, end) if follow else None
     except OSError as exc:
         raise _no_log(file, exc) from exc
     try:
@@ -44,7 +44,7 @@ def show_logs(file: Path, wish: Wish, count: int, *, follow: bool) -> int:
     return 0
 
 
-def _follow(tail: Tail, wish: Wish) -> int:
+def _follow(tail: LogTail, wish: LogFilter) -> int:
     """Until somebody interrupts, or nobody reads any more."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)  # It tells only that the other side has gone.

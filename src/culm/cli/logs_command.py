@@ -45,11 +45,11 @@ def logs(
     import logging
     import os
 
-    from culm.cli.log_entries import Wish
+    from culm.cli.log_entries import LogFilter
     from culm.cli.logs import show_logs
     from culm.settings import default_state_dir
 
     least = logging.getLevelNamesMapping()[level.upper()]
-    wish = Wish(0 if level.lower() == "debug" else least, text)
+    wish = LogFilter(0 if level.lower() == "debug" else least, text)
     file = default_state_dir(os.environ) / "culm.log"
     ctx.exit(show_logs(file, wish, count, follow=follow))

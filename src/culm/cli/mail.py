@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import click
 import msgspec
 
-from culm.cli.mail_look import Lying, addresses_in, find_in, letters_in
-from culm.cli.mail_place import Project, check_recipient
+from culm.cli.mail_look import UnreadLetter, addresses_in, find_in, letters_in
+from culm.cli.mail_place import KnownProject, check_recipient
 from culm.cli.mail_ring import ring
 from culm.cli.names import NEAREST_MAX, short_ids
 from culm.cli.render.call_lines import head_of
 from culm.cli.render.text import age_text, table
 from culm.cli.terminal.streams import output_width
-from culm.client.launch import Wanted
+from culm.client.launch import ServerRequest
 from culm.clock import LoopClock
 from culm.errors import InvalidRequest, NotFound
 from culm.fleet.times import format_time
@@ -36,11 +36,11 @@ LIST_HEAD = ("letter", "kind", "from", "to", "state", "age", "text")
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class MailOptions:
     """What `culm mail` was asked to deliver."""
 
-    project: Project
-    server: Wanted
+    project: KnownProject
+    server: ServerRequest
     to: str
     text: str
     kind: LetterKind = "task"
@@ -48,7 +48,7 @@ class Sending:
     expires_s: float | None = None
 
 
-def send_letter(sending: Sending) -> None:
+def send_letter(sending: MailOptions) -> None:
     """Deliver, print its id, ring; raises `AppError` if nothing was delivered."""
     if sending.from_:
         check_address(sending.from_)
@@ -60,7 +60,7 @@ def send_letter(sending: Sending) -> None:
         click.echo(printable(f"({rung.words})"), err=True)
 
 
-def deliver(sending: Sending) -> Letter:
+def deliver(sending: MailOptions) -> Letter:
     """To whom was checked. When this returns it survives a crash; raises `AppError`."""
     now_s = LoopClock().now_s()
     expires_s = sending.expires_s
@@ -90,7 +90,7 @@ def text_given(words: Sequence[str]) -> str:
     return text
 
 
-def show_status(project: Project, letter_id: str, to: str, *, as_json: bool) -> None:
+def show_status(project: KnownProject, letter_id: str, to: str, *, as_json: bool) -> None:
     """What became of a letter; raises `NotFound`, `InvalidRequest`, `UnsafeAddress`."""
     letter = _find(project, letter_id, to) or _find_begun(project, letter_id, to)
     if as_json:
@@ -100,7 +100,7 @@ def show_status(project: Project, letter_id: str, to: str, *, as_json: bool) -> 
         click.echo(f"{letter.state}{answer}")
 
 
-def _find(project: Project, letter_id: str, to: str) -> LetterShown | None:
+def _find(project: KnownProject, letter_id: str, to: str) -> LetterShown | None:
     """As the server noted it; one that no server has seen lies in a mailbox."""
     addresses = [check_address(to)] if to else addresses_in(project.mailboxes)
     noted = project.read(find_letter(letter_id))
@@ -112,7 +112,7 @@ def _find(project: Project, letter_id: str, to: str) -> LetterShown | None:
     return None
 
 
-def _find_begun(project: Project, beginning: str, to: str) -> LetterShown:
+def _find_begun(project: KnownProject, beginning: str, to: str) -> LetterShown:
     """The one of those that are listed whose id begins so."""
     listed = [one.shown for one in _letters_of(project, "") if to in ("", one.shown.to)]
     found = [one for one in listed if beginning and one.letter_id.startswith(beginning)]
@@ -128,7 +128,7 @@ def _find_begun(project: Project, beginning: str, to: str) -> LetterShown:
     )
 
 
-def show_letters(project: Project, agent: str, *, as_json: bool) -> None:
+def show_letters(project: KnownProject, agent: str, *, as_json: bool) -> None:
     """The latest first, all or those of one agent; raises `NotFound`, `InvalidRequest`."""
     if agent and agent != PERSON and not agent.startswith(OUTSIDE):  # Who has no mailbox here.
         agent = check_recipient(project, agent)
@@ -146,7 +146,7 @@ def show_letters(project: Project, agent: str, *, as_json: bool) -> None:
         click.echo("there are no letters", err=True)
 
 
-def _letters_of(project: Project, agent: str) -> list[Lying]:
+def _letters_of(project: KnownProject, agent: str) -> list[UnreadLetter]:
     """Those the server has noted, and before them those that it has not seen yet."""
     lying = [
         one
@@ -155,9 +155,9 @@ def _letters_of(project: Project, agent: str) -> list[Lying]:
     ]
     texts = {one.shown.letter_id: one.text for one in lying}
 
-    def noted(connection: Connection) -> list[Lying]:
+    def noted(connection: Connection) -> list[UnreadLetter]:
         return [
-            Lying(letter, texts.get(letter.letter_id) or _text_read(connection, letter))
+            UnreadLetter(letter, texts.get(letter.letter_id) or _text_read(connection, letter))
             for letter in list_letters(agent, LETTERS_SHOWN)(connection)
         ]
 
@@ -179,7 +179,7 @@ def _text_read(connection: Connection, letter: LetterShown) -> str:
 
 
 def _row(
-    one: Lying, short: Mapping[str, str], who: Mapping[str, str], now_s: float
+    one: UnreadLetter, short: Mapping[str, str], who: Mapping[str, str], now_s: float
 ) -> Sequence[str]:
     letter = one.shown
     from_, to = (PERSON if name == PERSON else who[name] for name in (letter.from_, letter.to))

@@ -13,10 +13,10 @@ import click
 import msgspec
 
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
-from culm.cli.mail import Sending, deliver
+from culm.cli.mail import MailOptions, deliver
 from culm.cli.mail_place import check_recipient
-from culm.cli.mail_ring import NOBODY, Rung, ring
-from culm.cli.render.renderers import Plain
+from culm.cli.mail_ring import NOBODY, RingResult, ring
+from culm.cli.render.renderers import TextRenderer
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.streams import CannotWrite, let_go
 from culm.errors import AppError, Failed
@@ -30,10 +30,10 @@ LOOK_EVERY_S = 0.1
 REPLIES_MAX = 16  # Taken at once; there is one question.
 
 
-class NoAnswer(Failed):
+class ReplyTimeout(Failed):
     code = "no_answer"
 
-    def __init__(self, letter_id: str, timeout_s: float, rung: Rung) -> None:
+    def __init__(self, letter_id: str, timeout_s: float, rung: RingResult) -> None:
         if rung.is_there:
             hint = f"`culm mail status {letter_id}` says how far it is; --timeout waits longer"
         else:
@@ -41,13 +41,13 @@ class NoAnswer(Failed):
         super().__init__(f"no answer to letter {letter_id} within {timeout_s:g} s", hint=hint)
 
 
-class NotAnswered(Failed):
+class NoReply(Failed):
     code = "not_answered"
 
 
-def ask_letter(sending: Sending, timeout_s: float, *, as_json: bool) -> int:
+def ask_letter(sending: MailOptions, timeout_s: float, *, as_json: bool) -> int:
     """Ask, print the answer and return the exit status; raises `AppError`."""
-    asker = Asker(sending, timeout_s)
+    asker = MailAsker(sending, timeout_s)
     try:
         with asyncio.Runner() as runner, cancelling(runner.get_loop(), asker.cancel):
             question, reply = runner.run(asker.ask())
@@ -57,9 +57,11 @@ def ask_letter(sending: Sending, timeout_s: float, *, as_json: bool) -> int:
             shown = {"letter_id": question.id, "reply_id": reply.id, "from": sender}
             click.echo(msgspec.json.encode({**shown, "answer": answer, "failed": failed}))
         elif failed:
-            raise NotAnswered(printable(answer), hint=f"`culm mail status {question.id}` says more")
+            raise NoReply(printable(answer), hint=f"`culm mail status {question.id}` says more")
         else:
-            Plain().text(MessageId(reply.id), answer if answer.endswith("\n") else f"{answer}\n")
+            TextRenderer().text(
+                MessageId(reply.id), answer if answer.endswith("\n") else f"{answer}\n"
+            )
     except asyncio.CancelledError:
         return EXIT_CANCELED
     except CannotWrite as exc:
@@ -67,8 +69,8 @@ def ask_letter(sending: Sending, timeout_s: float, *, as_json: bool) -> int:
     return EXIT_FAILED if failed else 0
 
 
-class Asker:
-    def __init__(self, sending: Sending, timeout_s: float) -> None:
+class MailAsker:
+    def __init__(self, sending: MailOptions, timeout_s: float) -> None:
         self._address = f"{OUTSIDE}{Ids().letter()}"  # The server does not read it.
         self._timeout_s = timeout_s
         # Nobody wants it read when nobody waits for the answer.
@@ -108,7 +110,7 @@ class Asker:
         while (reply := _take_reply(mailbox, question)) is None:
             left_s = end_s - loop.time()
             if left_s <= 0:
-                raise NoAnswer(question.id, self._timeout_s, rung)
+                raise ReplyTimeout(question.id, self._timeout_s, rung)
             await asyncio.sleep(min(left_s, LOOK_EVERY_S))
         return reply
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from culm.cli.commands import Commands
+from culm.cli.commands import CommandGroup
 from culm.cli.options import directory_option, json_option
 from culm.cli.terminal.streams import need_output
 
 EXPIRES_S_MAX = 366 * 86_400.0  # As on the wire, which help does without; a test holds it to it.
 
 if TYPE_CHECKING:  # Only `click` is needed to print a help.
-    from culm.cli.mail_place import Project
-    from culm.client.launch import Wanted
+    from culm.cli.mail_place import KnownProject
+    from culm.client.launch import ServerRequest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ def _of_project(command: Callable[P, R]) -> Callable[P, R]:
     return directory_option(data_dir_option(command))
 
 
-def _project(directory: Path, data_dir: Path | None) -> "Project":
+def _project(directory: Path, data_dir: Path | None) -> "KnownProject":
     import os
 
     from culm.cli.mail_place import data_dir_of, get_project
@@ -50,16 +50,16 @@ def _project(directory: Path, data_dir: Path | None) -> "Project":
     return get_project(directory, data_dir_of(data_dir, os.environ))
 
 
-def _server(host: str | None, data_dir: Path | None) -> "Wanted":
+def _server(host: str | None, data_dir: Path | None) -> "ServerRequest":
     import os
 
-    from culm.client.launch import Wanted
+    from culm.client.launch import ServerRequest
     from culm.settings import default_host
 
-    return Wanted(host or default_host(os.environ), data_dir)
+    return ServerRequest(host or default_host(os.environ), data_dir)
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def mail() -> None:
     """Letters to the agents of a project, with or without a server.
 
@@ -115,13 +115,13 @@ def send(
     """
     from typing import cast
 
-    from culm.cli.mail import Sending, send_letter, text_given
+    from culm.cli.mail import MailOptions, send_letter, text_given
     from culm.wire.agents import LetterKind
 
     given = cast("LetterKind", kind)  # The choices of the option are some of these.
     project, server = _project(directory, data_dir), _server(host, data_dir)
     expires_s = None if expires_s is None else _finite(expires_s, "--expires")
-    send_letter(Sending(project, server, to, text_given(words), given, from_, expires_s))
+    send_letter(MailOptions(project, server, to, text_given(words), given, from_, expires_s))
 
 
 @mail.command()
@@ -165,11 +165,11 @@ def ask(
       culm mail ask --to 68263f22 which tests did you run?
     """
     need_output()
-    from culm.cli.mail import Sending, text_given
+    from culm.cli.mail import MailOptions, text_given
     from culm.cli.mail_ask import ask_letter
 
     project, server = _project(directory, data_dir), _server(host, data_dir)
-    sending = Sending(project, server, to, text_given(words))
+    sending = MailOptions(project, server, to, text_given(words))
     sys.exit(ask_letter(sending, _finite(timeout_s, "--timeout"), as_json=as_json))
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from culm.cli.names import Named, find_named, nearest
+from culm.cli.names import NamedItem, find_named, nearest
 from culm.clock import LoopClock
 from culm.errors import DataUnusable, NotFound
 from culm.fleet.names import is_safe_name
 from culm.mail.base import check_address
-from culm.mail.maildir import MaildirPost
+from culm.mail.maildir import MaildirPostOffice
 from culm.settings import default_data_dir
 from culm.store.agents import agents_below, find_agent
 from culm.store.base import Connection
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class KnownProject:
     """A directory that culm knows, and where it keeps what it knows of it."""
 
     path: Path  # Real, as a server names it.
@@ -48,8 +48,8 @@ class Project:
     def worktrees(self) -> Path:
         return self.folder / "worktrees"
 
-    def post(self) -> MaildirPost:
-        return MaildirPost(self.mailboxes, LoopClock())
+    def post(self) -> MaildirPostOffice:
+        return MaildirPostOffice(self.mailboxes, LoopClock())
 
     def is_there(self) -> bool:
         """Raises `DataUnusable`."""
@@ -63,7 +63,7 @@ class Project:
         return read_store(self.database, query)
 
 
-class NoProject(NotFound):
+class UnknownProject(NotFound):
     code = "project_not_found"
 
     def __init__(self, path: Path, data_dir: Path) -> None:
@@ -77,24 +77,24 @@ def data_dir_of(given: Path | None, env: Mapping[str, str]) -> Path:
     return (given or default_data_dir(env)).absolute()
 
 
-def get_project(directory: Path, data_dir: Path) -> Project:
+def get_project(directory: Path, data_dir: Path) -> KnownProject:
     """Raises `NoProject`, `DataUnusable`."""
     path = directory.resolve()
     roots = [Path(known.root) for known in read_workspaces(data_dir) if known.path == str(path)]
     for root in (*roots, data_dir):
-        project = Project(path, root)
+        project = KnownProject(path, root)
         if project.is_there():
             return project
-    raise NoProject(path, data_dir)
+    raise UnknownProject(path, data_dir)
 
 
-def all_projects(data_dir: Path) -> list[Project]:
+def all_projects(data_dir: Path) -> list[KnownProject]:
     """Those that were ever opened and still have their data."""
-    known = [Project(Path(one.path), Path(one.root)) for one in read_workspaces(data_dir)]
+    known = [KnownProject(Path(one.path), Path(one.root)) for one in read_workspaces(data_dir)]
     return [project for project in known if project.is_there()]
 
 
-def check_recipient(project: Project, name: str) -> str:
+def check_recipient(project: KnownProject, name: str) -> str:
     """The address of its mailbox: an agent's own id. Raises `UnsafeAddress`.
 
     It is named by its id, the beginning of it, its session or its title; raises `NotFound` or
@@ -118,12 +118,12 @@ def check_recipient(project: Project, name: str) -> str:
     return project.read(find)
 
 
-def _recipients(connection: Connection) -> list[Named]:
+def _recipients(connection: Connection) -> list[NamedItem]:
     """The latest first. An agent has a session of its own, which is not named beside it."""
     agents = agents_below("")(connection)
     theirs = {agent.session_id for agent in agents}
     tops = [one for one in top_sessions(connection) if one.id not in theirs]
     return [
-        *(Named("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
-        *(Named("session", session.id, session.title) for session in tops),
+        *(NamedItem("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
+        *(NamedItem("session", session.id, session.title) for session in tops),
     ]

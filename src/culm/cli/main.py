@@ -12,7 +12,7 @@ from culm.cli.agent_command import agent
 from culm.cli.agents_command import agents
 from culm.cli.asks_commands import answer, approve, asks, deny
 from culm.cli.attach_command import attach
-from culm.cli.commands import Commands
+from culm.cli.commands import CommandGroup
 from culm.cli.completion_command import completion
 from culm.cli.config_commands import config, models, trust
 from culm.cli.doctor_command import doctor
@@ -33,7 +33,7 @@ HELP_OPTIONS = ["-h", "--help"]
 
 
 @click.group(
-    cls=Commands,
+    cls=CommandGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": HELP_OPTIONS},
 )

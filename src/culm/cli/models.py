@@ -11,17 +11,17 @@ import click
 import msgspec
 from msgspec import Struct
 
-from culm.cli.reading import Reading, found_origin, value_at
+from culm.cli.reading import ConfigReport, found_origin, value_at
 from culm.cli.render.text import columns, table
 from culm.cli.secrets import without_credentials
 from culm.cli.terminal.streams import output_width
 from culm.config import jsonc
-from culm.config.references import Unresolved
+from culm.config.references import UnresolvedReference
 from culm.config.schema import ProviderFile
 from culm.errors import NotFound
-from culm.model.base import Model
+from culm.model.base import LanguageModel
 from culm.model.catalog import known_providers, vendor_of
-from culm.model.choice import Chosen, Models, Present, check_models
+from culm.model.choice import ChosenModel, ModelConfig, Models, check_models
 from culm.model.local_servers import OFF, is_off
 from culm.model.merge import preferred
 from culm.wire.codec import printable
@@ -32,7 +32,7 @@ ANY = "any"  # Stands for a model where only its provider matters.
 ROLES: tuple[ModelType, ...] = ("large", "small")
 
 
-class Role(Struct):
+class ModelRoleRow(Struct):
     """A model that was chosen for a kind of work."""
 
     role: str
@@ -57,30 +57,30 @@ class ProviderRow(Struct):
     models: list[ModelInfo] = []
 
 
-class Listing(Struct):
+class ModelListing(Struct):
     """All that can be used here."""
 
     discovery: bool
-    roles: list[Role]
+    roles: list[ModelRoleRow]
     providers: list[ProviderRow]  # The most preferred first.
     unset: dict[str, str]  # Well-known providers that nobody configured: the key each needs.
 
 
-def models_of(reading: Reading) -> Models:
+def models_of(reading: ConfigReport) -> Models:
     """The choices a server would make here; none of the models can be asked."""
-    present = Present(reading.whole, reading.place.env)
+    present = ModelConfig(reading.whole, reading.place.env)
     return Models(lambda: present, _make_none, _run_none)
 
 
-def _make_none(_: Chosen) -> Model:
+def _make_none(_: ChosenModel) -> LanguageModel:
     raise AssertionError("nobody asks a model here")
 
 
 async def _run_none(_: str) -> NoReturn:
-    raise Unresolved("no command is run here")
+    raise UnresolvedReference("no command is run here")
 
 
-def listing_of(reading: Reading) -> Listing:
+def listing_of(reading: ConfigReport) -> ModelListing:
     """What can be used, and why."""
     config = check_models(reading.whole)
     models = models_of(reading)
@@ -95,15 +95,17 @@ def listing_of(reading: Reading) -> Listing:
         for known in known_providers().values()
         if known.id not in config.providers
     }
-    return Listing(not is_off(reading.place.env), list(_roles(reading, models)), rows, unset)
+    return ModelListing(not is_off(reading.place.env), list(_roles(reading, models)), rows, unset)
 
 
-def _roles(reading: Reading, models: Models) -> Iterator[Role]:
+def _roles(reading: ConfigReport, models: Models) -> Iterator[ModelRoleRow]:
     config = check_models(reading.whole)
 
-    def role_of(role: str, chosen: SelectedModel, why: str, *, fallback: bool = False) -> Role:
+    def role_of(
+        role: str, chosen: SelectedModel, why: str, *, fallback: bool = False
+    ) -> ModelRoleRow:
         reason = models.why_not(chosen.provider, chosen.model)
-        return Role(role, chosen.provider, chosen.model, why, not reason, reason, fallback)
+        return ModelRoleRow(role, chosen.provider, chosen.model, why, not reason, reason, fallback)
 
     for role in ROLES:
         fallbacks = config.fallbacks.get(role, [])
@@ -117,7 +119,7 @@ def _roles(reading: Reading, models: Models) -> Iterator[Role]:
             yield role_of(role, chosen, why, fallback=True)
 
 
-def _who_chose(reading: Reading, path: jsonc.Path, provider_id: str) -> str:
+def _who_chose(reading: ConfigReport, path: jsonc.Path, provider_id: str) -> str:
     """The highest file that names it; else where its provider comes from."""
     for layer in reversed(reading.layers):
         if value_at(layer.document, path):
@@ -126,7 +128,7 @@ def _who_chose(reading: Reading, path: jsonc.Path, provider_id: str) -> str:
 
 
 def _provider_row(
-    reading: Reading, models: Models, provider_id: str, provider: ProviderFile
+    reading: ConfigReport, models: Models, provider_id: str, provider: ProviderFile
 ) -> ProviderRow:
     reason = models.why_not(provider_id, ANY)
     known = known_providers().get(provider_id)
@@ -154,7 +156,7 @@ def _known_ids(provider_id: str, address: str) -> list[str]:
     return [] if known is None else [model.id for model in known.models]
 
 
-def _origins(reading: Reading, provider_id: str) -> Iterator[str]:
+def _origins(reading: ConfigReport, provider_id: str) -> Iterator[str]:
     """Where a provider comes from, the highest first."""
     first, *others = reading.layers
     for layer in reversed(others):
@@ -182,7 +184,7 @@ def _unset_row(provider_id: str, *, discovery: bool) -> ProviderRow | None:
     )
 
 
-def get_row(listing: Listing, provider_id: str) -> ProviderRow:
+def get_row(listing: ModelListing, provider_id: str) -> ProviderRow:
     """One provider; raises `NotFound`, which offers the nearest."""
     rows = {row.id: row for row in listing.providers}
     row = rows.get(provider_id) or _unset_row(provider_id, discovery=listing.discovery)
@@ -197,7 +199,7 @@ def get_row(listing: Listing, provider_id: str) -> ProviderRow:
 # --- as text
 
 
-def show_models(reading: Reading, provider_id: str, *, as_json: bool) -> None:
+def show_models(reading: ConfigReport, provider_id: str, *, as_json: bool) -> None:
     """Print what can be used; of one provider, all that is known of its models."""
     listing = listing_of(reading)
     shown = get_row(listing, provider_id) if provider_id else listing
@@ -212,7 +214,7 @@ def show_models(reading: Reading, provider_id: str, *, as_json: bool) -> None:
     click.echo("\n".join(lines))
 
 
-def listing_lines(listing: Listing, width: int = 0) -> list[str]:
+def listing_lines(listing: ModelListing, width: int = 0) -> list[str]:
     roles = [
         (
             "  or" if role.fallback else role.role,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from culm.cli.render.call_lines import head_of
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NotFound, SessionNotFound
 from culm.ids import SessionId
@@ -22,13 +22,13 @@ async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
     try:
         if text:
             return (await workspace.session(SessionId(text))).id
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.code != SessionNotFound.code:
             raise
     return SessionId(find_named(await all_named(workspace, "session"), text).id)
 
 
-class Named(NamedTuple):
+class NamedItem(NamedTuple):
     """Something that can be named."""
 
     kind: Kind
@@ -36,20 +36,20 @@ class Named(NamedTuple):
     title: str = ""
 
 
-async def all_named(workspace: RemoteWorkspace, *kinds: Kind) -> list[Named]:
+async def all_named(workspace: RemoteWorkspace, *kinds: Kind) -> list[NamedItem]:
     """All of these kinds in a workspace, the latest of each first."""
-    found: list[Named] = []
+    found: list[NamedItem] = []
     if "session" in kinds:
-        found += [Named("session", one.id, one.title) for one in await workspace.sessions()]
+        found += [NamedItem("session", one.id, one.title) for one in await workspace.sessions()]
     if "run" in kinds:
-        found += [Named("run", one.id, one.prompt) for one in await workspace.runs()]
+        found += [NamedItem("run", one.id, one.prompt) for one in await workspace.runs()]
     if "agent" in kinds:
         agents = await workspace.agents()
-        found += [Named("agent", one.agent_id, one.name) for one in reversed(agents)]
+        found += [NamedItem("agent", one.agent_id, one.name) for one in reversed(agents)]
     return found
 
 
-def find_named(known: Sequence[Named], text: str) -> Named:
+def find_named(known: Sequence[NamedItem], text: str) -> NamedItem:
     """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest."""
     kinds = " or ".join(dict.fromkeys(one.kind for one in known)) or "session"
     for matches in (
@@ -74,13 +74,13 @@ def _list_hint(kinds: str) -> str:
     return "`culm agents` lists them" if "agent" in kinds else "`culm sessions` lists them"
 
 
-def nearest(known: Sequence[Named], text: str) -> list[Named]:
+def nearest(known: Sequence[NamedItem], text: str) -> list[NamedItem]:
     """Those that somebody may have meant who mistyped or half remembers."""
     wanted = text.lower()
     if not wanted:
         return []
 
-    def likeness(one: Named) -> float:
+    def likeness(one: NamedItem) -> float:
         title = head_of(one.title).lower()
         if wanted in title:
             return 1.0
@@ -109,7 +109,7 @@ def _shared(one: str, other: str) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _shown(some: Sequence[Named], known: Sequence[Named]) -> str:
+def _shown(some: Sequence[NamedItem], known: Sequence[NamedItem]) -> str:
     short = short_ids([one.id for one in known])
     words = (f"{one.kind} {short[one.id]} ({head_of(one.title) or '-'})" for one in some)
     return printable(", ".join(words))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 Command = Callable[..., None]
 
@@ -84,12 +84,12 @@ def where_of(
     token_file: Path | None,
     data_dir: Path | None = None,
     config_file: Path | None = None,
-) -> "Where":
+) -> "ServerTarget":
     import os
 
-    from culm.cli.server_target import Where
-    from culm.client.launch import Wanted
+    from culm.cli.server_target import ServerTarget
+    from culm.client.launch import ServerRequest
     from culm.settings import default_host
 
-    server = Wanted(host or default_host(os.environ), data_dir, config_file)
-    return Where(directory.resolve(), server, token_file)
+    server = ServerRequest(host or default_host(os.environ), data_dir, config_file)
+    return ServerTarget(directory.resolve(), server, token_file)

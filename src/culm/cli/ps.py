@@ -17,9 +17,9 @@ from culm.cli.render.call_lines import head_of
 from culm.cli.render.text import age_text, size_text, table
 from culm.cli.render.trees import in_tree_order
 from culm.cli.server import look, look_around
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.streams import output_width
-from culm.client.http import Client, Refused
+from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.wire.agents import Agent
@@ -32,7 +32,7 @@ WORK_HEAD = ("id", "kind", "state", "age", "tokens", "cost", "what")
 PROCESS_HEAD = ("pid", "kind", "age", "memory", "command")
 
 
-class Going(Struct, frozen=True):
+class WorkspaceActivity(Struct, frozen=True):
     """What goes on in one workspace."""
 
     runs: list[Run]  # That have not ended, in the order they were accepted.
@@ -43,13 +43,13 @@ class Going(Struct, frozen=True):
         return bool(self.runs or self.agents or self.processes)
 
 
-class GoingAt(Going, frozen=True):
+class LocatedActivity(WorkspaceActivity, frozen=True):
     """As `Going`, where there may be several workspaces."""
 
     path: str
 
 
-class Known(Struct, frozen=True):
+class ActivityNames(Struct, frozen=True):
     """What is known beside it, to tell it in words."""
 
     parents: Mapping[str, str] = field(default_factory=dict[str, str])  # Of all agents, by id.
@@ -58,13 +58,13 @@ class Known(Struct, frozen=True):
     short: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-Seen = tuple[Going, Known]
+Seen = tuple[WorkspaceActivity, ActivityNames]
 
 
 async def gather(workspace: RemoteWorkspace) -> Seen:
     """Ask for all of it. It is no snapshot: things move on between two questions."""
     all_runs, all_agents = await workspace.runs(), await workspace.agents()
-    going = Going(
+    going = WorkspaceActivity(
         runs=sorted((run for run in all_runs if run.state != "ended"), key=lambda run: run.seq),
         agents=[agent for agent in all_agents if agent.state != "ended"],
         processes=await workspace.processes(),
@@ -82,7 +82,7 @@ async def gather(workspace: RemoteWorkspace) -> Seen:
         *(agent.agent_id for agent in all_agents),
         *(session.id for session in sessions),
     ]
-    known = Known(
+    known = ActivityNames(
         parents={agent.agent_id: agent.parent_id for agent in all_agents},
         titles={session.id: session.title for session in sessions},
         asks=asks,
@@ -99,19 +99,19 @@ async def gather_all(client: Client) -> dict[str, Seen]:
         try:
             if workspace is not None:
                 found[info.path] = await gather(workspace)
-        except Refused as exc:
+        except RequestRefused as exc:
             if exc.status != 404:  # Else it has closed meanwhile.
                 raise
     return found
 
 
-def show_work(where: Where, *, is_all: bool, as_json: bool) -> None:
+def show_work(where: ServerTarget, *, is_all: bool, as_json: bool) -> None:
     now_s = LoopClock().now_s()
     if is_all:
         everywhere = look_around(where, gather_all, {})
         if as_json:
             told = [
-                GoingAt(going.runs, going.agents, going.processes, path)
+                LocatedActivity(going.runs, going.agents, going.processes, path)
                 for path, (going, _) in everywhere.items()
             ]
             click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
@@ -123,7 +123,7 @@ def show_work(where: Where, *, is_all: bool, as_json: bool) -> None:
         ]
         lines = [line for piece in pieces for line in ("", *piece)][1:]
     else:
-        going, known = look(where, gather, (Going([], [], []), Known()))
+        going, known = look(where, gather, (WorkspaceActivity([], [], []), ActivityNames()))
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(going), indent=2))
             return
@@ -137,7 +137,7 @@ def show_work(where: Where, *, is_all: bool, as_json: bool) -> None:
 # --- as text
 
 
-def lines_of(going: Going, known: Known, now_s: float, width: int) -> list[str]:
+def lines_of(going: WorkspaceActivity, known: ActivityNames, now_s: float, width: int) -> list[str]:
     """Runs with the agents below them, then processes; each as a table."""
     work = list(_work_rows(going, known, now_s))
     lines = table(WORK_HEAD, work, width) if work else []
@@ -151,7 +151,9 @@ def lines_of(going: Going, known: Known, now_s: float, width: int) -> list[str]:
     return lines
 
 
-def _work_rows(going: Going, known: Known, now_s: float) -> Iterator[Sequence[str]]:
+def _work_rows(
+    going: WorkspaceActivity, known: ActivityNames, now_s: float
+) -> Iterator[Sequence[str]]:
     runs: dict[str, Run] = {run.id: run for run in going.runs}
     agents: dict[str, Agent] = {agent.agent_id: agent for agent in going.agents}
     for depth, one in in_tree_order(parents_of(going, known)):
@@ -164,7 +166,7 @@ def _work_rows(going: Going, known: Known, now_s: float) -> Iterator[Sequence[st
             yield name, "session", "-", "-", "-", "-", head_of(known.titles.get(one, ""))
 
 
-def parents_of(going: Going, known: Known) -> dict[str, str]:
+def parents_of(going: WorkspaceActivity, known: ActivityNames) -> dict[str, str]:
     """What stands below what: agents below agents, runs, or sessions in which nothing runs.
 
     What an agent does is told in its own line, not as a run.
@@ -198,7 +200,7 @@ def _above(agent: Agent, at_work: set[str], parents: Mapping[str, str]) -> str:
     return above
 
 
-def _run_cells(run: Run, known: Known, now_s: float) -> Sequence[str]:
+def _run_cells(run: Run, known: ActivityNames, now_s: float) -> Sequence[str]:
     state: str = run.state
     if run.id in known.asks:
         state = f"waits for {known.asks[run.id]}"
@@ -211,7 +213,7 @@ def _run_cells(run: Run, known: Known, now_s: float) -> Sequence[str]:
     return state, age_text(now_s - run.created_at), *used, head_of(run.prompt) or run.kind
 
 
-def _agent_cells(agent: Agent, known: Known, now_s: float) -> Sequence[str]:
+def _agent_cells(agent: Agent, known: ActivityNames, now_s: float) -> Sequence[str]:
     state: str = agent.state
     if agent.run_id in known.asks:
         state = f"waits for {known.asks[agent.run_id]}"

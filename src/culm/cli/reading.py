@@ -14,13 +14,20 @@ from typing import cast
 
 from culm.clock import LoopClock
 from culm.config import jsonc
-from culm.config.checking import Document, Problem
+from culm.config.checking import ConfigProblem, Document
 from culm.config.documents import DocumentFile
 from culm.config.layers import provider_ids
-from culm.config.sources import FileSources, Read, Source, read_source, read_sources, sources_of
-from culm.config.trust import Trusted, missing
+from culm.config.sources import (
+    ConfigSource,
+    FileSources,
+    ReadSource,
+    read_source,
+    read_sources,
+    sources_of,
+)
+from culm.config.trust import TrustedFiles, missing
 from culm.errors import Failed, InvalidRequest
-from culm.model.local_servers import OFFLINE, Found, LocalServers, look_around
+from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, look_around
 from culm.model.merge import laid, layers_of
 from culm.settings import default_config_file, default_data_dir
 from culm.wire.codec import Json, folded
@@ -33,7 +40,7 @@ TRIES = 5  # Somebody may be writing a file just now; nobody writes five times i
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class ConfigLocation:
     """Whose configuration is meant."""
 
     directory: Path  # With links resolved, as a server names its workspaces.
@@ -54,11 +61,11 @@ class Place:
 
 def place_of(
     directory: Path, config_file: Path | None, data_dir: Path | None, env: Mapping[str, str]
-) -> Place:
+) -> ConfigLocation:
     """Raises `InvalidRequest` for a file that was named and is not there."""
     if config_file is not None and not config_file.exists():
         raise InvalidRequest(f"cannot read {config_file.absolute()}: there is no such file")
-    return Place(
+    return ConfigLocation(
         directory.resolve(),
         (config_file or default_config_file(env)).absolute(),
         (data_dir or default_data_dir(env)).absolute(),
@@ -67,20 +74,20 @@ def place_of(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Layer:
+class ConfigLayer:
     """What one origin adds; the later go over the earlier."""
 
     name: str  # The file, or `found`.
-    read: Read | None  # None if it is in no file, or the file is not there.
+    read: ReadSource | None  # None if it is in no file, or the file is not there.
     document: Document  # What counts of it.
 
-    def problem(self, path: jsonc.Path, key: str, what: str, hint: str = "") -> Problem:
+    def problem(self, path: jsonc.Path, key: str, what: str, hint: str = "") -> ConfigProblem:
         """Something that is wrong at a path of it."""
         line = 0
         if self.read is not None:
             text = self.read.content.decode()
             line = jsonc.line_of(text, _as_written(jsonc.parse(text), path))
-        return Problem(self.name, line, key, what, hint)
+        return ConfigProblem(self.name, line, key, what, hint)
 
 
 def _as_written(value: Json, path: jsonc.Path) -> jsonc.Path:
@@ -96,14 +103,14 @@ def _as_written(value: Json, path: jsonc.Path) -> jsonc.Path:
 
 
 @dataclass(frozen=True, repr=False)
-class Reading:
+class ConfigReport:
     """All that was read, at one moment."""
 
-    place: Place
-    found: Found
-    reads: Sequence[Read]  # The files of people that are there, the lowest first.
-    documents: Sequence[Read]  # Those of clients.
-    layers: Sequence[Layer]
+    place: ConfigLocation
+    found: FoundProviders
+    reads: Sequence[ReadSource]  # The files of people that are there, the lowest first.
+    documents: Sequence[ReadSource]  # Those of clients.
+    layers: Sequence[ConfigLayer]
     notices: Sequence[str] = ()
 
     @cached_property
@@ -112,11 +119,11 @@ class Reading:
         return laid([layer.document for layer in self.layers], self.place.env)
 
 
-async def read_place(place: Place) -> Reading:
+async def read_place(place: ConfigLocation) -> ConfigReport:
     """Read everything; raises `Failed` if the files do not keep still."""
     # What the server would log is said by the commands themselves.
     logging.getLogger("culm").addHandler(logging.NullHandler())
-    trusted = Trusted(place.data_dir)
+    trusted = TrustedFiles(place.data_dir)
     found = await look_around(place.env, LocalServers(LoopClock()))
     values, documents = await asyncio.to_thread(_read_documents, place, trusted)
     files = FileSources(place.config_file, place.directory, trusted)
@@ -134,41 +141,47 @@ async def read_place(place: Place) -> Reading:
     names = [place.config_file, place.user_document, *project, place.own_document]
     first, *others = layers_of(found, loaded, *values)
     layers = [
-        Layer(str(file), good.get(file), document)
+        ConfigLayer(str(file), good.get(file), document)
         for file, document in zip(names, others, strict=True)
     ]
     broken = [str(read.checked.problems[0]) for read in documents if not read.checked.is_json]
     notices = [*loaded.notices, *(f"{what}; nothing in it counts" for what in broken)]
-    return Reading(place, found, reads, documents, [Layer("found", None, first), *layers], notices)
+    return ConfigReport(
+        place, found, reads, documents, [ConfigLayer("found", None, first), *layers], notices
+    )
 
 
-def _read_documents(place: Place, trusted: Trusted) -> tuple[list[Document], list[Read]]:
+def _read_documents(
+    place: ConfigLocation, trusted: TrustedFiles
+) -> tuple[list[Document], list[ReadSource]]:
     """What counts of the clients' documents, and those that are there."""
     values: list[Document] = []
-    reads: list[Read] = []
+    reads: list[ReadSource] = []
     for file in (place.user_document, place.own_document):
         document = DocumentFile(file)
         document.load()
         values.append(document.value)
-        if (read := read_source(Source(file, "user"), trusted)) is not None:
+        if (read := read_source(ConfigSource(file, "user"), trusted)) is not None:
             reads.append(read)
     return values, reads
 
 
-async def read_alone(place: Place, file: Path) -> Reading:
+async def read_alone(place: ConfigLocation, file: Path) -> ConfigReport:
     """One file by its absolute path, as if there were no other and as if it were trusted."""
     found = await look_around(place.env, LocalServers(LoopClock()))
     known = [one for one in sources_of(place.config_file, place.directory) if one.file == file]
-    source = known[0] if known else Source(file, "user")
-    read = read_source(source, Trusted(place.data_dir))
+    source = known[0] if known else ConfigSource(file, "user")
+    read = read_source(source, TrustedFiles(place.data_dir))
     if read is None:
         raise InvalidRequest(f"cannot read {file}: there is no such file")
     document = {} if read.is_bad else read.checked.document
-    layers = [Layer("found", None, found.document), Layer(str(file), read, document)]
-    return Reading(place, found, [read], [], layers)
+    layers = [ConfigLayer("found", None, found.document), ConfigLayer(str(file), read, document)]
+    return ConfigReport(place, found, [read], [], layers)
 
 
-def untrusted_parts(reading: Reading) -> Iterator[tuple[Read, list[tuple[jsonc.Path, Json]]]]:
+def untrusted_parts(
+    reading: ConfigReport,
+) -> Iterator[tuple[ReadSource, list[tuple[jsonc.Path, Json]]]]:
     """The project's files that want more than they may, with what they want."""
     for layer in reading.layers:
         if layer.read is not None and not layer.read.trusted:
@@ -177,7 +190,7 @@ def untrusted_parts(reading: Reading) -> Iterator[tuple[Read, list[tuple[jsonc.P
                 yield layer.read, ignored
 
 
-def found_origin(provider_id: str, found: Found) -> str:
+def found_origin(provider_id: str, found: FoundProviders) -> str:
     """How a provider was found that nobody configured."""
     provider = found.providers.get(provider_id)
     fields = cast("Document", provider) if isinstance(provider, dict) else {}

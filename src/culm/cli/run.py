@@ -13,21 +13,21 @@ import msgspec
 
 from culm.cli.asking import choose_model
 from culm.cli.exits import EXIT_CANCELED
-from culm.cli.follow_run import Output, Screen, Watching, make_screen
+from culm.cli.follow_run import Output, RunFollower, RunScreen, make_screen
 from culm.cli.names import find_session
 from culm.cli.render.json_lines import end_of, put_line
-from culm.cli.render.run_lines import Detached
+from culm.cli.render.run_lines import DetachedLine
 from culm.cli.render.transcript import markdown_of_run
 from culm.cli.run_ends import status_of
 from culm.cli.server import in_words
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.streams import CannotWrite, let_go, write
 from culm.client.ask import title_of
 from culm.client.connect import open_connected
 from culm.client.follow_run import surely
-from culm.client.http import Refused
-from culm.client.launch import Starter
+from culm.client.http import RequestRefused
+from culm.client.launch import ServerStarter
 from culm.client.tree import open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NoServer, NotFound
@@ -43,7 +43,7 @@ CONNECT_S = 10.0  # To an event stream of a server that has just answered.
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     prompt: str
-    where: Where
+    where: ServerTarget
     session: str = ""  # What it is called; nothing for a new one ...
     latest: bool = False  # ... or for the one that was used last.
     model: str = ""
@@ -56,7 +56,7 @@ class RunOptions:
     interactive: bool = False  # A person is at this terminal, and can be asked.
 
 
-def run_prompt(options: RunOptions, starter: Starter) -> int:
+def run_prompt(options: RunOptions, starter: ServerStarter) -> int:
     """Run to the end and return the exit status; raises `AppError`. The start may have begun."""
     screen = make_screen(
         options.output, interactive=options.interactive, has_rules=options.approve is not None
@@ -67,17 +67,17 @@ def run_prompt(options: RunOptions, starter: Starter) -> int:
     except asyncio.CancelledError:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
-    except (CannotWrite, Refused, OSError, ExceptionGroup) as exc:
+    except (CannotWrite, RequestRefused, OSError, ExceptionGroup) as exc:
         told = in_words(exc, options.where.server.url)
         if isinstance(told, CannotWrite):
             return let_go(told, "the run goes on")
         raise told from exc
 
 
-async def _run(options: RunOptions, screen: Screen, starter: Starter) -> int:
+async def _run(options: RunOptions, screen: RunScreen, starter: ServerStarter) -> int:
     task = asyncio.current_task()
     assert task is not None, "this runs in a task"
-    asking = Asking(options, screen)
+    asking = PromptRun(options, screen)
 
     def cancel() -> None:
         asking.interrupted.set()
@@ -95,10 +95,10 @@ async def _run(options: RunOptions, screen: Screen, starter: Starter) -> int:
             return status
 
 
-class Asking:
+class PromptRun:
     """One prompt on its way, from what was typed to the end of its run."""
 
-    def __init__(self, options: RunOptions, screen: Screen) -> None:
+    def __init__(self, options: RunOptions, screen: RunScreen) -> None:
         self.is_asked = False  # From here on an interrupt is for the run.
         self.interrupted = asyncio.Event()
         self.session_id = SessionId("")  # Where it was asked.
@@ -136,7 +136,7 @@ class Asking:
                 words = f"the server has gone, and has not said whether it was asked: {exc}"
                 hint = f"`culm attach {run_id}` shows what became of it, if it was"
                 raise NoServer(words, hint=hint) from exc
-            except Refused as exc:
+            except RequestRefused as exc:
                 raise _nothing_started(exc) from exc
 
         if options.detach:
@@ -148,7 +148,7 @@ class Asking:
             follower, tree = following
             async with asyncio.timeout(CONNECT_S):
                 await follower.connected()
-            watching = Watching(
+            watching = RunFollower(
                 workspace, follower, tree, run_id, self._screen, interrupted=self.interrupted
             )
             self.is_asked = True
@@ -177,7 +177,7 @@ class Asking:
         self.is_asked = True
         try:
             agent = await workspace.start_agent(wish)
-        except Refused as exc:
+        except RequestRefused as exc:
             raise _nothing_started(exc) from exc
         if options.detach:
             return self._detached(agent.run_id, agent.session_id), True
@@ -185,7 +185,7 @@ class Asking:
             workspace, agent.session_id, RunId(agent.run_id), interactive=options.interactive
         )
         async with following as (follower, tree):
-            watching = Watching(
+            watching = RunFollower(
                 workspace,
                 follower,
                 tree,
@@ -201,7 +201,7 @@ class Asking:
 
     def _detached(self, run_id: str, session_id: str) -> int:
         if self._options.output in ("lines", "json"):
-            put_line(Detached(run_id, session_id))
+            put_line(DetachedLine(run_id, session_id))
         else:
             write(sys.stdout, f"{run_id}\n")
             self._screen.face.note(
@@ -209,7 +209,7 @@ class Asking:
             )
         return 0
 
-    def _end(self, run: Run, text: str, watching: Watching) -> None:
+    def _end(self, run: Run, text: str, watching: RunFollower) -> None:
         match self._options.output:
             case "json":
                 put_line(end_of(run, text, watching.agents))
@@ -234,7 +234,7 @@ class Asking:
         return sessions[0].id
 
 
-def _nothing_started(exc: Refused) -> Exception:
+def _nothing_started(exc: RequestRefused) -> Exception:
     """A prompt that is refused: if that is for what was asked, it is wrong usage."""
     if exc.status in (400, 404, 413):
         return InvalidRequest(exc.message, hint=exc.hint)

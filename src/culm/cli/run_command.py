@@ -14,7 +14,7 @@ from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from culm.cli.follow_run import Output
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 SILENT_S = 1.0  # What is written into a pipe is usually there at once.
 STDIN_BYTES_MAX = 4 << 20  # Far more than any model reads.
@@ -99,7 +99,7 @@ def run(
     as_json: bool,  # noqa: FBT001
     output: "Output",
     detach: bool,  # noqa: FBT001
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Ask the agent of this directory and print what it answers.
 

@@ -7,9 +7,9 @@ from typing import TypeVar, cast
 
 from msgspec import MsgspecError
 
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.client.connect import no_server, open_connected
-from culm.client.http import Client, Refused, open_client
+from culm.client.http import Client, RequestRefused, open_client
 from culm.client.launch import find_token, is_answered
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, NoServer
@@ -17,7 +17,7 @@ from culm.errors import Failed, NoServer
 T = TypeVar("T")
 
 
-def visit(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
+def visit(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
     """Do something in the workspace; its server is started if need be. Raises `AppError`."""
 
     async def run() -> T:
@@ -31,7 +31,7 @@ def visit(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
     return told_in_words(run(), where.server.url)
 
 
-def look(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
+def look(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
     """Look into the workspace; `none` if no server has it open. Raises `AppError`.
 
     It is not joined, and no server is started: where there is none, nothing is going on.
@@ -44,7 +44,7 @@ def look(where: Where, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -
     return look_around(where, find, none)
 
 
-def look_around(where: Where, do: Callable[[Client], Awaitable[T]], none: T) -> T:
+def look_around(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none: T) -> T:
     """As `look`, at all that a server has; `none` if there is no server. Raises `AppError`."""
     if where.server.can_start and not is_answered(where.server.url):
         return none
@@ -61,7 +61,7 @@ def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
     """Run to the end; what a server or a connection says against it becomes an `AppError`."""
     try:
         return asyncio.run(doing)
-    except (Refused, OSError, MsgspecError, ExceptionGroup) as exc:
+    except (RequestRefused, OSError, MsgspecError, ExceptionGroup) as exc:
         raise in_words(exc, url) from exc
 
 
@@ -75,8 +75,8 @@ def first_of(exc: Exception) -> Exception:
 def in_words(exc: Exception, url: str) -> Exception:
     """What to say of what went wrong."""
     exc = first_of(exc)
-    if isinstance(exc, Refused) and exc.status != 401:
+    if isinstance(exc, RequestRefused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     if isinstance(exc, MsgspecError):
         return NoServer(f"what answers at {url} does not speak as culm does: {exc}")
-    return no_server(url, exc) if isinstance(exc, Refused | OSError) else exc
+    return no_server(url, exc) if isinstance(exc, RequestRefused | OSError) else exc

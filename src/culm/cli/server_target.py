@@ -4,16 +4,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from culm.client.launch import Starter, Wanted
+from culm.client.launch import ServerRequest, ServerStarter
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ServerTarget:
     """A workspace of a server."""
 
     directory: Path  # Real.
-    server: Wanted
+    server: ServerRequest
     token_file: Path | None = None
 
-    def starter(self) -> Starter:
-        return Starter(self.server, os.environ)
+    def starter(self) -> ServerStarter:
+        return ServerStarter(self.server, os.environ)

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from culm.cli.names import Named, all_named, find_named
+from culm.cli.names import NamedItem, all_named, find_named
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.wire.agents import Agent
@@ -25,15 +25,15 @@ class SessionState(Struct):
     asks: list[AnyAsk]  # Its own that are open: permissions, then questions.
 
 
-class Below(SessionState, omit_defaults=True):
+class SessionTreeState(SessionState, omit_defaults=True):
     """With the sessions of its agents, where those are asked for."""
 
     below: list[SessionState] = []
 
 
-async def get_state(workspace: RemoteWorkspace, session_id: SessionId) -> Below:
+async def get_state(workspace: RemoteWorkspace, session_id: SessionId) -> SessionTreeState:
     """Raises `Refused` if there is no such session."""
-    return Below(
+    return SessionTreeState(
         session=await workspace.session(session_id),
         messages=await workspace.messages(session_id),
         runs=await workspace.runs(session_id),
@@ -43,10 +43,10 @@ async def get_state(workspace: RemoteWorkspace, session_id: SessionId) -> Below:
     )
 
 
-async def known_sessions(workspace: RemoteWorkspace) -> list[Named]:
+async def known_sessions(workspace: RemoteWorkspace) -> list[NamedItem]:
     """Every session that can be named: those that people began, and those of agents."""
     agents = [
-        Named("session", one.session_id, one.name) for one in reversed(await workspace.agents())
+        NamedItem("session", one.session_id, one.name) for one in reversed(await workspace.agents())
     ]
     own = {one.id for one in agents}  # An agent that a client started may be listed as both.
     return [one for one in await all_named(workspace, "session") if one.id not in own] + agents

@@ -14,10 +14,10 @@ from culm.cli.render.tables import table
 from culm.cli.render.text import counted
 from culm.cli.render.transcript import GOOD_ENDS
 from culm.cli.server import visit
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.session_state import SessionState, find_session, get_state, known_sessions
 from culm.cli.terminal.streams import is_terminal, need_output, output_width
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.errors import InvalidRequest
@@ -41,7 +41,7 @@ BUSY = "*"
 # --- listing
 
 
-def list_sessions(where: Where, *, as_json: bool) -> None:
+def list_sessions(where: ServerTarget, *, as_json: bool) -> None:
     need_output()
     found = visit(where, RemoteWorkspace.sessions)
     if as_json:
@@ -76,7 +76,7 @@ def rows_of(sessions: Sequence[Session], now_s: float) -> list[Sequence[str]]:
 # --- showing
 
 
-def show_session(where: Where, name: str, *, as_json: bool) -> None:
+def show_session(where: ServerTarget, name: str, *, as_json: bool) -> None:
     need_output()
 
     async def read(workspace: RemoteWorkspace) -> SessionState:
@@ -149,7 +149,7 @@ def _open_lines(state: SessionState) -> Iterator[str]:
 # --- changing
 
 
-def rename_session(where: Where, name: str, words: Sequence[str]) -> None:
+def rename_session(where: ServerTarget, name: str, words: Sequence[str]) -> None:
     """Raises `InvalidRequest` for a title that says nothing."""
     title = " ".join(" ".join(words).split())
     if not title:
@@ -163,14 +163,14 @@ def rename_session(where: Where, name: str, words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class SessionToDelete:
     """A session somebody wants to be rid of."""
 
     id: SessionId
     words: str  # Its short id, its title, and how much goes with it.
 
 
-def delete_sessions(where: Where, names: Sequence[str], *, yes: bool) -> int:
+def delete_sessions(where: ServerTarget, names: Sequence[str], *, yes: bool) -> int:
     """Remove them with all that is below them; returns the exit status.
 
     All are found before one is removed, and a person is asked first. The server refuses one that
@@ -184,21 +184,21 @@ def delete_sessions(where: Where, names: Sequence[str], *, yes: bool) -> int:
     return visit(where, lambda workspace: _delete(workspace, doomed))
 
 
-async def _find_doomed(workspace: RemoteWorkspace, names: Sequence[str]) -> list[Doomed]:
+async def _find_doomed(workspace: RemoteWorkspace, names: Sequence[str]) -> list[SessionToDelete]:
     known = await known_sessions(workspace)
     short = short_ids([one.id for one in known])
-    found: list[Doomed] = []
+    found: list[SessionToDelete] = []
     for session_id in dict.fromkeys(SessionId(find_named(known, name).id) for name in names):
         session = await workspace.session(session_id)
         below = len(await workspace.agents(session_id))
         much = [counted(session.message_count, "message", "messages")]
         much += [counted(below, "agent", "agents")] if below else []
         words = f"{short[session_id]}  {head_of(session.title) or '-'} ({', '.join(much)})"
-        found.append(Doomed(session_id, words))
+        found.append(SessionToDelete(session_id, words))
     return found
 
 
-def _is_confirmed(doomed: Sequence[Doomed]) -> bool:
+def _is_confirmed(doomed: Sequence[SessionToDelete]) -> bool:
     if not is_terminal():
         raise InvalidRequest("there is nobody to ask", hint="say --yes if you mean it")
     for one in doomed:
@@ -207,12 +207,12 @@ def _is_confirmed(doomed: Sequence[Doomed]) -> bool:
     return click.confirm(f"Remove {what} for good?", err=True)
 
 
-async def _delete(workspace: RemoteWorkspace, doomed: Sequence[Doomed]) -> int:
+async def _delete(workspace: RemoteWorkspace, doomed: Sequence[SessionToDelete]) -> int:
     status = 0
     for one in doomed:
         try:
             await workspace.delete_session(one.id)
-        except Refused as exc:
+        except RequestRefused as exc:
             if exc.status == 404:  # Somebody was faster; or it was below one that is gone.
                 put(f"gone already: {one.words}\n")
                 continue

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from culm.cli.commands import Commands
+from culm.cli.commands import CommandGroup
 from culm.cli.completing import session_argument, sessions_argument
 from culm.cli.options import at_own_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 HELP_OPTIONS = ("-h", "--help")
 
 
-class ListByDefault(Commands):
+class DefaultListGroup(CommandGroup):
     """Without the name of a command it is `list`, with its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -24,7 +24,7 @@ class ListByDefault(Commands):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=ListByDefault)
+@click.group(cls=DefaultListGroup)
 def sessions() -> None:
     """List, show, rename, delete and export the sessions of this directory.
 
@@ -43,7 +43,7 @@ def sessions() -> None:
 @at_own_server
 def list_(
     as_json: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """List the sessions that people began, the last changed first; "*" marks a busy one.
 
@@ -66,7 +66,7 @@ def list_(
 def show(
     session: str,
     as_json: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Show a conversation: who said what, and a line for each call and its result.
 
@@ -87,7 +87,7 @@ def show(
 @session_argument
 @click.argument("title", nargs=-1, required=True, metavar="TITLE...")
 @at_own_server
-def rename(session: str, title: tuple[str, ...], where: "Where") -> None:
+def rename(session: str, title: tuple[str, ...], where: "ServerTarget") -> None:
     """Give a session another title.
 
     \b
@@ -108,7 +108,7 @@ def delete(
     ctx: click.Context,
     sessions: tuple[str, ...],
     yes: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Remove sessions for good, each with its messages, its runs and its agents.
 
@@ -151,7 +151,7 @@ def export(
     file: Path | None,
     agents: bool,  # noqa: FBT001 - click passes by name
     force: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Write a conversation as a Markdown page, with every call and its result; or as JSON.
 

@@ -9,7 +9,7 @@ from culm.cli.names import short_ids
 from culm.cli.render.printed import put, put_json
 from culm.cli.render.tables import table
 from culm.cli.server import visit
-from culm.cli.server_target import Where
+from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.streams import need_output, output_width
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
@@ -19,7 +19,7 @@ HEAD = ("runs", "input", "output", "cost")
 ESTIMATED = "~"  # Before a number of tokens that no provider has counted.
 
 
-def show_stats(where: Where, days: int, *, as_json: bool) -> None:
+def show_stats(where: ServerTarget, days: int, *, as_json: bool) -> None:
     need_output()
 
     async def read(workspace: RemoteWorkspace) -> Stats:

@@ -7,7 +7,7 @@ import click
 from culm.cli.options import at_own_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 DAYS_MAX = 36_600  # As on the wire, which help does without; a test holds it to it.
 
@@ -25,7 +25,7 @@ DAYS_MAX = 36_600  # As on the wire, which help does without; a test holds it to
 def stats(
     days: int,
     as_json: bool,  # noqa: FBT001 - click passes by name
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Show what was used here: runs, tokens and cost by model, by day, and the costliest sessions.
 

@@ -5,11 +5,11 @@ import shlex
 import click
 
 from culm.cli.mail import text_given
-from culm.cli.names import Named
+from culm.cli.names import NamedItem
 from culm.cli.server import look
-from culm.cli.server_target import Where
-from culm.cli.targets import BEGUN, Targets, all_targets
-from culm.client.http import Refused
+from culm.cli.server_target import ServerTarget
+from culm.cli.targets import BEGUN, NamedTargets, all_targets
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, NotFound
 from culm.ids import SessionId
@@ -17,7 +17,7 @@ from culm.wire.codec import printable
 from culm.wire.runs import Run
 
 
-class NobodyHears(Failed):
+class NothingToSteer(Failed):
     """Nothing works there, so nobody would read it."""
 
     code = "nothing_runs"
@@ -27,7 +27,7 @@ class NobodyHears(Failed):
         super().__init__(printable(f"nothing is at work in {label}"), hint=printable(hint))
 
 
-def steer(where: Where, name: str, words: tuple[str, ...]) -> None:
+def steer(where: ServerTarget, name: str, words: tuple[str, ...]) -> None:
     """Say it, and who will read it; raises `NotFound`, `InvalidRequest`, `NobodyHears`."""
     text = text_given(words or ("-",))
 
@@ -42,34 +42,34 @@ def steer(where: Where, name: str, words: tuple[str, ...]) -> None:
     click.echo(printable(f"{reader} reads it before its next step"), err=True)
 
 
-async def _say(workspace: RemoteWorkspace, targets: Targets, one: Named, text: str) -> str:
+async def _say(workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem, text: str) -> str:
     """Returns the label of who reads it."""
     if one.kind == "run" and (agent_id := targets.runs[one.id].agent_id):
         agent = targets.agents[agent_id]
         if agent.run_id == one.id:
-            one = Named("agent", agent_id, agent.name)
+            one = NamedItem("agent", agent_id, agent.name)
     label = targets.label(one)
     if one.kind == "agent":
         agent = targets.agents[one.id]
         if agent.state == "ended":  # It would begin anew, and that is not what was asked for.
-            raise NobodyHears(label, f"culm mail send --to {targets.short[one.id]}")
+            raise NothingToSteer(label, f"culm mail send --to {targets.short[one.id]}")
         await workspace.say_to_agent(one.id, text)
         return label
     session_id = targets.runs[one.id].session_id if one.kind == "run" else SessionId(one.id)
     instead = f"culm run --session {shlex.quote(session_id)}"
     reader = reader_of(targets, one, session_id)
     if reader is None:
-        raise NobodyHears(label, instead)
+        raise NothingToSteer(label, instead)
     try:
         await workspace.steer(session_id, text)
-    except Refused as exc:
-        if exc.code == NobodyHears.code:  # It has ended meanwhile.
-            raise NobodyHears(label, instead) from exc
+    except RequestRefused as exc:
+        if exc.code == NothingToSteer.code:  # It has ended meanwhile.
+            raise NothingToSteer(label, instead) from exc
         raise
     return targets.label_of_run(reader)
 
 
-def reader_of(targets: Targets, one: Named, session_id: str) -> Run | None:
+def reader_of(targets: NamedTargets, one: NamedItem, session_id: str) -> Run | None:
     """The run that works in the session; raises `Failed` if it is not the one that was named."""
     live = targets.live_runs(session_id)
     reader = next((run for run in live if run.state in BEGUN), None)

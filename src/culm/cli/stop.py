@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 import click
 
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.names import SHORT_CHARS, Named
+from culm.cli.names import SHORT_CHARS, NamedItem
 from culm.cli.render.call_lines import head_of
 from culm.cli.server import look
-from culm.cli.server_target import Where
-from culm.cli.targets import Targets, all_targets
-from culm.client.http import Refused
+from culm.cli.server_target import ServerTarget
+from culm.cli.targets import NamedTargets, all_targets
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound
 from culm.ids import SessionId
@@ -37,7 +37,7 @@ _WORDS: dict[Result, str] = {
 }
 
 
-class Fate(NamedTuple):
+class StopOutcome(NamedTuple):
     """What became of something that was to stop."""
 
     label: str
@@ -51,13 +51,13 @@ class Fate(NamedTuple):
         return printable(f"{self.label}: {_WORDS[self.result]}{more}")
 
 
-def stop_all(where: Where, names: Sequence[str]) -> int:
+def stop_all(where: ServerTarget, names: Sequence[str]) -> int:
     """Stop each, with all below it; returns the exit status.
 
     Nothing is stopped if one of them is not found; raises `NotFound`, `InvalidRequest`.
     """
 
-    async def stop(workspace: RemoteWorkspace) -> tuple[list[Fate], list[str]]:
+    async def stop(workspace: RemoteWorkspace) -> tuple[list[StopOutcome], list[str]]:
         targets = await all_targets(workspace)
         wanted = dict.fromkeys(targets.get(name) for name in names)
         fates = [fate for one in wanted for fate in await _stop(workspace, targets, one)]
@@ -76,7 +76,9 @@ _FAILED = ("not_stopped", "refused")
 _ELSEWHERE = "--dir names another directory; `culm ps --all` shows where something is going on"
 
 
-async def _stop(workspace: RemoteWorkspace, targets: Targets, one: Named) -> list[Fate]:
+async def _stop(
+    workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem
+) -> list[StopOutcome]:
     match one.kind:
         case "run":
             return [await _stop_run(workspace, targets, one)]
@@ -98,49 +100,57 @@ async def _behind(workspace: RemoteWorkspace, run_ids: Sequence[str]) -> list[st
     ]
 
 
-async def _stop_run(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:
+async def _stop_run(
+    workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem
+) -> StopOutcome:
     try:
         answer = await workspace.cancel_run(one.id)
-    except Refused as exc:  # It shares another's turn. What else was named is stopped all the same.
-        return Fate(targets.label(one), "refused", why=exc.message)
+    except (
+        RequestRefused
+    ) as exc:  # It shares another's turn. What else was named is stopped all the same.
+        return StopOutcome(targets.label(one), "refused", why=exc.message)
     pids = await _pids_of(workspace, [one.id]) if answer.result == "not_stopped" else []
     label = targets.label_of_run(answer.run)
     ended_before = answer.result == "already_ended" and answer.run.outcome
-    return Fate(label, answer.result, pids, ended_before or "")
+    return StopOutcome(label, answer.result, pids, ended_before or "")
 
 
-async def _stop_agent(workspace: RemoteWorkspace, targets: Targets, one: Named) -> Fate:
+async def _stop_agent(
+    workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem
+) -> StopOutcome:
     """The answer comes when it and all below it have ended, or did not in time."""
     label = targets.label(one)
     before = targets.agents[one.id]
     agent = await workspace.cancel_agent(one.id)
     if agent.state != "ended":
         below = [other.run_id for other in await workspace.agents(one.id)]
-        return Fate(label, "not_stopped", await _pids_of(workspace, [agent.run_id, *below]))
+        return StopOutcome(label, "not_stopped", await _pids_of(workspace, [agent.run_id, *below]))
     if before.state == "ended":
-        return Fate(label, "already_ended", why=agent.outcome or "")
-    return Fate(label, "canceled" if agent.outcome == "canceled" else "finished_first")
+        return StopOutcome(label, "already_ended", why=agent.outcome or "")
+    return StopOutcome(label, "canceled" if agent.outcome == "canceled" else "finished_first")
 
 
-async def _stop_session(workspace: RemoteWorkspace, targets: Targets, one: Named) -> list[Fate]:
+async def _stop_session(
+    workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem
+) -> list[StopOutcome]:
     """All that is live in it and below it now, each by itself; what is held stays so."""
     live = targets.live_runs(one.id)
     below: set[str] = {agent.run_id for agent in await workspace.agents(one.id)}
     live += [run for run in targets.runs.values() if run.id in below and run.state != "ended"]
     if not live:
-        return [Fate(targets.label(one), "already_ended")]
+        return [StopOutcome(targets.label(one), "already_ended")]
     await workspace.cancel(SessionId(one.id))
     open_ = [run.id for run in live if run.state != "held"]
     ended = {run.id: run for run in await _ends_of(workspace, open_)}
-    fates: list[Fate] = []
+    fates: list[StopOutcome] = []
     for run in live:
         label = targets.label_of_run(run)
         if run.state == "held":
-            fates.append(Fate(label, "held"))
+            fates.append(StopOutcome(label, "held"))
         elif (end := ended.get(run.id)) is None:
-            fates.append(Fate(label, "not_stopped", await _pids_of(workspace, [run.id])))
+            fates.append(StopOutcome(label, "not_stopped", await _pids_of(workspace, [run.id])))
         else:
-            fates.append(Fate(label, settled_by(end.outcome or "canceled")))
+            fates.append(StopOutcome(label, settled_by(end.outcome or "canceled")))
     return fates
 
 

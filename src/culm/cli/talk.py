@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import click
 
 from culm.cli.asking import choose_model, read_attachments
-from culm.cli.follow_run import Screen
+from culm.cli.follow_run import RunScreen
 from culm.cli.names import find_session, short_ids
 from culm.cli.render.call_lines import head_of, without_controls
-from culm.cli.render.renderers import Plain
+from culm.cli.render.renderers import TextRenderer
 from culm.cli.render.text import columns
-from culm.cli.run import Asking, RunOptions
+from culm.cli.run import PromptRun, RunOptions
 from culm.cli.server import in_words
-from culm.cli.server_target import Where
-from culm.cli.terminal.approval_prompt import Terminal
-from culm.cli.terminal.keys import Keys
-from culm.cli.terminal.line_editor import Said, Typing, parse_line, parse_prompt
+from culm.cli.server_target import ServerTarget
+from culm.cli.terminal.approval_prompt import TerminalInput
+from culm.cli.terminal.keys import KeyListener
+from culm.cli.terminal.line_editor import LineEditor, TypedLine, parse_line, parse_prompt
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.status_area import find_region
 from culm.cli.terminal.streams import CannotWrite, let_go, say
@@ -31,8 +31,8 @@ from culm.client.ask import title_of
 from culm.client.blocking import Portal, open_portal
 from culm.client.connect import open_connected
 from culm.client.follower import open_present
-from culm.client.http import Refused
-from culm.client.launch import Starter
+from culm.client.http import RequestRefused
+from culm.client.launch import ServerStarter
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError
 from culm.ids import SessionId
@@ -52,7 +52,7 @@ and Ctrl-C instead of an answer stops it, too. What you type while it works is t
 A line that ends in \\ goes on in the next. The arrows bring back what was typed before."""
 
 
-def talk(where: Where, starter: Starter) -> int:
+def talk(where: ServerTarget, starter: ServerStarter) -> int:
     """Until somebody wants no more; returns the exit status. Raises `AppError`."""
 
     @asynccontextmanager
@@ -68,19 +68,19 @@ def talk(where: Where, starter: Starter) -> int:
     try:
         with (
             open_portal(opening()) as (portal, workspace),
-            Typing(where.directory, history) as typing,
+            LineEditor(where.directory, history) as typing,
         ):
-            return Talk(where, portal, workspace).run(typing)
+            return Conversation(where, portal, workspace).run(typing)
     except CannotWrite as exc:
         return let_go(exc, "what was asked goes on")
-    except (Refused, OSError, ExceptionGroup) as exc:
+    except (RequestRefused, OSError, ExceptionGroup) as exc:
         raise in_words(exc, where.server.url) from exc
 
 
-class TypedAt(Terminal):
+class TypedAnswers(TerminalInput):
     """Where a person answers, whose keys are listened to otherwise."""
 
-    def __init__(self, face: Plain, keys: Keys) -> None:
+    def __init__(self, face: TextRenderer, keys: KeyListener) -> None:
         super().__init__(face)
         self._keys = keys
 
@@ -90,17 +90,17 @@ class TypedAt(Terminal):
 
 
 @dataclass(slots=True)
-class Talk:
+class Conversation:
     """One conversation at a terminal."""
 
-    where: Where
+    where: ServerTarget
     portal: Portal
     workspace: RemoteWorkspace
     session_id: SessionId | None = None  # None before the first prompt of a session.
     model: str = ""
     typed: str = ""  # While the last run went on.
 
-    def run(self, typing: Typing) -> int:
+    def run(self, typing: LineEditor) -> int:
         say(f"culm in {self.where.directory}; /help says what to type")
         for notice in self.workspace.info.notices:
             say(f"notice: {notice}")
@@ -124,13 +124,13 @@ class Talk:
         typed, self.typed = self.typed, ""
         return typed
 
-    def _try(self, said: Said) -> None:
+    def _try(self, said: TypedLine) -> None:
         """Do what was said; what goes wrong is told, and the conversation goes on."""
         try:
             self._do(said)
         except KeyboardInterrupt:
             click.echo("(stopped)", err=True)
-        except (AppError, Refused, OSError, ExceptionGroup) as exc:
+        except (AppError, RequestRefused, OSError, ExceptionGroup) as exc:
             told = in_words(exc, self.where.server.url)
             if not isinstance(told, AppError):
                 raise told from exc
@@ -138,7 +138,7 @@ class Talk:
             if told.hint:
                 say(f"hint: {told.hint}")
 
-    def _do(self, said: Said) -> None:
+    def _do(self, said: TypedLine) -> None:
         if said.kind not in ("nothing", "help", "new"):
             self.portal.wait(self._be_there())
         match said.kind:
@@ -163,7 +163,7 @@ class Talk:
         """A server that has died or left since the last time is started again."""
         try:
             await self.workspace.refresh()
-        except (Refused, OSError):
+        except (RequestRefused, OSError):
             opened = await self.workspace.client.open_workspace(self.where.directory)
             self.workspace.info = opened.info
 
@@ -179,9 +179,9 @@ class Talk:
             attachments=read_attachments(prompt.files),
             interactive=True,
         )
-        plain = Plain(region=find_region(sys.stderr, os.environ), has_prompt=True)
-        keys = Keys(sys.stdin.fileno(), lambda: asking.interrupted.set())
-        asking = Asking(options, Screen(plain, plain, TypedAt(plain, keys)))
+        plain = TextRenderer(region=find_region(sys.stderr, os.environ), has_prompt=True)
+        keys = KeyListener(sys.stdin.fileno(), lambda: asking.interrupted.set())
+        asking = PromptRun(options, RunScreen(plain, plain, TypedAnswers(plain, keys)))
 
         async def ask() -> None:
             with keys.listening():

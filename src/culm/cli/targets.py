@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from culm.cli.names import Named, find_named, short_ids
+from culm.cli.names import NamedItem, find_named, short_ids
 from culm.cli.render.call_lines import head_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound
@@ -13,15 +13,15 @@ from culm.wire.runs import Run
 BEGUN = ("active", "waiting")  # States of runs that hear what is said to them.
 
 
-class Targets(NamedTuple):
+class NamedTargets(NamedTuple):
     """All that can be named in a workspace, and how it stands."""
 
-    named: list[Named]
+    named: list[NamedItem]
     runs: Mapping[str, Run]  # By id; the latest first.
     agents: Mapping[str, Agent]
     short: Mapping[str, str]
 
-    def get(self, text: str) -> Named:
+    def get(self, text: str) -> NamedItem:
         """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest.
 
         What works is meant rather than what has ended, unless an id is given whole.
@@ -36,7 +36,7 @@ class Targets(NamedTuple):
                 pass  # Those that have ended may be near, too.
         return find_named(self.named, text)
 
-    def is_live(self, one: Named) -> bool:
+    def is_live(self, one: NamedItem) -> bool:
         match one.kind:
             case "run":
                 return self.runs[one.id].state != "ended"
@@ -50,7 +50,7 @@ class Targets(NamedTuple):
         runs = [run for run in self.runs.values() if run.session_id == session_id]
         return [run for run in reversed(runs) if run.state != "ended"]
 
-    def label(self, one: Named) -> str:
+    def label(self, one: NamedItem) -> str:
         """What people recognise it by."""
         if one.kind == "run":
             return self.label_of_run(self.runs[one.id])
@@ -61,12 +61,12 @@ class Targets(NamedTuple):
         """That of the agent whose run it is, if it is one's."""
         agent = self.agents.get(run.agent_id)
         if agent is not None:
-            return self.label(Named("agent", agent.agent_id, agent.name))
+            return self.label(NamedItem("agent", agent.agent_id, agent.name))
         short = self.short.get(run.id, run.id)
         return f"run {short}" + (f" ({head_of(run.prompt)})" if run.prompt else "")
 
 
-async def all_targets(workspace: RemoteWorkspace) -> Targets:
+async def all_targets(workspace: RemoteWorkspace) -> NamedTargets:
     sessions, runs = await workspace.sessions(), await workspace.runs()
     agents = await workspace.agents()
     # The session and the runs of an agent have ids, but no titles: those are the agent's.
@@ -76,14 +76,14 @@ async def all_targets(workspace: RemoteWorkspace) -> Targets:
     like_session = {run.id for run in runs if _is_called(run, titles.get(run.session_id))}
     named = [
         *(
-            Named("run", run.id, "" if run.agent_id or run.id in like_session else run.prompt)
+            NamedItem("run", run.id, "" if run.agent_id or run.id in like_session else run.prompt)
             for run in runs
         ),
-        *(Named("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
-        *(Named("session", one.id, "" if one.id in theirs else one.title) for one in sessions),
+        *(NamedItem("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
+        *(NamedItem("session", one.id, "" if one.id in theirs else one.title) for one in sessions),
     ]
     distinct = {one.id: one for one in reversed(named)}  # A caller may give any id to a run.
-    return Targets(
+    return NamedTargets(
         [*reversed(distinct.values())],
         {run.id: run for run in runs},
         {agent.agent_id: agent for agent in agents},

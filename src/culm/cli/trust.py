@@ -12,22 +12,22 @@ from typing import cast
 import click
 
 from culm.cli.exits import EXIT_FAILED
-from culm.cli.reading import Place, Reading, untrusted_parts
+from culm.cli.reading import ConfigLocation, ConfigReport, untrusted_parts
 from culm.cli.render.text import columns, cut
 from culm.cli.secrets import KEY_FIELDS, SECRET
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
-from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, Read
-from culm.config.trust import Trusted
+from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, ReadSource
+from culm.config.trust import TrustedFiles
 from culm.errors import DataUnusable, Failed
-from culm.files import Unreadable, read_file
+from culm.files import UnreadableFile, read_file
 from culm.wire.codec import Json, printable, strings_in
 
 VALUE_CHARS = 400  # A command that is longer is to be read in its file.
 LINES_MAX = 200  # Of one file.
 
 
-def ask_trust(reading: Reading, *, yes: bool) -> int:
+def ask_trust(reading: ConfigReport, *, yes: bool) -> int:
     """Show what needs trust, ask, and note it; returns the exit status."""
     directory = printable(str(reading.place.directory))
     bad = [read for read in reading.reads if read.source.owner == "project" and read.is_bad]
@@ -50,7 +50,7 @@ def ask_trust(reading: Reading, *, yes: bool) -> int:
         return EXIT_FAILED
     contents = {read.source.file: read.content for read, _ in wanting}
     try:
-        Trusted(reading.place.data_dir).add(contents)
+        TrustedFiles(reading.place.data_dir).add(contents)
     except OSError as exc:
         raise DataUnusable(str(reading.place.data_dir), exc.strerror or str(exc)) from exc
     for file in contents:
@@ -65,7 +65,7 @@ def _is_confirmed(files: int) -> bool:
     return click.confirm(f"Trust {what}, exactly as shown?", err=True)
 
 
-def wish_lines(read: Read, ignored: Sequence[tuple[jsonc.Path, Json]]) -> list[str]:
+def wish_lines(read: ReadSource, ignored: Sequence[tuple[jsonc.Path, Json]]) -> list[str]:
     """What a file wants to set, one line each."""
     wishes = [leaf for path, value in ignored for leaf in _leaves(path, value)]
     rows = [(key_of(path), _shown(path, value)) for path, value in wishes[:LINES_MAX]]
@@ -103,26 +103,26 @@ def _shown(path: jsonc.Path, value: Json) -> str:
 # --- what has been trusted
 
 
-def show_trusted(place: Place) -> None:
+def show_trusted(place: ConfigLocation) -> None:
     """Print every file that was trusted, and whether it still is."""
-    trusted = Trusted(place.data_dir)
+    trusted = TrustedFiles(place.data_dir)
     rows = [(file, _standing(trusted, Path(file))) for file in sorted(trusted.known())]
     click.echo("\n".join(columns(rows)) if rows else "nothing is trusted")
 
 
-def _standing(trusted: Trusted, file: Path) -> str:
+def _standing(trusted: TrustedFiles, file: Path) -> str:
     try:
         content = read_file(file, FILE_BYTES_MAX)
     except FileNotFoundError:
         return "not there"
-    except Unreadable as exc:
+    except UnreadableFile as exc:
         return f"cannot be read: {exc}"
     return "trusted" if trusted.holds(file, content) else "changed since, so not trusted"
 
 
-def revoke_trust(place: Place) -> None:
+def revoke_trust(place: ConfigLocation) -> None:
     """Take it back for all files of the directory."""
-    trusted = Trusted(place.data_dir)
+    trusted = TrustedFiles(place.data_dir)
     before = trusted.known()
     try:
         if before:

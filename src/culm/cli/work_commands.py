@@ -11,7 +11,7 @@ import click
 from culm.cli.options import at_server, json_option
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import Where
+    from culm.cli.server_target import ServerTarget
 
 
 @click.command()
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def ps(
     is_all: bool,  # noqa: FBT001 - click passes by name
     as_json: bool,  # noqa: FBT001
-    where: "Where",
+    where: "ServerTarget",
 ) -> None:
     """Show what is going on in this directory: runs, agents, processes.
 
@@ -44,7 +44,7 @@ def ps(
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN|SESSION|AGENT...")
 @at_server
-def stop(names: tuple[str, ...], where: "Where") -> None:
+def stop(names: tuple[str, ...], where: "ServerTarget") -> None:
     """Stop a run, everything in a session, or an agent with all below it.
 
     Each is named by an id, its beginning or its title: `culm ps` shows them. What was done stays
@@ -65,7 +65,7 @@ def stop(names: tuple[str, ...], where: "Where") -> None:
 @click.argument("name", metavar="RUN|SESSION|AGENT")
 @click.argument("words", nargs=-1, metavar="[TEXT...]")
 @at_server
-def steer(name: str, words: tuple[str, ...], where: "Where") -> None:
+def steer(name: str, words: tuple[str, ...], where: "ServerTarget") -> None:
     """Say something to what works, which it reads before its next step.
 
     It is named by an id, its beginning or its title: `culm ps` shows them. TEXT that is - or not

@@ -8,30 +8,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from culm.client.ask import Answer, Asked, ask, open_asked
-    from culm.client.blocking import Blocking, connect_blocking
+    from culm.client.ask import AskedRun, RunAnswer, ask, open_asked
+    from culm.client.blocking import BlockingWorkspace, connect_blocking
     from culm.client.connect import connect
     from culm.client.follow_run import RunLost
     from culm.client.follower import Follower, open_mirror, open_present
-    from culm.client.http import Client, Refused, open_client
+    from culm.client.http import Client, RequestRefused, open_client
     from culm.client.mirror import Mirror
-    from culm.client.stream import Stream, Told
-    from culm.client.tree import Tree, open_tree
+    from culm.client.stream import EventStream, ServerEvent
+    from culm.client.tree import SessionTree, open_tree
     from culm.client.workspace import RemoteWorkspace
 
 __all__ = [
-    "Answer",
-    "Asked",
-    "Blocking",
+    "RunAnswer",
+    "AskedRun",
+    "BlockingWorkspace",
     "Client",
     "Follower",
     "Mirror",
-    "Refused",
+    "RequestRefused",
     "RemoteWorkspace",
     "RunLost",
-    "Stream",
-    "Told",
-    "Tree",
+    "EventStream",
+    "ServerEvent",
+    "SessionTree",
     "ask",
     "connect",
     "connect_blocking",

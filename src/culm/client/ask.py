@@ -25,7 +25,7 @@ TITLE_CHARS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunAnswer:
     """How a run ended, and what was answered last."""
 
     text: str
@@ -37,7 +37,7 @@ class Answer:
         return self.run.outcome == "end_turn"
 
 
-class Asked:
+class AskedRun:
     """A run that was asked for. Made by `open_asked`."""
 
     def __init__(self, workspace: RemoteWorkspace, session_id: SessionId, run_id: RunId) -> None:
@@ -47,7 +47,7 @@ class Asked:
         self._pieces: list[str] = []  # That nobody has taken yet.
         self._shown: dict[MessageId, str] = {}
         self._changed = asyncio.Event()
-        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
 
     async def pieces(self) -> AsyncGenerator[str]:
         """The text as it comes, of all answers of the run, until its end.
@@ -63,7 +63,7 @@ class Asked:
                 return
             await self._changed.wait()
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> RunAnswer:
         """Wait for the end; raises `RunLost`, `Refused`."""
         return await asyncio.shield(self._answer)
 
@@ -77,7 +77,7 @@ class Asked:
             last = await catch_up(self._workspace, follower, run)
             self._show(follower.mirror)
             text = full_text(last.parts) if last is not None else ""
-            self._answer.set_result(Answer(text, run))
+            self._answer.set_result(RunAnswer(text, run))
         except Exception as exc:  # boundary: whoever waits for the answer is told
             self._answer.set_exception(exc)
             self._answer.exception()  # Who does not wait need not hear of it.
@@ -110,7 +110,7 @@ async def open_asked(
     attachments: Sequence[Attachment] = (),
     limits: Limits | None = None,
     approve: Approve | None = None,
-) -> AsyncGenerator[Asked]:
+) -> AsyncGenerator[AskedRun]:
     """Ask, and listen while in the block; without a `session_id` it is a new session.
 
     Nobody is asked for permission here: `approve` says what is allowed (`"allow"`, `"deny"`, or
@@ -123,7 +123,7 @@ async def open_asked(
     run_id = Ids().run()
     async with open_tree(workspace, session_id, run_id) as (follower, _):
         await follower.connected()
-        asked = Asked(workspace, session_id, run_id)
+        asked = AskedRun(workspace, session_id, run_id)
         # The same run id is the same run, however often it is told.
         await surely(
             workspace,
@@ -150,7 +150,7 @@ async def ask(
     attachments: Sequence[Attachment] = (),
     limits: Limits | None = None,
     approve: Approve | None = None,
-) -> Answer:
+) -> RunAnswer:
     """As `open_asked`, for whoever wants only the end; raises `RunLost`, `Refused`."""
     asking = open_asked(
         workspace,

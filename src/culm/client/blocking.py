@@ -21,7 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from culm.client.ask import Answer, ask, open_asked
+from culm.client.ask import RunAnswer, ask, open_asked
 from culm.client.connect import connect
 from culm.client.follower import open_present
 from culm.client.workspace import RemoteWorkspace
@@ -40,7 +40,7 @@ T = TypeVar("T")
 CLOSE_S = 10.0  # To let go of a server takes a moment; nobody waits longer for one that hangs.
 
 
-class Ended(Failed):
+class PortalClosed(Failed):
     code = "connection_ended"
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Portal:
         """Do it there; raises `Failed` if that has come to its end."""
         if self.loop.is_closed():
             doing.close()
-            raise Ended
+            raise PortalClosed
         future = asyncio.run_coroutine_threadsafe(doing, self.loop)
         self._cancels.add(future.cancel)
         future.add_done_callback(lambda done: self._cancels.discard(done.cancel))
@@ -73,7 +73,7 @@ class Portal:
             return future.result()
         except CancelledError:
             if self._is_over:
-                raise Ended from None
+                raise PortalClosed from None
             raise
 
     def wait(self, doing: Coroutine[None, None, T]) -> T:
@@ -127,7 +127,7 @@ def open_portal(opening: AbstractAsyncContextManager[T]) -> Generator[tuple[Port
         thread.join(CLOSE_S)
 
 
-class Blocking:
+class BlockingWorkspace:
     """A workspace whose methods return when they are done. Made by `connect_blocking`."""
 
     def __init__(self, portal: Portal, workspace: RemoteWorkspace) -> None:
@@ -146,7 +146,7 @@ class Blocking:
         attachments: Sequence[Attachment] = (),
         limits: Limits | None = None,
         approve: Approve | None = None,
-    ) -> Answer:
+    ) -> RunAnswer:
         """Ask the agent and wait for the end of the run, as `culm.client.ask` does."""
         return self.wait(
             ask(
@@ -216,7 +216,7 @@ def connect_blocking(
     data_dir: Path | None = None,
     config_file: Path | None = None,
     env: Mapping[str, str] | None = None,
-) -> Generator[Blocking]:
+) -> Generator[BlockingWorkspace]:
     """As `connect`, in the workspace of a directory, for a program without an event loop."""
 
     @asynccontextmanager
@@ -231,4 +231,4 @@ def connect_blocking(
             await client.leave()
 
     with open_portal(opening()) as (portal, workspace):
-        yield Blocking(portal, workspace)
+        yield BlockingWorkspace(portal, workspace)

@@ -9,8 +9,15 @@ from pathlib import Path
 import msgspec
 
 from culm import __version__
-from culm.client.http import Client, Refused, open_client
-from culm.client.launch import Starter, Wanted, age_of, find_token, is_answered, is_understood
+from culm.client.http import Client, RequestRefused, open_client
+from culm.client.launch import (
+    ServerRequest,
+    ServerStarter,
+    age_of,
+    find_token,
+    is_answered,
+    is_understood,
+)
 from culm.errors import AppError, NoServer
 from culm.settings import default_host
 
@@ -37,14 +44,14 @@ async def connect(
     """
     around = os.environ if env is None else env
     url = host or around.get("CULM_HOST") or default_host(around)
-    starter = Starter(Wanted(url, data_dir, config_file), around)
+    starter = ServerStarter(ServerRequest(url, data_dir, config_file), around)
     async with open_connected(starter, token_file) as client:
         yield client
 
 
 @asynccontextmanager
 async def open_connected(
-    starter: Starter, token_file: Path | None = None
+    starter: ServerStarter, token_file: Path | None = None
 ) -> AsyncGenerator[Client]:
     """As `connect`, with a start that may have begun."""
     await starter.ensure()
@@ -54,12 +61,12 @@ async def open_connected(
         yield client
 
 
-async def _agree(client: Client, starter: Starter) -> None:
+async def _agree(client: Client, starter: ServerStarter) -> None:
     """Make sure that the server speaks as we do."""
     url = starter.wanted.url
     version = await _version(client, starter)
     if age_of(version) == "older" and starter.wanted.can_start:
-        with suppress(Refused, OSError):  # It is busy; or somebody has replaced it already.
+        with suppress(RequestRefused, OSError):  # It is busy; or somebody has replaced it already.
             await client.shut_down(version)
             await _until_gone(url)
         await starter.ensure()
@@ -72,7 +79,7 @@ async def _agree(client: Client, starter: Starter) -> None:
     raise NoServer(said, hint="upgrade this culm, or choose another server with --host")
 
 
-async def _version(client: Client, starter: Starter) -> str:
+async def _version(client: Client, starter: ServerStarter) -> str:
     url = starter.wanted.url
     try:
         try:
@@ -80,7 +87,7 @@ async def _version(client: Client, starter: Starter) -> str:
         except OSError:  # It was just leaving.
             await starter.ensure()
             return (await client.version()).version
-    except Refused as exc:
+    except RequestRefused as exc:
         raise no_server(url, exc) from exc
     except OSError as exc:
         raise no_server(url, exc) from exc
@@ -95,9 +102,9 @@ async def _until_gone(url: str) -> None:
         await asyncio.sleep(LEAVE_AGAIN_S)
 
 
-def no_server(url: str, exc: Refused | OSError) -> AppError:
+def no_server(url: str, exc: RequestRefused | OSError) -> AppError:
     """What to say when there is no server to talk to."""
-    if isinstance(exc, Refused):
+    if isinstance(exc, RequestRefused):
         needs_token = exc.status == 401
         hint = "--token-file must name the token file of that server" if needs_token else exc.hint
         return NoServer(f"the server at {url} refuses: {exc.message}", hint=hint)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from culm.client.follower import Follower
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, RunNotFound, WorkspaceNotFound
@@ -46,10 +46,10 @@ async def surely(workspace: RemoteWorkspace, do: Callable[[], Awaitable[T]]) -> 
             if loop.time() > end_s:
                 raise
             await workspace.client.revive()
-        except Refused as exc:
+        except RequestRefused as exc:
             if exc.code != WorkspaceNotFound.code or loop.time() > end_s:
                 raise
-            with suppress(Refused, OSError):
+            with suppress(RequestRefused, OSError):
                 await workspace.rejoin()
         await asyncio.sleep(AGAIN_S)
 
@@ -90,11 +90,11 @@ async def _find_run(workspace: RemoteWorkspace, run_id: RunId) -> Run | None:
             return await workspace.run(run_id)
     except OSError:
         return None
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.code == RunNotFound.code:  # With its session.
             raise
     # The server restarted. The stream joins the workspace again, but may sleep for long.
-    with suppress(Refused, OSError):
+    with suppress(RequestRefused, OSError):
         await workspace.rejoin()
     return None
 

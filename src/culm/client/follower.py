@@ -8,9 +8,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from culm.client.background_task import open_beside
-from culm.client.http import Refused
-from culm.client.mirror import Gap, Mirror
-from culm.client.stream import Backoff, Stream
+from culm.client.http import RequestRefused
+from culm.client.mirror import DeltaGap, Mirror
+from culm.client.stream import Backoff, EventStream
 from culm.client.workspace import RemoteWorkspace
 from culm.wire.messages import Message
 from culm.wire.state import Snapshot
@@ -19,7 +19,9 @@ from culm.wire.state import Snapshot
 class Follower:
     """A mirror that keeps itself up to date. Made by `open_mirror`, or by `open_tree`."""
 
-    def __init__(self, mirror: Mirror, stream: Stream, load: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, mirror: Mirror, stream: EventStream, load: Callable[[], Awaitable[None]]
+    ) -> None:
         self.mirror = mirror
         self.stream = stream
         self._load = load  # Begins the mirror again, from what is stored.
@@ -59,7 +61,7 @@ class Follower:
                 return await read()
             except OSError:
                 await self.stream.workspace.client.revive()
-            except Refused as exc:
+            except RequestRefused as exc:
                 if exc.status == 404:
                     await self.stream.rejoin()
                 elif not exc.may_pass:
@@ -71,7 +73,7 @@ class Follower:
         self.stream.cursor = self.mirror.cursor
         self._changed.set()
 
-    async def _fill(self, gap: Gap) -> None:
+    async def _fill(self, gap: DeltaGap) -> None:
         message = await self.stream.workspace.find_message(gap.session_id, gap.message_id)
         if message is not None:
             self.mirror.put_message(message)
@@ -96,7 +98,7 @@ async def open_mirror(
     `Refused` for what coming back cannot mend, as a wrong token.
     """
     mirror = Mirror()
-    stream = Stream(workspace, sessions=frozenset(sessions), interactive=interactive)
+    stream = EventStream(workspace, sessions=frozenset(sessions), interactive=interactive)
 
     async def load() -> None:
         snapshot = await workspace.snapshot(*(sessions or "*"))
@@ -121,7 +123,7 @@ async def open_present(
 
     `interactive` says that a person is here who can be asked for permission.
     """
-    stream = Stream(workspace, types=frozenset({"presence_changed"}), interactive=interactive)
+    stream = EventStream(workspace, types=frozenset({"presence_changed"}), interactive=interactive)
 
     async def stay() -> None:
         async with aclosing(stream.events()) as events:

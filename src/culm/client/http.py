@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from culm import __version__
-from culm.client.launch import Starter
-from culm.client.transport import Answer, Transport, parse_address
+from culm.client.launch import ServerStarter
+from culm.client.transport import HttpResponse, HttpTransport, parse_address
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
@@ -28,7 +28,7 @@ OPEN_AGAIN_S = 0.1
 LEAVE_S = 1.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered with an error."""
 
     def __init__(self, status: int, problem: Problem) -> None:
@@ -52,7 +52,7 @@ class Client:
     """One client process, as the server knows it. Made by `open_client`."""
 
     def __init__(
-        self, transport: Transport, client_id: ClientId, starter: Starter | None = None
+        self, transport: HttpTransport, client_id: ClientId, starter: ServerStarter | None = None
     ) -> None:
         self.id = client_id
         self._transport = transport
@@ -80,7 +80,7 @@ class Client:
 
     async def leave(self) -> None:
         """As `retire`, in a moment or not at all: a server that is gone holds nothing for us."""
-        with suppress(Refused, OSError):
+        with suppress(RequestRefused, OSError):
             async with asyncio.timeout(LEAVE_S):
                 await self.retire()
 
@@ -123,7 +123,7 @@ class Client:
         while True:
             try:
                 return RemoteWorkspace(self, wish, await self.create(wish))
-            except Refused as exc:
+            except RequestRefused as exc:
                 if not exc.may_pass or loop.time() > end_s:
                     raise
             except OSError:
@@ -185,7 +185,7 @@ class Client:
             return answer.headers, await answer.read()
 
     @asynccontextmanager
-    async def stream(self, path: str) -> AsyncGenerator[Answer]:
+    async def stream(self, path: str) -> AsyncGenerator[HttpResponse]:
         """Open a response that goes on; raises as `request` does."""
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -202,10 +202,10 @@ def _encoded(body: msgspec.Struct) -> bytes:
         return encode(encodable(body))
 
 
-async def _check(answer: Answer) -> None:
+async def _check(answer: HttpResponse) -> None:
     """Raises `Refused` if it is one."""
     if answer.status not in (200, 202):
-        raise Refused(answer.status, _problem(await answer.read(), answer.reason))
+        raise RequestRefused(answer.status, _problem(await answer.read(), answer.reason))
 
 
 def _problem(answer: bytes, reason: str) -> Problem:
@@ -221,11 +221,11 @@ async def open_client(
     *,
     token: str | None = None,
     client_id: ClientId | None = None,
-    starter: Starter | None = None,
+    starter: ServerStarter | None = None,
 ) -> AsyncGenerator[Client]:
     """A client of the server at `unix:///path`, `tcp://host:port` or `https://host:port`."""
     headers = {"User-Agent": f"culm/{__version__}"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    transport = Transport(parse_address(url), headers)
+    transport = HttpTransport(parse_address(url), headers)
     yield Client(transport, client_id or Ids().client(), starter)

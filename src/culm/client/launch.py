@@ -33,7 +33,7 @@ _TOKEN = re.compile(rb"[!-~]*")  # As a header has it; an empty one is none.
 _ADDRESS = re.compile(r"unix:///.+|tcp://\S+:\d+|https?://\S+")
 
 
-class StartFailed(NoServer):
+class ServerStartFailed(NoServer):
     code = "start_failed"
 
     def __init__(self, url: str, reason: str, *, hint: str = "") -> None:
@@ -41,7 +41,7 @@ class StartFailed(NoServer):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServerRequest:
     """Which server, and how to start it if it is not there; raises `InvalidRequest`."""
 
     url: str
@@ -85,7 +85,7 @@ def is_answered(url: str) -> bool:
     return True
 
 
-def begin_start(wanted: Wanted, env: Mapping[str, str]) -> "Launch | None":
+def begin_start(wanted: ServerRequest, env: Mapping[str, str]) -> "ServerLaunch | None":
     """Start a server if none answers and one can be started; it is not ready yet.
 
     Needs no event loop, so that a caller can import what it needs while the server starts.
@@ -95,7 +95,7 @@ def begin_start(wanted: Wanted, env: Mapping[str, str]) -> "Launch | None":
     folder = Path(wanted.url.removeprefix("unix://")).parent
     if wanted.url != default_host(env) and not folder.is_dir():
         hint = "no server is started in a directory that is not there"
-        raise StartFailed(wanted.url, f"there is no directory {folder}", hint=hint)
+        raise ServerStartFailed(wanted.url, f"there is no directory {folder}", hint=hint)
     process = subprocess.Popen(
         wanted.command(),
         stdin=subprocess.DEVNULL,
@@ -105,7 +105,7 @@ def begin_start(wanted: Wanted, env: Mapping[str, str]) -> "Launch | None":
         env={**_kept(env), DETACHED: "1"},
         start_new_session=True,  # A Ctrl-C is for its client.
     )
-    return Launch(wanted.url, process)
+    return ServerLaunch(wanted.url, process)
 
 
 # What a server needs to be itself. The rest is the client's own, who brings it along whenever it
@@ -121,7 +121,7 @@ def _kept(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if _KEPT.fullmatch(name)}
 
 
-class Launch:
+class ServerLaunch:
     """A server process that is starting. Made by `begin_start`."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
@@ -152,10 +152,10 @@ class Launch:
                 return
             reason = f"it was not ready after {START_S:g} s"
             hint = "look into culm.log in $XDG_STATE_HOME/culm, or ~/.local/state/culm"
-            raise StartFailed(self._url, reason, hint=hint) from None
+            raise ServerStartFailed(self._url, reason, hint=hint) from None
         if not await self._has_rival():
             reason, hint = reason_of(said)
-            raise StartFailed(self._url, reason, hint=hint)
+            raise ServerStartFailed(self._url, reason, hint=hint)
 
     async def _has_rival(self) -> bool:
         """Ours has said its last word; whether that was because another has the socket."""
@@ -168,13 +168,13 @@ class Launch:
         return True
 
 
-class Starter:
+class ServerStarter:
     """Starts the user's server for one client, whenever there is none."""
 
-    def __init__(self, wanted: Wanted, env: Mapping[str, str]) -> None:
+    def __init__(self, wanted: ServerRequest, env: Mapping[str, str]) -> None:
         self.wanted = wanted
         self.env = env
-        self._launch: Launch | None = None
+        self._launch: ServerLaunch | None = None
 
     def begin(self) -> None:
         """Start one if none answers; it is not ready yet. Raises `StartFailed`."""
@@ -198,7 +198,7 @@ class Starter:
         return Path(self.wanted.url.removeprefix("unix://")).is_socket()
 
 
-def find_token(wanted: Wanted, file: Path | None, env: Mapping[str, str]) -> str | None:
+def find_token(wanted: ServerRequest, file: Path | None, env: Mapping[str, str]) -> str | None:
     """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable, or none.
 
     Without a `file` it is in the data directory, unless the server asks for none.

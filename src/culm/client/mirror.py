@@ -5,7 +5,7 @@ After any interruption it is exactly the state of a mirror that never left.
 
 from typing import NamedTuple, TypeVar
 
-from culm.client.stream import Told
+from culm.client.stream import ServerEvent
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
@@ -20,7 +20,7 @@ KEPT_MAX = 256
 OUTPUT_CHARS_MAX = 64_000  # ... and so much of what one call puts out; its result has the rest.
 
 
-class Gap(NamedTuple):
+class DeltaGap(NamedTuple):
     """A delta did not fit: read this message again."""
 
     session_id: SessionId
@@ -64,7 +64,7 @@ class Mirror:
         self.store = snapshot.store
         self.asks, self.questions = {}, {}  # What is open is told when a stream begins.
 
-    def apply(self, told: Told) -> Gap | None:
+    def apply(self, told: ServerEvent) -> DeltaGap | None:
         """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
         if not self.pass_by(told):
             return None
@@ -123,7 +123,7 @@ class Mirror:
                 pass  # A newer server's event; it is none of this state.
         return None
 
-    def pass_by(self, told: Told) -> bool:
+    def pass_by(self, told: ServerEvent) -> bool:
         """Move the cursor to an event; False if that has passed it already."""
         if told.cursor:
             if _seq(told.cursor) <= _seq(self.cursor):
@@ -160,14 +160,14 @@ class Mirror:
         if known is None or message.rev >= known.rev:
             self.messages[message.id] = message
 
-    def _append(self, delta: MessageDelta) -> Gap | None:
+    def _append(self, delta: MessageDelta) -> DeltaGap | None:
         message = self.messages.get(delta.message_id)
         if message is not None and delta.rev < message.rev:
             return None
         if message is None or delta.rev > message.rev:
-            return Gap(delta.session_id, delta.message_id)
+            return DeltaGap(delta.session_id, delta.message_id)
         if not append_text(message.parts, delta.part, delta.kind, delta.offset, delta.text):
-            return Gap(delta.session_id, delta.message_id)
+            return DeltaGap(delta.session_id, delta.message_id)
         return None
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.wire.codec import decode
 from culm.wire.events import CURSOR_HEADER, Envelope, Resync
@@ -23,7 +23,7 @@ REJOINED_S = 0.05  # It is there again; only a server that drops it at once make
 EVENT_BYTES_MAX = 64 << 20
 
 
-class Told(NamedTuple):
+class ServerEvent(NamedTuple):
     """One event as it arrived. Numbered ones have a cursor."""
 
     type: str
@@ -35,32 +35,32 @@ class Told(NamedTuple):
         return decode(self.payload, kind)
 
 
-class TooMuch(Exception):
+class EventTooLarge(Exception):
     """The server sent an event larger than any it should."""
 
 
-class Lines:
+class SseParser:
     """Server-sent events out of bytes, however they were cut on the way."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # Of an event that has not arrived whole.
         self._size = 0
 
-    def feed(self, data: bytes) -> list[Told]:
+    def feed(self, data: bytes) -> list[ServerEvent]:
         """The events that `data` completes."""
         last = self._rest[-1][-1:] if self._rest else b""
         self._rest.append(data)
         self._size += len(data)
         if b"\n\n" not in last + data:
             if self._size > EVENT_BYTES_MAX:
-                raise TooMuch(f"an event may have at most {EVENT_BYTES_MAX} bytes")
+                raise EventTooLarge(f"an event may have at most {EVENT_BYTES_MAX} bytes")
             return []
         *events, rest = b"".join(self._rest).split(b"\n\n")
         self._rest, self._size = [rest] if rest else [], len(rest)
         return [told for event in events if (told := _parse_event(event)) is not None]
 
 
-def _parse_event(text: bytes) -> Told | None:
+def _parse_event(text: bytes) -> ServerEvent | None:
     cursor = data = b""
     for line in text.split(b"\n"):
         if line.startswith(b"data: "):
@@ -71,7 +71,7 @@ def _parse_event(text: bytes) -> Told | None:
         return None  # A heartbeat.
     envelope = decode(data, Envelope)
     inner = envelope.payload
-    return Told(envelope.type, inner.type, inner.payload, cursor.decode() or envelope.cursor)
+    return ServerEvent(envelope.type, inner.type, inner.payload, cursor.decode() or envelope.cursor)
 
 
 class Backoff:
@@ -88,7 +88,7 @@ class Backoff:
         await asyncio.sleep(pause_s)
 
 
-class Stream:
+class EventStream:
     """Events of one workspace, from a cursor on, for as long as they are read."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Stream:
         self._interactive = interactive
         self._idle_s = idle_s  # A connection that is silent for longer is dead.
 
-    async def events(self) -> AsyncGenerator[Told]:
+    async def events(self) -> AsyncGenerator[ServerEvent]:
         """Yield events for ever; reconnect and rejoin as needed.
 
         Raises `Refused` for what coming back cannot mend: a wrong token, a retired client.
@@ -125,7 +125,7 @@ class Stream:
                     async for told in connection:
                         backoff.reset()
                         yield told
-            except Refused as exc:
+            except RequestRefused as exc:
                 if exc.status == 404:
                     if await self.rejoin():
                         backoff.reset(REJOINED_S)
@@ -142,12 +142,12 @@ class Stream:
             return True
         except OSError:
             return False
-        except Refused as exc:
+        except RequestRefused as exc:
             if not exc.may_pass:
                 raise
             return False
 
-    async def _connection(self) -> AsyncGenerator[Told]:
+    async def _connection(self) -> AsyncGenerator[ServerEvent]:
         query = {"client_id": self.workspace.client.id, "view": self._view}
         if self.cursor:
             query["cursor"] = self.cursor
@@ -163,7 +163,7 @@ class Stream:
             self.cursor = self.cursor or answer.headers.get(CURSOR_HEADER.lower(), "")
             if self.on_connected is not None:
                 self.on_connected()
-            lines = Lines()
+            lines = SseParser()
             while data := await answer.piece(self._idle_s):
                 for told in lines.feed(data):
                     if told.cursor:

@@ -30,7 +30,7 @@ class Unreachable(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server is."""
 
     host: str  # As the head of a request names it.
@@ -41,16 +41,16 @@ class Address:
     prefix: str = ""  # Of every path, where a server is behind another.
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str) -> ServerAddress:
     """`unix:///path`, `tcp://host:port`, `http://…` or `https://…`; raises `ValueError`."""
     if url.startswith("unix://"):
-        return Address("culm.localhost", socket=url.removeprefix("unix://"))
+        return ServerAddress("culm.localhost", socket=url.removeprefix("unix://"))
     parts = urlsplit(url)  # What is wrong with brackets or a port is a `ValueError`, too.
     scheme = "http" if parts.scheme == "tcp" else parts.scheme
     if scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{url!r} is not an address")
     parts.hostname.encode("idna")  # As whoever looks it up does; of this, too.
-    return Address(
+    return ServerAddress(
         parts.netloc.rpartition("@")[2],
         name=parts.hostname,
         port=parts.port or _PORTS[scheme],
@@ -59,7 +59,7 @@ def parse_address(url: str) -> Address:
     )
 
 
-class Reader(asyncio.StreamReader):
+class ResponseReader(asyncio.StreamReader):
     """Gives all that has arrived before it tells that the connection broke.
 
     asyncio's own drops it: a server that refuses a body and closes has then not answered.
@@ -72,10 +72,10 @@ class Reader(asyncio.StreamReader):
         self.feed_eof()
 
 
-class Answer:
+class HttpResponse:
     """A response whose head has arrived; its body is read piece by piece, or whole."""
 
-    def __init__(self, head: bytes, reader: Reader) -> None:
+    def __init__(self, head: bytes, reader: ResponseReader) -> None:
         status_line, *lines = head.decode("latin-1").split("\r\n")
         version, _, rest = status_line.partition(" ")
         code, _, self.reason = rest.partition(" ")
@@ -139,29 +139,29 @@ class Answer:
         return int(head[1], 16)
 
 
-class Transport:
+class HttpTransport:
     """Sends requests to one server."""
 
-    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+    def __init__(self, address: ServerAddress, headers: Mapping[str, str]) -> None:
         self._address = address
         self._headers = {"Host": address.host, **headers, "Connection": "close"}
         self._context = ssl.create_default_context() if address.is_secret else None
 
     @asynccontextmanager
-    async def open(self, method: str, path: str, body: bytes = b"") -> AsyncGenerator[Answer]:
+    async def open(self, method: str, path: str, body: bytes = b"") -> AsyncGenerator[HttpResponse]:
         """Send a request and wait for the head of its answer; the caller bounds that.
 
         Raises `OSError` if there is none, of which `Unreachable` and `TimeoutError` are kinds.
         """
         reader, writer = await self._connect()
         try:
-            yield Answer(await self._exchange(reader, writer, method, path, body), reader)
+            yield HttpResponse(await self._exchange(reader, writer, method, path, body), reader)
         finally:
             writer.transport.abort()  # There is nothing left to send, whoever left first.
 
     async def _exchange(
         self,
-        reader: Reader,
+        reader: ResponseReader,
         writer: asyncio.StreamWriter,
         method: str,
         path: str,
@@ -190,9 +190,9 @@ class Transport:
             lines.append("Content-Type: application/json")
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
-    async def _connect(self) -> tuple[Reader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[ResponseReader, asyncio.StreamWriter]:
         where, loop = self._address, asyncio.get_running_loop()
-        reader = Reader(HEAD_BYTES_MAX)
+        reader = ResponseReader(HEAD_BYTES_MAX)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from culm.client.follower import Follower, only_of, open_follower
-from culm.client.mirror import Gap, Mirror
-from culm.client.stream import Stream, Told
+from culm.client.mirror import DeltaGap, Mirror
+from culm.client.stream import EventStream, ServerEvent
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent
@@ -40,14 +40,14 @@ class _Whose(Struct):
 
 
 @dataclass(slots=True)
-class Branch:
+class AgentBranch:
     """An agent, and what its session has come to since it was given its work."""
 
     agent: Agent
     mirror: Mirror = field(default_factory=Mirror)
 
 
-class Tree(Mirror):
+class SessionTree(Mirror):
     """The mirror of a session, with a branch for each agent that works for one run of it, or any.
 
     A branch stays until it is dropped, also when the agent has ended.
@@ -56,7 +56,7 @@ class Tree(Mirror):
     def __init__(self, top: SessionId, run_id: RunId | None) -> None:
         super().__init__()
         self.top = top
-        self.branches: dict[SessionId, Branch] = {}
+        self.branches: dict[SessionId, AgentBranch] = {}
         self.touched: dict[SessionId, None] = {}  # Branches that changed and were not looked at.
         self._run_id = run_id
 
@@ -70,7 +70,7 @@ class Tree(Mirror):
             self.put_message(message)
         self.touched = dict.fromkeys(self.branches)
 
-    def apply(self, told: Told) -> Gap | None:
+    def apply(self, told: ServerEvent) -> DeltaGap | None:
         if told.type in AGENT_TYPES:
             if self.pass_by(told):
                 agent = told.read(Agent)
@@ -144,7 +144,7 @@ class Tree(Mirror):
         if branch is not None:
             branch.agent = agent
         elif agent.state != "ended" and self._is_ours(agent, is_new=is_new):
-            self.branches[agent.session_id] = Branch(agent)
+            self.branches[agent.session_id] = AgentBranch(agent)
         else:
             return
         self.touched[agent.session_id] = None
@@ -172,14 +172,14 @@ async def open_tree(
     *,
     interactive: bool = False,
     cursor: str = "",
-) -> AsyncGenerator[tuple[Follower, Tree]]:
+) -> AsyncGenerator[tuple[Follower, SessionTree]]:
     """Follow a run and all who work for it while in the block. The run may still be to come.
 
     Without a run it is all runs of the session. With a `cursor` there is at first only what has
     changed since; if the server does not know that any more, all there is.
     """
-    tree = Tree(top, run_id)
-    stream = Stream(workspace, types=TYPES, interactive=interactive)
+    tree = SessionTree(top, run_id)
+    stream = EventStream(workspace, types=TYPES, interactive=interactive)
     since = [cursor] if cursor else []
 
     async def load() -> None:
@@ -192,7 +192,7 @@ async def open_tree(
         yield follower, tree
 
 
-async def load_tree(workspace: RemoteWorkspace, tree: Tree) -> None:
+async def load_tree(workspace: RemoteWorkspace, tree: SessionTree) -> None:
     """Begin a tree, or begin it again: with all who work for the run by now."""
     for _ in range(LOADS_MAX):
         tree.load(await workspace.snapshot(*tree.names()))

@@ -34,7 +34,7 @@ Document = dict[str, Json]
 Hint = Any  # A type, as an annotation has it.
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """Something in a file that its writer should mend."""
 
     file: str
@@ -53,17 +53,17 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedDocument:
     """A document, without what is wrong in it."""
 
     document: Document
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
     is_json: bool = True
 
 
-def unusable(problem: Problem) -> Checked:
+def unusable(problem: ConfigProblem) -> CheckedDocument:
     """Nothing can be read of it."""
-    return Checked({}, (problem,), is_json=False)
+    return CheckedDocument({}, (problem,), is_json=False)
 
 
 class _Found(NamedTuple):
@@ -89,26 +89,26 @@ class _Findings:
             self.left_out += 1
 
 
-def check_text(text: str, kind: type[Struct], file: str) -> Checked:
+def check_text(text: str, kind: type[Struct], file: str) -> CheckedDocument:
     """Read a file's text as a document of `kind`; what does not fit is left out and told."""
     try:
         value = jsonc.parse(text)
-    except jsonc.BadJson as exc:
+    except jsonc.InvalidJson as exc:
         hint = "JSON is wanted; comments and trailing commas are fine"
-        return unusable(Problem(file, exc.line, "", f"not valid JSON: {exc}", hint))
+        return unusable(ConfigProblem(file, exc.line, "", f"not valid JSON: {exc}", hint))
     if not isinstance(value, dict):
-        return unusable(Problem(file, 1, "", "a JSON object is wanted"))
+        return unusable(ConfigProblem(file, 1, "", "a JSON object is wanted"))
     found = _Findings()
     document = cast("Document", _checked(value, kind, (), found))
     lines = jsonc.lines_of(text, [one.path for one in found.first])
     problems = [
-        Problem(file, line, key_of(one.path), one.what, one.hint)
+        ConfigProblem(file, line, key_of(one.path), one.what, one.hint)
         for line, one in zip(lines, found.first, strict=True)
     ]
     problems.sort(key=lambda problem: problem.line)
     if found.left_out:
-        problems.append(Problem(file, 0, "", f"and {found.left_out} more problems"))
-    return Checked(document, tuple(problems))
+        problems.append(ConfigProblem(file, 0, "", f"and {found.left_out} more problems"))
+    return CheckedDocument(document, tuple(problems))
 
 
 def key_of(path: jsonc.Path) -> str:

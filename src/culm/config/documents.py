@@ -23,7 +23,7 @@ from culm.config import jsonc
 from culm.config.checking import Document
 from culm.config.schema import ProjectFile
 from culm.errors import ConfigDamaged, DataUnusable, InvalidRequest, Rejected, TooLarge
-from culm.files import Unreadable, locked, read_file, replace_file
+from culm.files import UnreadableFile, locked, read_file, replace_file
 from culm.wire.codec import Json, clean, encode, fit, spelled_as
 from culm.wire.config import Config, SelectedModel
 
@@ -257,12 +257,12 @@ class DocumentFile:
             text = read_file(self._file, DOCUMENT_BYTES_MAX).decode()
         except FileNotFoundError:
             return "", {}
-        except (Unreadable, UnicodeDecodeError) as exc:
+        except (UnreadableFile, UnicodeDecodeError) as exc:
             raise ConfigDamaged(str(self._file), str(exc)) from exc
         try:
             value = jsonc.parse(text)
             fit(value, ProjectFile)
-        except (jsonc.BadJson, Rejected) as exc:
+        except (jsonc.InvalidJson, Rejected) as exc:
             raise ConfigDamaged(str(self._file), str(exc)) from exc
         if not isinstance(value, dict):
             raise ConfigDamaged(str(self._file), "it is no JSON object")

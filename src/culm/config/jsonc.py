@@ -23,7 +23,7 @@ _BOM = "\ufeff"
 _WHITE = " \t\r\n"
 
 
-class BadJson(Exception):
+class InvalidJson(Exception):
     """The text is no JSON. Lines and columns are counted from 1, a byte order mark not at all."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
@@ -84,7 +84,7 @@ def set_value(text: str, path: tuple[str, ...], value: Json) -> str:
         else:
             changed = _begun(text, value)
         parse(changed)  # It refuses what is too deep, too large or half a character.
-    except (BadJson, ValueError, RecursionError) as exc:
+    except (InvalidJson, ValueError, RecursionError) as exc:
         raise Unwritable(f"the value cannot be written as JSON: {exc}") from exc
     return changed
 
@@ -319,8 +319,8 @@ class _Checker:
         if self._text.startswith("/*", self._at):
             raise self._bad("the comment does not end")
 
-    def _bad(self, message: str) -> BadJson:
-        return BadJson(*_place(self._text, self._at), message)
+    def _bad(self, message: str) -> InvalidJson:
+        return InvalidJson(*_place(self._text, self._at), message)
 
     def _endless(self, start: int) -> str:
         kind = "object" if self._text[start] == "{" else "list"

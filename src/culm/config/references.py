@@ -35,7 +35,7 @@ _REFERENCE = re.compile(
 )
 
 
-class Unresolved(Exception):
+class UnresolvedReference(Exception):
     """A reference leads nowhere; says why, and never what a value was."""
 
     def __init__(self, why: str, hint: str = "`culm config check` names every one") -> None:
@@ -89,14 +89,14 @@ def _closing(text: str, start: int) -> int:
         depth += {"(": 1, ")": -1}.get(text[at], 0)
         if not depth:
             return at
-    raise Unresolved("a command does not end: `)` is missing")
+    raise UnresolvedReference("a command does not end: `)` is missing")
 
 
 def names_in(text: str) -> set[str]:
     """The variables that a text refers to."""
     try:
         return {piece.name for piece in _pieces(text) if isinstance(piece, _Name)}
-    except Unresolved:
+    except UnresolvedReference:
         return set()
 
 
@@ -106,7 +106,7 @@ def why_unresolved(text: str, variables: Variables) -> str:
         for piece in _pieces(text):
             if isinstance(piece, _Name):
                 _value_of(piece, variables, ())
-    except Unresolved as exc:
+    except UnresolvedReference as exc:
         return str(exc)
     return ""
 
@@ -137,23 +137,25 @@ def _value_of(wanted: _Name, variables: Variables, inside: tuple[str, ...]) -> s
         return value
     if wanted.default is not None:
         return wanted.default
-    raise Unresolved(f"${name} is not set")
+    raise UnresolvedReference(f"${name} is not set")
 
 
 def _written(name: str, text: str, variables: Variables, inside: tuple[str, ...]) -> str:
     """What the configuration says a variable holds."""
     if name in inside:
-        raise Unresolved(f"${name} refers to itself by way of ${', $'.join(inside[::-1])}")
+        raise UnresolvedReference(f"${name} refers to itself by way of ${', $'.join(inside[::-1])}")
     if len(inside) >= DEPTH_MAX:
-        raise Unresolved(f"${inside[0]} has more than {DEPTH_MAX} references in a row")
+        raise UnresolvedReference(f"${inside[0]} has more than {DEPTH_MAX} references in a row")
     parts: list[str] = []
     for piece in _pieces(text):
         if isinstance(piece, _Command):
-            raise Unresolved(f"${name} is a command; only keys, addresses and headers may be")
+            raise UnresolvedReference(
+                f"${name} is a command; only keys, addresses and headers may be"
+            )
         is_name = isinstance(piece, _Name)
         parts.append(_value_of(piece, variables, (*inside, name)) if is_name else piece)
         if sum(map(len, parts)) > VALUE_CHARS_MAX:
-            raise Unresolved(f"${name} is longer than {VALUE_CHARS_MAX} characters")
+            raise UnresolvedReference(f"${name} is longer than {VALUE_CHARS_MAX} characters")
     return "".join(parts)
 
 
@@ -174,13 +176,13 @@ async def run_command(
             while (status := process.poll()) is None:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise Unresolved(f"a command took longer than {within_s:g} s", BY_HAND) from None
+        raise UnresolvedReference(f"a command took longer than {within_s:g} s", BY_HAND) from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if status:
-        raise Unresolved(f"a command failed with status {status}", BY_HAND)
+        raise UnresolvedReference(f"a command failed with status {status}", BY_HAND)
     return output.decode(errors="replace").rstrip("\r\n")
 
 
@@ -204,7 +206,7 @@ def _start(
         )
     except (OSError, ValueError) as exc:
         os.close(source)
-        raise Unresolved(f"a command cannot be started: {type(exc).__name__}") from None
+        raise UnresolvedReference(f"a command cannot be started: {type(exc).__name__}") from None
     finally:
         os.close(sink)
     return process, source
@@ -238,9 +240,9 @@ async def _read(source: int, has_ended: Callable[[], bool]) -> bytes:
     finally:
         loop.remove_reader(source)
         os.close(source)
-    raise Unresolved(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
+    raise UnresolvedReference(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
 
 
-def failed(what: str, exc: Unresolved) -> ModelFailed:
+def failed(what: str, exc: UnresolvedReference) -> ModelFailed:
     """A run that needs the value ends with this."""
     return ModelFailed("A reference leads nowhere", f"{what}: {exc}", hint=exc.hint)

@@ -150,7 +150,7 @@ class RoleLimits(Limits):
     cost: Annotated[float, Meta(ge=0)] = 0
 
 
-class Role(Struct):
+class AgentRole(Struct):
     """What an agent is started as: words it works by, and what narrows it."""
 
     description: Annotated[
@@ -215,9 +215,9 @@ class ProjectFile(Struct):
         Meta(description="Commands that are tools.", max_length=OWN_TOOLS_MAX),
     ] = field(default_factory=dict[ToolName, Annotated[OwnTool, WHOLE]])
     roles: Annotated[
-        dict[ToolName, Annotated[Role, WHOLE]],
+        dict[ToolName, Annotated[AgentRole, WHOLE]],
         Meta(description="What agents may be started as.", max_length=ROLES_MAX),
-    ] = field(default_factory=dict[ToolName, Annotated[Role, WHOLE]])
+    ] = field(default_factory=dict[ToolName, Annotated[AgentRole, WHOLE]])
     env: Annotated[
         Texts, Meta(description="Variables for references and tools, over the environment.")
     ] = field(default_factory=Texts)

@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from culm.config.checking import Checked, Document, Problem, check_text, unusable
+from culm.config.checking import CheckedDocument, ConfigProblem, Document, check_text, unusable
 from culm.config.layers import provider_ids
 from culm.config.schema import ProjectFile, UserFile
-from culm.config.trust import Trusted, restrict
-from culm.files import Unreadable, read_file
+from culm.config.trust import TrustedFiles, restrict
+from culm.files import UnreadableFile, read_file
 from culm.wire.codec import Json
 
 FILE_BYTES_MAX = 256 << 10
@@ -26,7 +26,7 @@ PROJECT_FILES = (".crush.json", "crush.json", ".culm.json", "culm.json")
 Owner = Literal["user", "project"]
 
 
-class Source(NamedTuple):
+class ConfigSource(NamedTuple):
     """A file that may hold configuration."""
 
     file: Path
@@ -43,12 +43,12 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Read:
+class ReadSource:
     """One file as it was found."""
 
-    source: Source
+    source: ConfigSource
     content: bytes
-    checked: Checked
+    checked: CheckedDocument
     trusted: bool  # The user's own, or said to be.
 
     @property
@@ -59,7 +59,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Loaded:
+class LoadedConfig:
     """What all files say together."""
 
     user: Document = field(default_factory=dict[str, Json])
@@ -67,13 +67,13 @@ class Loaded:
     notices: tuple[str, ...] = ()  # What a person should know, in sentences.
 
 
-class Sources(Protocol):
+class ConfigSources(Protocol):
     """What people have written for one workspace."""
 
     @property
     def can_change(self) -> bool: ...
 
-    async def load(self, providers: Collection[str]) -> Loaded:
+    async def load(self, providers: Collection[str]) -> LoadedConfig:
         """What the files say; `providers` are those the user has otherwise."""
         ...
 
@@ -88,9 +88,9 @@ class FixedSources:
     can_change = False
 
     def __init__(self, user: Document) -> None:
-        self._loaded = Loaded(user)
+        self._loaded = LoadedConfig(user)
 
-    async def load(self, providers: Collection[str]) -> Loaded:
+    async def load(self, providers: Collection[str]) -> LoadedConfig:
         return self._loaded
 
     async def changed(self) -> bool:
@@ -109,8 +109,8 @@ class FileSources:
         self,
         user_file: Path | None,
         folder: Path,
-        trusted: Trusted,
-        good: dict[Path, Read] | None = None,
+        trusted: TrustedFiles,
+        good: dict[Path, ReadSource] | None = None,
     ) -> None:
         self._all = sources_of(user_file, folder)
         self._trusted = trusted
@@ -118,9 +118,9 @@ class FileSources:
         # The last content of each file that was in order. The user's outlives the workspace: one
         # slip must not send the next prompt to another provider.
         self._users = {} if good is None else good
-        self._projects: dict[Path, Read] = {}
+        self._projects: dict[Path, ReadSource] = {}
 
-    async def load(self, providers: Collection[str]) -> Loaded:
+    async def load(self, providers: Collection[str]) -> LoadedConfig:
         return await asyncio.to_thread(self._load, frozenset(providers))
 
     async def changed(self) -> bool:
@@ -130,7 +130,7 @@ class FileSources:
         files = [source.file for source in self._all]
         return tuple(_stat(file) for file in (*files, self._trusted.file))
 
-    def _load(self, providers: frozenset[str]) -> Loaded:
+    def _load(self, providers: frozenset[str]) -> LoadedConfig:
         """One that is bad counts as it was when it was last good."""
         self._signature = self._stat_all()  # Before the reading: a later change is seen later.
         notices: list[str] = []
@@ -156,9 +156,9 @@ class FileSources:
                 project.append(document)
                 if ignored:
                     notices.append(untrusted_notice(kept.source.file, ignored))
-        return Loaded(user, tuple(project), tuple(notices))
+        return LoadedConfig(user, tuple(project), tuple(notices))
 
-    def _kept(self, read: Read, notices: list[str]) -> Read | None:
+    def _kept(self, read: ReadSource, notices: list[str]) -> ReadSource | None:
         """The content that counts."""
         notices.extend(_sentence(problem) for problem in read.checked.problems)
         known = self._users if read.source.owner == "user" else self._projects
@@ -174,37 +174,39 @@ class FileSources:
         return replace(good, trusted=self._trusted.holds(good.source.file, good.content))
 
 
-def sources_of(user_file: Path | None, folder: Path | None) -> tuple[Source, ...]:
-    user = [] if user_file is None else [Source(user_file, "user")]
-    project = [] if folder is None else [Source(folder / name, "project") for name in PROJECT_FILES]
+def sources_of(user_file: Path | None, folder: Path | None) -> tuple[ConfigSource, ...]:
+    user = [] if user_file is None else [ConfigSource(user_file, "user")]
+    project = (
+        [] if folder is None else [ConfigSource(folder / name, "project") for name in PROJECT_FILES]
+    )
     return (*user, *project)
 
 
-def read_sources(sources: Sequence[Source], trusted: Trusted) -> list[Read]:
+def read_sources(sources: Sequence[ConfigSource], trusted: TrustedFiles) -> list[ReadSource]:
     """Every file that is there, the lowest first. Blocks as the disk does."""
     found = [read_source(source, trusted) for source in sources]
     return [read for read in found if read is not None]
 
 
-def read_source(source: Source, trusted: Trusted) -> Read | None:
+def read_source(source: ConfigSource, trusted: TrustedFiles) -> ReadSource | None:
     """One file, checked; None if there is none."""
     file = str(source.file)
     try:
         content = read_file(source.file, FILE_BYTES_MAX)
     except FileNotFoundError:
         return None
-    except Unreadable as exc:
-        problem = Problem(file, 0, "", f"cannot be read: {exc}")
-        return Read(source, b"", unusable(problem), trusted=False)
+    except UnreadableFile as exc:
+        problem = ConfigProblem(file, 0, "", f"cannot be read: {exc}")
+        return ReadSource(source, b"", unusable(problem), trusted=False)
     try:
         text = content.decode()
     except UnicodeDecodeError as exc:
         line = content[: exc.start].count(b"\n") + 1
-        checked = unusable(Problem(file, line, "", "it is not UTF-8"))
+        checked = unusable(ConfigProblem(file, line, "", "it is not UTF-8"))
     else:
         checked = check_text(text, source.kind, file)
     is_trusted = source.owner == "user" or trusted.holds(source.file, content)
-    return Read(source, content, checked, is_trusted)
+    return ReadSource(source, content, checked, is_trusted)
 
 
 def untrusted_notice(file: Path, ignored: Collection[str]) -> str:
@@ -214,7 +216,7 @@ def untrusted_notice(file: Path, ignored: Collection[str]) -> str:
     )
 
 
-def _sentence(problem: Problem) -> str:
+def _sentence(problem: ConfigProblem) -> str:
     return f"{problem} ({problem.hint})" if problem.hint else str(problem)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from culm.config.checking import Document
 from culm.config.layers import spelled
-from culm.config.schema import HOOKS_MAX, Hook, OwnTool, Role, ToolName
+from culm.config.schema import HOOKS_MAX, AgentRole, Hook, OwnTool, ToolName
 from culm.errors import InvalidRequest
 from culm.wire.codec import Json, fit
 from culm.wire.config import Options, Permissions
@@ -20,13 +20,15 @@ PRE_TOOL_USE = "PreToolUse"  # The one event that hooks are run for.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Tooling:
+class ToolConfig:
     allowed_tools: tuple[str, ...] = ()
     disabled_tools: frozenset[str] = frozenset()
     rules: tuple[Rule, ...] = ()
     hooks: tuple[Hook, ...] = ()  # Before a call, in the order they are written.
     own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
-    roles: dict[str, Role] = field(default_factory=dict[str, Role])  # What agents are started as.
+    roles: dict[str, AgentRole] = field(
+        default_factory=dict[str, AgentRole]
+    )  # What agents are started as.
     env: dict[str, str] = field(default_factory=dict[str, str])  # Without references.
 
 
@@ -34,17 +36,17 @@ class _Config(msgspec.Struct):
     options: Options = msgspec.field(default_factory=Options)
     permissions: Permissions = msgspec.field(default_factory=Permissions)
     own_tools: dict[ToolName, OwnTool] = msgspec.field(default_factory=dict[ToolName, OwnTool])
-    roles: dict[ToolName, Role] = msgspec.field(default_factory=dict[ToolName, Role])
+    roles: dict[ToolName, AgentRole] = msgspec.field(default_factory=dict[ToolName, AgentRole])
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
-def read_tooling(document: Document) -> Tooling:
+def read_tooling(document: Document) -> ToolConfig:
     """Raises `InvalidRequest` if something of it could not be kept to."""
     config = fit(cast("Json", dict(document)), _Config)
     hooks = [hook for events in spelled(document, "hooks") for hook in _hooks(events)]
     if len(hooks) > HOOKS_MAX:
         raise InvalidRequest(f"there are too many hooks: at most {HOOKS_MAX}")
-    return Tooling(
+    return ToolConfig(
         allowed_tools=tuple(config.permissions.allowed_tools),
         disabled_tools=frozenset(config.options.disabled_tools or ()),
         # However they are spelled: a rule must not be lost by its spelling.

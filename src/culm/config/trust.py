@@ -14,7 +14,7 @@ import msgspec
 
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
-from culm.files import Unreadable, locked, read_file, replace_file
+from culm.files import UnreadableFile, locked, read_file, replace_file
 from culm.wire.codec import Json, decode, encode, strings_in
 
 TRUST_BYTES_MAX = 1 << 20
@@ -37,12 +37,12 @@ _SELECTION = frozenset(
 _DISPLAY = frozenset({"tui", "notifications", "progress"})
 
 
-class Restricted(NamedTuple):
+class RestrictedDocument(NamedTuple):
     document: Document
     ignored: tuple[str, ...]  # The keys that need trust.
 
 
-def restrict(document: Document, providers: Collection[str]) -> Restricted:
+def restrict(document: Document, providers: Collection[str]) -> RestrictedDocument:
     """What is left of an untrusted document that may choose among `providers`."""
     allowed: Document = {}
     if "$schema" in document:
@@ -60,7 +60,9 @@ def restrict(document: Document, providers: Collection[str]) -> Restricted:
     options = dict(_options(document.get("options")))
     if options:
         allowed["options"] = options
-    return Restricted(allowed, tuple(key_of(path) for path, _ in missing(document, allowed)))
+    return RestrictedDocument(
+        allowed, tuple(key_of(path) for path, _ in missing(document, allowed))
+    )
 
 
 def _items(value: Json) -> Iterator[tuple[str, Json]]:
@@ -119,7 +121,7 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Trusted:
+class TrustedFiles:
     """The contents that the user has said to trust, by the file each was in. Blocks as disks do."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -129,7 +131,7 @@ class Trusted:
         """The digest of every content, by its file. What cannot be read trusts nothing."""
         try:
             return decode(read_file(self.file, TRUST_BYTES_MAX), dict[str, str])
-        except (FileNotFoundError, Unreadable, msgspec.MsgspecError, UnicodeDecodeError):
+        except (FileNotFoundError, UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError):
             return {}
 
     def holds(self, file: Path, content: bytes) -> bool:

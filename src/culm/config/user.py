@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from culm.config.checking import Problem
+from culm.config.checking import ConfigProblem
 from culm.config.documents import shown_config
-from culm.config.sources import Source, read_source
-from culm.config.trust import Trusted
+from culm.config.sources import ConfigSource, read_source
+from culm.config.trust import TrustedFiles
 from culm.errors import InvalidRequest, Rejected
 from culm.settings import Settings, default_config_file
 
@@ -19,7 +19,7 @@ def read_user_file(file: Path | None, env: Mapping[str, str]) -> tuple[Settings,
     Raises `InvalidRequest` that names every problem in it.
     """
     path = (file or default_config_file(env)).absolute()
-    read = read_source(Source(path, "user"), Trusted(path.parent))
+    read = read_source(ConfigSource(path, "user"), TrustedFiles(path.parent))
     if read is None:
         if file is not None:
             raise InvalidRequest(f"cannot read {path}: there is no such file")
@@ -38,7 +38,7 @@ def read_user_file(file: Path | None, env: Mapping[str, str]) -> tuple[Settings,
     return msgspec.convert(fields, Settings), path
 
 
-def _unusable(problems: tuple[Problem, ...]) -> InvalidRequest:
+def _unusable(problems: tuple[ConfigProblem, ...]) -> InvalidRequest:
     hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
     hint = "; ".join([*hints, "docs/configuration.md lists every key"])
     return InvalidRequest("\n".join(map(str, problems)), hint=hint)

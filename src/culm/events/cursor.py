@@ -21,14 +21,14 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeFrom:
     """Replay what came after `seq`, then snapshots, then live."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class StartFresh:
     """Pending state, snapshots, live; preceded by `resync` if there is a reason for one."""
 
     reason: str = ""
@@ -43,13 +43,13 @@ def parse_cursor(text: str) -> Cursor:
 
 def where_to_start(
     cursor: Cursor | None, *, epoch: Epoch, trimmed_to: int, last: int
-) -> Resume | Fresh:
+) -> ResumeFrom | StartFresh:
     if cursor is None:
-        return Fresh()
+        return StartFresh()
     if cursor.epoch != epoch:
-        return Fresh("another_epoch")
+        return StartFresh("another_epoch")
     if cursor.seq > last:
-        return Fresh("future")
+        return StartFresh("future")
     if cursor.seq < trimmed_to:
-        return Fresh("trimmed")
-    return Resume(cursor.seq)
+        return StartFresh("trimmed")
+    return ResumeFrom(cursor.seq)

@@ -23,7 +23,7 @@ from culm.events.views import (
     shows,
 )
 from culm.ids import Epoch, MessageId, SessionId
-from culm.store.base import Event, Op
+from culm.store.base import Op, StoredEvent
 from culm.wire.events import MessageDelta
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the
 _DEAD = (RuntimeError, OSError)  # What a write to a peer that is gone may raise.
 
 
-class Transport(Protocol):
+class StreamTransport(Protocol):
     """What the hub needs of an asyncio transport."""
 
     def write(self, data: bytes) -> None: ...
@@ -46,7 +46,7 @@ class Transport(Protocol):
     def abort(self) -> None: ...
 
 
-class Live(NamedTuple):
+class TransientEvent(NamedTuple):
     """An event that is told and forgotten."""
 
     type: str
@@ -63,14 +63,14 @@ class OpenMessages(Protocol):
     """The open messages, each as it has been told so far."""
 
     def open_ids(self) -> Iterable[tuple[MessageId, SessionId]]: ...
-    def find_shown(self, message_id: MessageId) -> Live | None: ...
+    def find_shown(self, message_id: MessageId) -> TransientEvent | None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Subscriber:
     """One event stream of one client."""
 
-    transport: Transport
+    transport: StreamTransport
     view: View
     filter: Filter
     seq: int  # Every numbered event up to here was written to it; kept while not live.
@@ -127,7 +127,7 @@ class Hub:
         self._buffer_bytes_max = buffer_bytes_max
         self._subscribers: dict[Subscriber, None] = {}
         self._feeds: _Feeds = {}
-        self._turn: list[Event | MessageDelta | Live] = []
+        self._turn: list[StoredEvent | MessageDelta | TransientEvent] = []
         self._flushing: asyncio.Handle | None = None  # What will end the turn ...
         self._lingering = False  # ... and whether it waits for more text before.
         self._flushed_s = 0.0
@@ -135,20 +135,20 @@ class Hub:
         self._grown: set[MessageId] = set()
         self._grown_timer: Timer | None = None
         self._heartbeat: Timer | None = None
-        self._unlogged: Callable[[], Iterable[Live]] = tuple
+        self._unlogged: Callable[[], Iterable[TransientEvent]] = tuple
         self._loop = asyncio.get_running_loop()
 
     @property
     def cursor(self) -> Cursor:
         return Cursor(self.epoch, self.seq)
 
-    def show_on_attach(self, state: Callable[[], Iterable[Live]]) -> None:
+    def show_on_attach(self, state: Callable[[], Iterable[TransientEvent]]) -> None:
         """What no log holds (presence, store health) is told to every stream as it attaches."""
         self._unlogged = state
 
     # --- telling
 
-    def tell(self, events: tuple[Event, ...]) -> None:
+    def tell(self, events: tuple[StoredEvent, ...]) -> None:
         """Tell durable events, which are committed and numbered in this order."""
         self._queue(*events)
         self._merge.clear()
@@ -156,7 +156,7 @@ class Hub:
             if event.type == "message":
                 self._grown.discard(MessageId(event.entity_id))
 
-    def tell_live(self, live: Live) -> None:
+    def tell_live(self, live: TransientEvent) -> None:
         self._queue(live)
         self._merge.clear()
 
@@ -189,7 +189,7 @@ class Hub:
             if view not in frames:
                 frames[view] = self._encode(view, turn)
         for item in reversed(turn):
-            if isinstance(item, Event):
+            if isinstance(item, StoredEvent):
                 self.seq = item.seq
                 break
         for (view, filter_), subscribers in list(self._feeds.items()):
@@ -197,7 +197,7 @@ class Hub:
             if data:
                 self._write_all(subscribers, data)
 
-    def _queue(self, *items: Event | MessageDelta | Live) -> None:
+    def _queue(self, *items: StoredEvent | MessageDelta | TransientEvent) -> None:
         self._turn.extend(items)
         self._flush_in(0.0)
 
@@ -213,21 +213,25 @@ class Hub:
             self._flushing = self._loop.call_soon(self.flush)
             self._lingering = False
 
-    def _encode(self, view: View, turn: list[Event | MessageDelta | Live]) -> list[Frame]:
+    def _encode(
+        self, view: View, turn: list[StoredEvent | MessageDelta | TransientEvent]
+    ) -> list[Frame]:
         frames: list[Frame] = []
         for item in turn:
             try:
                 if isinstance(item, MessageDelta):
                     if view == "delta":
                         frames.append(Frame("message_delta", item.session_id, encode_delta(item)))
-                elif shows(view, item.type) and (isinstance(item, Event) or item.is_for(view)):
+                elif shows(view, item.type) and (
+                    isinstance(item, StoredEvent) or item.is_for(view)
+                ):
                     frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
             except Exception:  # boundary: what cannot be said must not silence the rest of the turn
                 log.exception("an event cannot be encoded")
         return frames
 
-    def encode_one(self, view: View, item: Event | Live) -> bytes:
-        if isinstance(item, Live):
+    def encode_one(self, view: View, item: StoredEvent | TransientEvent) -> bytes:
+        if isinstance(item, TransientEvent):
             return encode_frame(view, item.type, item.op, item.payload)
         cursor = str(Cursor(self.epoch, item.seq))
         return encode_frame(view, item.type, item.op, item.payload, cursor)
@@ -283,7 +287,7 @@ class Hub:
 
     # --- subscribers
 
-    def join(self, transport: Transport, view: View, filter_: Filter) -> Subscriber:
+    def join(self, transport: StreamTransport, view: View, filter_: Filter) -> Subscriber:
         """Register a stream: it will miss nothing from here on, once `go_live` begins to tell."""
         if len(self._subscribers) >= self._streams_max:
             raise LimitExceeded("event streams on this workspace", self._streams_max)

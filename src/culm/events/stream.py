@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from culm.errors import StoreBusy
-from culm.events.cursor import Cursor, Fresh, where_to_start
-from culm.events.hub import Hub, Live, Subscriber
+from culm.events.cursor import Cursor, StartFresh, where_to_start
+from culm.events.hub import Hub, Subscriber, TransientEvent
 from culm.events.views import shows
 from culm.store.log import bounds, replay
 from culm.store.store import Store
@@ -38,7 +38,7 @@ async def feed(
 async def _start_at(cursor: Cursor, hub: Hub, store: Store, subscriber: Subscriber) -> None:
     trimmed_to, last = await store.read(bounds)
     start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
-    if isinstance(start, Fresh):
+    if isinstance(start, StartFresh):
         # It begins where it joined, not at now: what came since its head was sent is its own.
         _resync(hub, subscriber, start.reason)
     else:
@@ -72,7 +72,7 @@ def _resync(hub: Hub, subscriber: Subscriber, reason: str) -> None:
     """Say that it begins anew, where the view has a word for it."""
     if shows(subscriber.view, "resync"):
         cursor = Cursor(hub.epoch, subscriber.seq)
-        resync = Live("resync", "", encode(Resync(str(cursor), reason)))
+        resync = TransientEvent("resync", "", encode(Resync(str(cursor), reason)))
         if not subscriber.write(hub.encode_one(subscriber.view, resync)):
             subscriber.end()
 

@@ -13,36 +13,36 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from culm.fleet.executor import (
         CANCELLED,
-        Cancelling,
-        Events,
+        CancelToken,
+        EventSink,
         Executor,
-        Host,
         Outcome,
-        Steering,
+        RunHost,
+        SteerInbox,
         completed,
         failed,
     )
-    from culm.fleet.host.callbacks import Nobody, WorkerAsk
-    from culm.fleet.host.peer import Peer
-    from culm.fleet.host.run_control import Controls
+    from culm.fleet.host.callbacks import DenyAll, WorkerAsk
+    from culm.fleet.host.peer import WorkerPeer
+    from culm.fleet.host.run_control import RunControl
     from culm.fleet.protocol.frames import RunSpec
-    from culm.fleet.worker_server.base import Mode, One, Reusable, Service
+    from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnce
 
 __all__ = [
     "CANCELLED",
-    "Cancelling",
-    "Controls",
-    "Events",
+    "CancelToken",
+    "RunControl",
+    "EventSink",
     "Executor",
-    "Host",
-    "Nobody",
-    "One",
+    "RunHost",
+    "DenyAll",
+    "ServeOnce",
     "Outcome",
-    "Peer",
-    "Reusable",
+    "WorkerPeer",
+    "ServeInTurn",
     "RunSpec",
-    "Service",
-    "Steering",
+    "ServeMany",
+    "SteerInbox",
     "WorkerAsk",
     "completed",
     "connect",
@@ -89,7 +89,7 @@ async def serve(
     from culm.clock import LoopClock
     from culm.fleet.transport.tls import ServerTls
     from culm.fleet.transport.websocket import listen_websocket
-    from culm.fleet.worker_server.base import One, Terms
+    from culm.fleet.worker_server.base import ServeOnce, ServingSettings
     from culm.fleet.worker_server.modes import serve_on
     from culm.ids import Ids
 
@@ -97,23 +97,23 @@ async def serve(
     async with listen_websocket(host, port, token, files) as listener:
         if on_ready is not None:
             on_ready(listener.endpoint)
-        await serve_on(listener, executor, mode or One(), Terms(LoopClock(), Ids()))
+        await serve_on(listener, executor, mode or ServeOnce(), ServingSettings(LoopClock(), Ids()))
 
 
 @asynccontextmanager
 async def connect(
     endpoint: str, *, token: str | None = None, ca: Path | None = None
-) -> AsyncGenerator["Peer"]:
+) -> AsyncGenerator["WorkerPeer"]:
     """A worker that takes runs until the block ends; raises `ConnectFailed`.
 
     `ca` is a PEM file that is trusted instead of the usual roots.
     """
     from culm.clock import LoopClock
-    from culm.fleet.host.peer import Peer
+    from culm.fleet.host.peer import WorkerPeer
     from culm.fleet.transport.websocket import connect_websocket
 
     link = await connect_websocket(endpoint, token, ca)
     try:
-        yield Peer(link, LoopClock())
+        yield WorkerPeer(link, LoopClock())
     finally:
         await link.close()

@@ -42,11 +42,11 @@ def limit_error(name: str, words: str) -> str:
     return f"{LIMIT_PREFIX}{name}: {words}"
 
 
-class RunOver(Exception):
+class RunEnded(Exception):
     """What is said to a run's host after the run has ended, or the host is gone."""
 
 
-class Events(Protocol):
+class EventSink(Protocol):
     async def emit(self, event: Mapping[str, Json]) -> None:
         """Tell the host; `type` says what it is. Waits while 256 of a run are not sent yet.
 
@@ -57,24 +57,24 @@ class Events(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Steer:
+class SteerMessage:
     """What the host says in the middle of a run."""
 
     text: str
     id: str = ""  # If there is one, the host waits to hear `message_admitted` with it.
 
 
-class Steering(Protocol):
-    async def next(self) -> Steer:
+class SteerInbox(Protocol):
+    async def next(self) -> SteerMessage:
         """Wait for the next one. Never ends by itself: a cancel of the run ends the wait."""
         ...
 
-    def take_nowait(self) -> list[Steer]:
+    def take_nowait(self) -> list[SteerMessage]:
         """All that wait now."""
         ...
 
 
-class Cancelling(Protocol):
+class CancelToken(Protocol):
     """Told that the run shall end. Who does not end within seconds is ended."""
 
     def is_set(self) -> bool: ...
@@ -82,7 +82,7 @@ class Cancelling(Protocol):
     async def wait(self) -> object: ...
 
 
-class Host(Protocol):
+class RunHost(Protocol):
     """What a run may ask of its host while it goes on."""
 
     @property
@@ -102,11 +102,11 @@ class Host(Protocol):
         ...
 
 
-class NotAsked(Exception):
+class ApprovalUnavailable(Exception):
     """It may not, and that is nobody's decision. Says why, in words."""
 
 
-class CallFailed(Exception):
+class HostCallFailed(Exception):
     """The host did not do it. Says why, in words."""
 
 
@@ -114,8 +114,8 @@ class Executor(Protocol):
     async def run(
         self,
         spec: RunSpec,
-        events: Events,
-        steer: Steering,
-        cancel: Cancelling,
-        host: Host,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome: ...

@@ -110,7 +110,7 @@ class ModelName(Struct, frozen=True):
     model: str
 
 
-class Limits(Struct, frozen=True, omit_defaults=True):
+class ProvisionLimits(Struct, frozen=True, omit_defaults=True):
     run_timeout_secs: float | None = None
     idle_timeout_secs: float | None = None
     max_rounds: int | None = None
@@ -135,19 +135,19 @@ class Secrets(Struct, frozen=True, omit_defaults=True):
         return "Secrets(…)"
 
 
-class Local(Struct, frozen=True, tag_field="kind", tag="local"):
+class LocalPlacement(Struct, frozen=True, tag_field="kind", tag="local"):
     pass
 
 
-class Remote(Struct, frozen=True, tag_field="kind", tag="remote"):
+class RemotePlacement(Struct, frozen=True, tag_field="kind", tag="remote"):
     endpoint: str
 
 
-class Schedulable(Struct, frozen=True, tag_field="kind", tag="schedulable"):
+class SchedulablePlacement(Struct, frozen=True, tag_field="kind", tag="schedulable"):
     pool: str
 
 
-Placement = Local | Remote | Schedulable
+Placement = LocalPlacement | RemotePlacement | SchedulablePlacement
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True):
@@ -194,14 +194,14 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
         return "bypass" if self.bypass else "default"
 
 
-class Context(Struct, frozen=True, omit_defaults=True):
+class ProvisionContext(Struct, frozen=True, omit_defaults=True):
     """Files that agents read first: of the project, and of the user wherever they are."""
 
     project: list[str] = []
     user: list[str] = []
 
 
-class Extension(Struct, frozen=True, omit_defaults=True):
+class CulmExtension(Struct, frozen=True, omit_defaults=True):
     """What only our parent says to our worker; what is Json is checked by who works with it."""
 
     control_fd: int | None = None  # The socket to whoever launched it; its end is the owner's.
@@ -221,7 +221,7 @@ class Extension(Struct, frozen=True, omit_defaults=True):
     hooks: Json | UnsetType = UNSET
     own_tools: Json | UnsetType = UNSET
     allowed_tools: list[str] = []  # Need not be asked about.
-    context_paths: Context | None = None  # None are the usual ones.
+    context_paths: ProvisionContext | None = None  # None are the usual ones.
     compacts: bool = True  # A conversation that becomes too long is summarized.
 
     def __repr__(self) -> str:
@@ -240,12 +240,12 @@ class Provision(Struct, frozen=True, omit_defaults=True):
     workspace: str | None = None
     model: ModelName | None = None
     disabled_tools: list[str] | None = None
-    limits: Limits = Limits()
+    limits: ProvisionLimits = ProvisionLimits()
     secrets: Secrets = Secrets()
     reusable: bool = False
-    placement: Placement = field(default_factory=Local)
+    placement: Placement = field(default_factory=LocalPlacement)
     capabilities: Capabilities = Capabilities()
-    culm: Extension = Extension()
+    culm: CulmExtension = CulmExtension()
 
 
 _decoder = msgspec.json.Decoder(Provision)
@@ -358,7 +358,7 @@ def _check_places(provision: Provision) -> None:
             raise BadProvision(f"{name} is no path")
 
 
-def _check_limits(limits: Limits) -> None:
+def _check_limits(limits: ProvisionLimits) -> None:
     for name, value in (
         ("run_timeout_secs", limits.run_timeout_secs),
         ("idle_timeout_secs", limits.idle_timeout_secs),
@@ -369,7 +369,7 @@ def _check_limits(limits: Limits) -> None:
             raise BadProvision(f"limits.{name} must be a number above 0")
 
 
-def _check_extension(given: Extension) -> None:
+def _check_extension(given: CulmExtension) -> None:
     if given.control_fd is not None and not 3 <= given.control_fd <= _INT_MAX:
         raise BadProvision("culm.control_fd is not a descriptor of its own")
     if given.ask_s is not None and not 0 < given.ask_s <= SECONDS_MAX:

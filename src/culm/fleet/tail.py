@@ -12,7 +12,7 @@ _LAST_READS_MAX: Final = 16  # More than any pipe holds.
 _PAUSE_S: Final = 0.01  # After a full read: a flood gets no more of us than 6 MB a second.
 
 
-class Tail:
+class StderrTail:
     """A pipe; `mouth` is for the process. Nothing is kept but its last 8 KiB."""
 
     def __init__(self) -> None:

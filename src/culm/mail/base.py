@@ -111,7 +111,7 @@ class MailboxFailed(Failed):
         self.address = address
 
 
-class Place(StrEnum):
+class LetterState(StrEnum):
     """Where a letter is that is not gone."""
 
     DELIVERED = "delivered"
@@ -128,7 +128,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedLetter:
     """A letter that its owner works on, by the one name it has in the mailbox."""
 
     letter: Letter
@@ -147,15 +147,15 @@ class Mailbox(Protocol):
         """
         ...
 
-    def claim(self, letters_max: int) -> list[Claim]:
+    def claim(self, letters_max: int) -> list[ClaimedLetter]:
         """Take the first letters, in order. What cannot be read is corrupt, and the rest comes."""
         ...
 
-    def recover(self) -> list[Claim]:
+    def recover(self) -> list[ClaimedLetter]:
         """All that is claimed and not acknowledged, in order: the owner's first act."""
         ...
 
-    def ack(self, claim: Claim) -> bool:
+    def ack(self, claim: ClaimedLetter) -> bool:
         """Remove exactly this one. False if it was removed before."""
         ...
 
@@ -163,11 +163,11 @@ class Mailbox(Protocol):
         """Remove the first claimed letter with that id. False if there is none."""
         ...
 
-    def put_back(self, claim: Claim) -> bool:
+    def put_back(self, claim: ClaimedLetter) -> bool:
         """Claimed no more; it keeps its place. False if it is not claimed."""
         ...
 
-    def bury(self, claim: Claim) -> bool:
+    def bury(self, claim: ClaimedLetter) -> bool:
         """Nobody will read it, and it is kept for people to see. False if it is not claimed."""
         ...
 
@@ -183,12 +183,12 @@ class Mailbox(Protocol):
         """How many wait or are claimed."""
         ...
 
-    def find(self, letter_id: str) -> Place | None:
+    def find(self, letter_id: str) -> LetterState | None:
         """Where the letter is; None if it never came, or was acknowledged."""
         ...
 
 
-class Post(Protocol):
+class PostOffice(Protocol):
     """The mailboxes of a project. Every method that takes an address may raise `UnsafeAddress`."""
 
     def open(self, address: str) -> Mailbox:
@@ -208,7 +208,7 @@ class Post(Protocol):
         ...
 
 
-def has_mailbox(post: Post, address: str) -> bool:
+def has_mailbox(post: PostOffice, address: str) -> bool:
     """Whether there is one that can be used."""
     try:
         post.open(address)

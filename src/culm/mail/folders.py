@@ -27,7 +27,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK_EVERY_S, _LOCK_EVERY_MAX_S = 0.0002, 0.002
 
 
-class Part(StrEnum):
+class Subfolder(StrEnum):
     TMP = "tmp"  # Being written.
     NEW = "new"  # Delivered.
     CUR = "cur"  # Claimed.
@@ -35,16 +35,16 @@ class Part(StrEnum):
     DEAD = "dead"
 
 
-class Odd(Exception):
+class ForeignFile(Exception):
     """Something is there that is no file of ours. Says why."""
 
 
 @contextmanager
-def open_folders(directory: Path, address: str) -> Generator["Folders"]:
+def open_folders(directory: Path, address: str) -> Generator["MailboxFolders"]:
     """Those of one of the mailboxes there; raises `NoMailbox`, `ForeignMailbox`, OSError."""
     root = open_private(address, directory)
     try:
-        folders = Folders(address, root, open_private(address, address, root))
+        folders = MailboxFolders(address, root, open_private(address, address, root))
         try:
             yield folders
         finally:
@@ -53,20 +53,20 @@ def open_folders(directory: Path, address: str) -> Generator["Folders"]:
         os.close(root)
 
 
-class Folders:
+class MailboxFolders:
     """Asking for a part of it may raise `NoMailbox`, `ForeignMailbox`, OSError."""
 
     def __init__(self, address: str, root: int, box: int) -> None:
         self._address = address
         self.root = root  # The descriptor of the directory of all mailboxes.
         self.box = box  # That of this one. It is closed with its parts.
-        self._parts: dict[Part, int] = {}
+        self._parts: dict[Subfolder, int] = {}
 
     def close(self) -> None:
         for folder in (*self._parts.values(), self.box):
             os.close(folder)
 
-    def part(self, part: Part) -> int:
+    def part(self, part: Subfolder) -> int:
         """Its descriptor, for as long as these are entered."""
         if part not in self._parts:
             self._parts[part] = open_private(self._address, part.value, self.box)
@@ -74,15 +74,15 @@ class Folders:
 
     def make_missing(self) -> None:
         """Each part that is not there; raises OSError."""
-        for part in Part:
+        for part in Subfolder:
             with suppress(FileExistsError):
                 os.mkdir(part.value, 0o700, dir_fd=self.box)
 
-    def is_open(self, part: Part) -> bool:
+    def is_open(self, part: Subfolder) -> bool:
         """Whether anything was done with it."""
         return part in self._parts
 
-    def names(self, part: Part) -> list[str]:
+    def names(self, part: Subfolder) -> list[str]:
         """In order. Hidden ones are what others have not written to the end."""
         found: list[str] = []
         with os.scandir(self.part(part)) as entries:
@@ -93,7 +93,7 @@ class Folders:
                         break
         return sorted(found)
 
-    def move(self, name: str, source: Part, target: Part) -> bool:
+    def move(self, name: str, source: Subfolder, target: Subfolder) -> bool:
         """False if it is not there. Raises OSError."""
         from_, to = self.part(source), self.part(target)
         try:
@@ -102,7 +102,7 @@ class Folders:
             return False
         return True
 
-    def drop(self, name: str, part: Part) -> bool:
+    def drop(self, name: str, part: Subfolder) -> bool:
         """Remove a file. False if it is not there. Raises OSError."""
         try:
             os.unlink(name, dir_fd=self.part(part))
@@ -110,14 +110,14 @@ class Folders:
             return False
         return True
 
-    def clear(self, name: str, part: Part) -> None:
+    def clear(self, name: str, part: Subfolder) -> None:
         """Remove whatever it is, with all that is in it. Raises OSError."""
         try:
             self.drop(name, part)
         except IsADirectoryError:
             shutil.rmtree(name, dir_fd=self.part(part))
 
-    def write(self, name: str, part: Part, data: bytes) -> None:
+    def write(self, name: str, part: Subfolder, data: bytes) -> None:
         """Make a private file, and wait until the disk has it. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         folder = self.part(part)
@@ -132,20 +132,20 @@ class Folders:
         finally:
             os.close(file)
 
-    def read(self, name: str, part: Part, bytes_max: int) -> bytes:
+    def read(self, name: str, part: Subfolder, bytes_max: int) -> bytes:
         """Up to one byte more than `bytes_max`; raises OSError, `Odd`."""
         file = os.open(name, os.O_RDONLY | _FILE, dir_fd=self.part(part))
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
-                raise Odd("it is no file")
+                raise ForeignFile("it is no file")
             if found.st_uid != os.geteuid():
-                raise Odd("it belongs to another user")
+                raise ForeignFile("it belongs to another user")
             return read_all(file, bytes_max)
         finally:
             os.close(file)
 
-    def remove_older(self, part: Part, before_s: float) -> None:
+    def remove_older(self, part: Subfolder, before_s: float) -> None:
         """Remove the files that nobody has written to since then."""
         folder = self.part(part)
         for name in self.names(part):

@@ -13,14 +13,14 @@ from typing import Final
 from culm.clock import Clock
 from culm.fleet.names import is_safe_stem
 from culm.mail.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, check_address
-from culm.mail.folders import Part, open_private
+from culm.mail.folders import Subfolder, open_private
 from culm.mail.maildir_box import Maildir
 from culm.processes.linux import read_boot_id
 
 LOCK_WAIT_S: Final = 5.0  # Whoever holds it so long is stopped, or its disk is.
 
 
-class MaildirPost:
+class MaildirPostOffice:
     """Implements `Post`: a directory `<address>` a mailbox. Many processes use it at once."""
 
     def __init__(self, directory: Path, clock: Clock, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
@@ -49,12 +49,12 @@ class MaildirPost:
             raise MailboxFailed(address, exc.strerror or str(exc)) from exc
         with mailbox.opened() as box:
             box.make_missing()
-            for part in Part:
+            for part in Subfolder:
                 box.part(part)
         return mailbox
 
     def addresses(self, *, claimed: bool = False) -> list[str]:
-        parts = (Part.NEW, Part.CUR) if claimed else (Part.NEW,)
+        parts = (Subfolder.NEW, Subfolder.CUR) if claimed else (Subfolder.NEW,)
         try:
             with os.scandir(self._directory) as entries:
                 return sorted(
@@ -91,7 +91,7 @@ def _make_synced(directory: Path) -> None:
             os.close(parent)
 
 
-def _has_files(mailbox: str, part: Part) -> bool:
+def _has_files(mailbox: str, part: Subfolder) -> bool:
     """A mailbox that is not to be used is nobody's; whoever opens it is told."""
     with suppress(OSError), os.scandir(f"{mailbox}/{part}") as entries:
         return any(not entry.name.startswith(".") for entry in entries)

@@ -19,21 +19,29 @@ from culm.clock import Clock
 from culm.errors import AppError
 from culm.mail.base import (
     KEPT_MAX,
-    Claim,
+    ClaimedLetter,
     Delivered,
     LetterIdTaken,
+    LetterState,
     MailboxFailed,
     MailboxFull,
     NoMailbox,
-    Place,
     read_letter,
 )
-from culm.mail.folders import SEQ, Folders, Odd, Part, open_folders, read_all, write_at
+from culm.mail.folders import (
+    SEQ,
+    ForeignFile,
+    MailboxFolders,
+    Subfolder,
+    open_folders,
+    read_all,
+    write_at,
+)
 from culm.mail.letters import LETTER_BYTES_MAX, BadLetter, Letter, encode_letter
 from culm.mail.order import (
     JOURNAL_BYTES_MAX,
     LETTERS_MAX,
-    Journal,
+    OrderJournal,
     is_ahead,
     journal_line,
     make_journal,
@@ -52,11 +60,11 @@ REMOVE_TRIES: Final = 10  # As many deliveries may cross one removal.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})
 # In the direction in which letters move, so that one on its way is not missed.
 _PLACES: Final = (
-    (Part.NEW, Place.DELIVERED),
-    (Part.CUR, Place.CLAIMED),
-    (Part.DEAD, Place.DEAD),
-    (Part.CORRUPT, Place.CORRUPT),
-    (Part.NEW, Place.DELIVERED),  # It may have been put back meanwhile.
+    (Subfolder.NEW, LetterState.DELIVERED),
+    (Subfolder.CUR, LetterState.CLAIMED),
+    (Subfolder.DEAD, LetterState.DEAD),
+    (Subfolder.CORRUPT, LetterState.CORRUPT),
+    (Subfolder.NEW, LetterState.DELIVERED),  # It may have been put back meanwhile.
 )
 
 
@@ -79,27 +87,27 @@ class Maildir:
         with self.opened() as box:
             temporary = f"{letter.id}.{threading.get_native_id()}"
             try:
-                box.write(temporary, Part.TMP, data)
+                box.write(temporary, Subfolder.TMP, data)
                 with box.locked(self._lock_wait_s) as seq:
                     delivered = self._accept(box, seq, letter, data, temporary)
             finally:
                 with suppress(OSError):  # It was moved away; or it must go, now or by the owner.
-                    box.drop(temporary, Part.TMP)
+                    box.drop(temporary, Subfolder.TMP)
             if delivered.again:
-                os.fsync(box.part(Part.CUR))
+                os.fsync(box.part(Subfolder.CUR))
             try:
-                os.fsync(box.part(Part.NEW))
+                os.fsync(box.part(Subfolder.NEW))
             except OSError:
                 # It is not known to be safe. If somebody has claimed it, it has arrived.
-                if delivered.again or box.drop(delivered.name, Part.NEW):
+                if delivered.again or box.drop(delivered.name, Subfolder.NEW):
                     raise
         return delivered
 
-    def claim(self, letters_max: int) -> list[Claim]:
-        claims: list[Claim] = []
+    def claim(self, letters_max: int) -> list[ClaimedLetter]:
+        claims: list[ClaimedLetter] = []
         problem: OSError | None = None
         with self.opened() as box:
-            for name in box.names(Part.NEW):
+            for name in box.names(Subfolder.NEW):
                 if len(claims) >= letters_max:
                     break
                 try:
@@ -111,48 +119,48 @@ class Maildir:
                 raise problem
         return claims
 
-    def recover(self) -> list[Claim]:
+    def recover(self) -> list[ClaimedLetter]:
         """Makes also what is missing of it, and removes what dead writers left in `tmp/`."""
         with self.opened() as box:
             box.make_missing()
-            box.remove_older(Part.TMP, self._clock.now_s() - TEMP_AGE_S)
-            claims = [claim for name in box.names(Part.CUR) for claim in _read(box, name)]
+            box.remove_older(Subfolder.TMP, self._clock.now_s() - TEMP_AGE_S)
+            claims = [claim for name in box.names(Subfolder.CUR) for claim in _read(box, name)]
             _trim(box)
         return claims
 
-    def ack(self, claim: Claim) -> bool:
+    def ack(self, claim: ClaimedLetter) -> bool:
         with self.opened() as box:
-            return box.drop(claim.name, Part.CUR)
+            return box.drop(claim.name, Subfolder.CUR)
 
     def ack_id(self, letter_id: str) -> bool:
         with self.opened() as box:
-            for name in box.names(Part.CUR):
+            for name in box.names(Subfolder.CUR):
                 if _has_id(name, letter_id) and _read(box, name):
-                    return box.drop(name, Part.CUR)
+                    return box.drop(name, Subfolder.CUR)
         return False
 
-    def put_back(self, claim: Claim) -> bool:
+    def put_back(self, claim: ClaimedLetter) -> bool:
         with self.opened() as box:
-            return box.move(claim.name, Part.CUR, Part.NEW)
+            return box.move(claim.name, Subfolder.CUR, Subfolder.NEW)
 
-    def bury(self, claim: Claim) -> bool:
+    def bury(self, claim: ClaimedLetter) -> bool:
         with self.opened() as box:
-            moved = box.move(claim.name, Part.CUR, Part.DEAD)
+            moved = box.move(claim.name, Subfolder.CUR, Subfolder.DEAD)
             _trim(box)
         return moved
 
     def is_empty(self) -> bool:
         with self.opened() as box:
-            return not box.names(Part.NEW)
+            return not box.names(Subfolder.NEW)
 
     def is_fully_empty(self) -> bool:
         return self.pending_count() == 0
 
     def pending_count(self) -> int:
         with self.opened() as box:
-            return len(box.names(Part.NEW)) + len(box.names(Part.CUR))
+            return len(box.names(Subfolder.NEW)) + len(box.names(Subfolder.CUR))
 
-    def find(self, letter_id: str) -> Place | None:
+    def find(self, letter_id: str) -> LetterState | None:
         with self.opened() as box:
             for part, place in _PLACES:
                 if any(_has_id(name, letter_id) for name in box.names(part)):
@@ -164,7 +172,7 @@ class Maildir:
         with self.opened() as box:
             for attempt in range(REMOVE_TRIES):
                 with box.locked(self._lock_wait_s):
-                    for part in Part:
+                    for part in Subfolder:
                         _remove_part(box, part)
                 with suppress(FileNotFoundError):
                     os.unlink(SEQ, dir_fd=box.box)
@@ -176,7 +184,7 @@ class Maildir:
                         raise
 
     @contextmanager
-    def opened(self) -> Generator[Folders]:
+    def opened(self) -> Generator[MailboxFolders]:
         """Its directories, checked; what the disk says meanwhile becomes our words."""
         try:
             with open_folders(self._root, self._address) as box:
@@ -187,7 +195,7 @@ class Maildir:
             raise MailboxFailed(self._address, exc.strerror or str(exc)) from exc
 
     def _accept(
-        self, box: Folders, seq: int, letter: Letter, data: bytes, temporary: str
+        self, box: MailboxFolders, seq: int, letter: Letter, data: bytes, temporary: str
     ) -> Delivered:
         """Give it a place and move it there. The lock is held."""
         now_s = self._clock.now_s()
@@ -202,11 +210,11 @@ class Maildir:
         name = name_of(next_place(letter, journal.last, now_s), letter.id)
         # First, so that no place is given twice, wherever the writer is killed.
         write_at(seq, len(journal.data), journal_line(name))
-        new = box.part(Part.NEW)
-        os.rename(temporary, name, src_dir_fd=box.part(Part.TMP), dst_dir_fd=new)
+        new = box.part(Subfolder.NEW)
+        os.rename(temporary, name, src_dir_fd=box.part(Subfolder.TMP), dst_dir_fd=new)
         return Delivered(letter.id, name)
 
-    def _journal(self, box: Folders, seq: int, now_s: float) -> Journal:
+    def _journal(self, box: MailboxFolders, seq: int, now_s: float) -> OrderJournal:
         """What `.seq` says; made anew if that is damaged, too long, or cannot be true."""
         journal = parse_journal(read_all(seq, JOURNAL_BYTES_MAX), self._boot_id)
         if journal is None:
@@ -216,7 +224,7 @@ class Maildir:
         elif journal.count < LETTERS_MAX and not is_ahead(journal.last, now_s):
             return journal
         last = 0 if journal is None else journal.last
-        names = (*box.names(Part.NEW), *box.names(Part.CUR))
+        names = (*box.names(Subfolder.NEW), *box.names(Subfolder.CUR))
         made = make_journal(names, self._boot_id, last, now_s)
         if journal is None or made.data != journal.data:
             os.ftruncate(seq, 0)
@@ -226,7 +234,7 @@ class Maildir:
         return made
 
 
-def _remove_part(box: Folders, part: Part) -> None:
+def _remove_part(box: MailboxFolders, part: Subfolder) -> None:
     """Raises OSError."""
     for _ in range(REMOVE_TRIES):
         # Writers put one letter each into `tmp/` before they wait for the lock, which is ours.
@@ -243,33 +251,35 @@ def _has_id(name: str, letter_id: str) -> bool:
     return found is not None and found[1] == letter_id
 
 
-def _find_data(box: Folders, name: str) -> bytes | None:
+def _find_data(box: MailboxFolders, name: str) -> bytes | None:
     """What a letter that was accepted says, if it still waits or is claimed."""
-    for part in (Part.NEW, Part.CUR):
-        with suppress(FileNotFoundError, Odd):
+    for part in (Subfolder.NEW, Subfolder.CUR):
+        with suppress(FileNotFoundError, ForeignFile):
             return box.read(name, part, LETTER_BYTES_MAX)
     return None
 
 
-def _take(box: Folders, name: str) -> list[Claim]:
+def _take(box: MailboxFolders, name: str) -> list[ClaimedLetter]:
     """Claim it; nothing if somebody else has, or it is no letter. Raises OSError."""
-    if not box.move(name, Part.NEW, Part.CUR):
+    if not box.move(name, Subfolder.NEW, Subfolder.CUR):
         return []
     try:
         return _read(box, name)
     except OSError:
         with suppress(OSError):  # If not, the owner recovers it when it starts again.
-            box.move(name, Part.CUR, Part.NEW)
+            box.move(name, Subfolder.CUR, Subfolder.NEW)
         raise
 
 
-def _read(box: Folders, name: str) -> list[Claim]:
+def _read(box: MailboxFolders, name: str) -> list[ClaimedLetter]:
     """The claimed letter of that name; nothing if it is gone, or is no letter. Raises OSError."""
     try:
-        return [Claim(read_letter(name, box.read(name, Part.CUR, LETTER_BYTES_MAX)), name)]
+        return [
+            ClaimedLetter(read_letter(name, box.read(name, Subfolder.CUR, LETTER_BYTES_MAX)), name)
+        ]
     except FileNotFoundError:
         return []
-    except (BadLetter, Odd) as exc:
+    except (BadLetter, ForeignFile) as exc:
         reason = str(exc)
     except OSError as exc:
         if exc.errno in _OURS:
@@ -283,17 +293,17 @@ def _read(box: Folders, name: str) -> list[Claim]:
     return []
 
 
-def _quarantine(box: Folders, name: str) -> None:
+def _quarantine(box: MailboxFolders, name: str) -> None:
     try:
-        box.move(name, Part.CUR, Part.CORRUPT)
+        box.move(name, Subfolder.CUR, Subfolder.CORRUPT)
     except OSError:  # No file takes the place of a directory, nor a directory that of a file.
-        box.clear(name, Part.CORRUPT)
-        box.move(name, Part.CUR, Part.CORRUPT)
+        box.clear(name, Subfolder.CORRUPT)
+        box.move(name, Subfolder.CUR, Subfolder.CORRUPT)
 
 
-def _trim(box: Folders) -> None:
+def _trim(box: MailboxFolders) -> None:
     """Where something was moved aside, remove the oldest: there is a bound to what is kept."""
-    for part in (Part.CORRUPT, Part.DEAD):
+    for part in (Subfolder.CORRUPT, Subfolder.DEAD):
         if box.is_open(part):
             for old in box.names(part)[:-KEPT_MAX]:
                 with suppress(OSError):  # Then it stays; the next ones are bounded as well.

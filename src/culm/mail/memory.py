@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from culm.clock import Clock
 from culm.mail.base import (
     KEPT_MAX,
-    Claim,
+    ClaimedLetter,
     Delivered,
     LetterIdTaken,
+    LetterState,
     MailboxFull,
     NoMailbox,
-    Place,
     check_address,
     read_letter,
 )
 from culm.mail.letters import BadLetter, Letter, encode_letter
 from culm.mail.order import LETTERS_MAX, is_ahead, name_of, next_place, parse_name
 
-_Files = dict[str, tuple[Place, bytes]]  # By name: where it is, and what it says.
+_Files = dict[str, tuple[LetterState, bytes]]  # By name: where it is, and what it says.
 
 
 @dataclass(slots=True)
@@ -36,34 +36,34 @@ class _Disk:
     last: int = 0  # The last place given.
     synced: _Files | None = None  # As a loss of power leaves it; None if not even the mailbox.
 
-    def names(self, *places: Place) -> list[str]:
+    def names(self, *places: LetterState) -> list[str]:
         found = (name for name, (place, _) in self.files.items() if place in places)
         return sorted(name for name in found if not name.startswith("."))
 
-    def has(self, name: str, place: Place) -> bool:
+    def has(self, name: str, place: LetterState) -> bool:
         return name in self.files and self.files[name][0] == place
 
-    def move(self, name: str, source: Place, target: Place) -> bool:
+    def move(self, name: str, source: LetterState, target: LetterState) -> bool:
         if not self.has(name, source):
             return False
         self.files[name] = (target, self.files[name][1])
         return True
 
-    def keep(self, name: str, place: Place) -> bool:
-        moved = self.move(name, Place.CLAIMED, place)
+    def keep(self, name: str, place: LetterState) -> bool:
+        moved = self.move(name, LetterState.CLAIMED, place)
         for old in self.names(place)[:-KEPT_MAX]:
             del self.files[old]
         return moved
 
-    def read(self, name: str) -> list[Claim]:
+    def read(self, name: str) -> list[ClaimedLetter]:
         try:
-            return [Claim(read_letter(name, self.files[name][1]), name)]
+            return [ClaimedLetter(read_letter(name, self.files[name][1]), name)]
         except BadLetter:
-            self.keep(name, Place.CORRUPT)
+            self.keep(name, LetterState.CORRUPT)
             return []
 
 
-class MemoryPost:
+class MemoryPostOffice:
     """Implements `Post`."""
 
     def __init__(self, clock: Clock) -> None:
@@ -81,7 +81,9 @@ class MemoryPost:
         return self.open(address)
 
     def addresses(self, *, claimed: bool = False) -> list[str]:
-        places = (Place.DELIVERED, Place.CLAIMED) if claimed else (Place.DELIVERED,)
+        places = (
+            (LetterState.DELIVERED, LetterState.CLAIMED) if claimed else (LetterState.DELIVERED,)
+        )
         with self._lock:
             return sorted(one for one, disk in self._disks.items() if disk.names(*places))
 
@@ -109,7 +111,7 @@ class MemoryPost:
 class MemoryMailbox:
     """Implements `Mailbox`; made by `MemoryPost`."""
 
-    def __init__(self, post: MemoryPost, address: str, clock: Clock) -> None:
+    def __init__(self, post: MemoryPostOffice, address: str, clock: Clock) -> None:
         self._post = post
         self._address = address
         self._clock = clock
@@ -117,7 +119,7 @@ class MemoryMailbox:
     def deliver(self, letter: Letter) -> Delivered:
         data = encode_letter(letter)
         with self._post.opened(self._address) as disk:
-            pending = disk.names(Place.DELIVERED, Place.CLAIMED)
+            pending = disk.names(LetterState.DELIVERED, LetterState.CLAIMED)
             for name in pending:
                 if _has_id(name, letter.id):
                     if disk.files[name][1] != data:
@@ -130,27 +132,27 @@ class MemoryMailbox:
             likely = (place for place in (disk.last, *found) if not is_ahead(place, now_s))
             disk.last = next_place(letter, max(likely, default=0), now_s)
             name = name_of(disk.last, letter.id)
-            disk.files[name] = (Place.DELIVERED, data)
+            disk.files[name] = (LetterState.DELIVERED, data)
             disk.synced = dict(disk.files)
         return Delivered(letter.id, name)
 
-    def claim(self, letters_max: int) -> list[Claim]:
-        claims: list[Claim] = []
+    def claim(self, letters_max: int) -> list[ClaimedLetter]:
+        claims: list[ClaimedLetter] = []
         with self._post.opened(self._address) as disk:
-            for name in disk.names(Place.DELIVERED):
+            for name in disk.names(LetterState.DELIVERED):
                 if len(claims) >= letters_max:
                     break
-                disk.move(name, Place.DELIVERED, Place.CLAIMED)
+                disk.move(name, LetterState.DELIVERED, LetterState.CLAIMED)
                 claims += disk.read(name)
         return claims
 
-    def recover(self) -> list[Claim]:
+    def recover(self) -> list[ClaimedLetter]:
         with self._post.opened(self._address) as disk:
-            return [claim for name in disk.names(Place.CLAIMED) for claim in disk.read(name)]
+            return [claim for name in disk.names(LetterState.CLAIMED) for claim in disk.read(name)]
 
-    def ack(self, claim: Claim) -> bool:
+    def ack(self, claim: ClaimedLetter) -> bool:
         with self._post.opened(self._address) as disk:
-            if not disk.has(claim.name, Place.CLAIMED):
+            if not disk.has(claim.name, LetterState.CLAIMED):
                 return False
             del disk.files[claim.name]
             return True
@@ -161,28 +163,28 @@ class MemoryMailbox:
                 return self.ack(claim)
         return False
 
-    def put_back(self, claim: Claim) -> bool:
+    def put_back(self, claim: ClaimedLetter) -> bool:
         with self._post.opened(self._address) as disk:
-            return disk.move(claim.name, Place.CLAIMED, Place.DELIVERED)
+            return disk.move(claim.name, LetterState.CLAIMED, LetterState.DELIVERED)
 
-    def bury(self, claim: Claim) -> bool:
+    def bury(self, claim: ClaimedLetter) -> bool:
         with self._post.opened(self._address) as disk:
-            return disk.keep(claim.name, Place.DEAD)
+            return disk.keep(claim.name, LetterState.DEAD)
 
     def is_empty(self) -> bool:
         with self._post.opened(self._address) as disk:
-            return not disk.names(Place.DELIVERED)
+            return not disk.names(LetterState.DELIVERED)
 
     def is_fully_empty(self) -> bool:
         return self.pending_count() == 0
 
     def pending_count(self) -> int:
         with self._post.opened(self._address) as disk:
-            return len(disk.names(Place.DELIVERED, Place.CLAIMED))
+            return len(disk.names(LetterState.DELIVERED, LetterState.CLAIMED))
 
-    def find(self, letter_id: str) -> Place | None:
+    def find(self, letter_id: str) -> LetterState | None:
         with self._post.opened(self._address) as disk:
-            for place in Place:
+            for place in LetterState:
                 if any(_has_id(name, letter_id) for name in disk.names(place)):
                     return place
         return None
@@ -190,7 +192,7 @@ class MemoryMailbox:
     def plant(self, name: str, data: bytes) -> None:
         """As a program would that is not ours: with any name and any bytes, and no order."""
         with self._post.opened(self._address) as disk:
-            disk.files[name] = (Place.DELIVERED, data)
+            disk.files[name] = (LetterState.DELIVERED, data)
 
 
 def _has_id(name: str, letter_id: str) -> bool:

@@ -61,7 +61,7 @@ def is_ahead(place: int, now_s: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class OrderJournal:
     last: int  # The last place given; 0 if there is none.
     count: int  # At least as many as there are letters.
     data: bytes
@@ -79,7 +79,7 @@ class Journal:
         return None
 
 
-def parse_journal(data: bytes, boot_id: str) -> Journal | None:
+def parse_journal(data: bytes, boot_id: str) -> OrderJournal | None:
     """None if it is damaged, or of another boot: what was written last may be missing from it."""
     head = _head(boot_id)
     if not data.startswith(head) or not data.endswith(b"\n") or len(data) > JOURNAL_BYTES_MAX:
@@ -89,21 +89,21 @@ def parse_journal(data: bytes, boot_id: str) -> Journal | None:
     if len(earlier) != DIGITS or not (earlier.isascii() and earlier.isdigit()):
         return None
     if not lines:
-        return Journal(int(earlier), 0, data)
+        return OrderJournal(int(earlier), 0, data)
     line = lines[lines.rfind(b"\n", 0, -1) + 1 : -1]
     found = parse_name(line.decode("utf-8", "replace") + SUFFIX)
     if found is None:
         return None
-    return Journal(max(found[0], int(earlier)), lines.count(b"\n"), data)
+    return OrderJournal(max(found[0], int(earlier)), lines.count(b"\n"), data)
 
 
-def make_journal(names: Iterable[str], boot_id: str, last: int, now_s: float) -> Journal:
+def make_journal(names: Iterable[str], boot_id: str, last: int, now_s: float) -> OrderJournal:
     """Of the letters that are there; places go on from the `last` one given."""
     stems = sorted(name.removesuffix(SUFFIX) for name in names if parse_name(name) is not None)
     places = [last, *(int(stem[:DIGITS]) for stem in stems)]
     last = max((place for place in places if not is_ahead(place, now_s)), default=0)
     lines = "".join(f"{stem}\n" for stem in stems)
-    return Journal(last, len(stems), _head(boot_id) + f"{last:0{DIGITS}d}\n{lines}".encode())
+    return OrderJournal(last, len(stems), _head(boot_id) + f"{last:0{DIGITS}d}\n{lines}".encode())
 
 
 def journal_line(name: str) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 SEEN_MAX: Final = 4096
 
 
-class Seen:
+class AdmittedLetters:
     """Ids in the order they were added; the oldest are forgotten."""
 
     def __init__(self, letter_ids: Iterable[str] = ()) -> None:
@@ -42,6 +42,6 @@ class Seen:
         return msgspec.json.encode([*self._ids])
 
 
-def parse_seen(data: bytes) -> Seen:
+def parse_seen(data: bytes) -> AdmittedLetters:
     """What `encode` wrote; raises `msgspec.ValidationError`."""
-    return Seen(msgspec.json.decode(data, type=list[str]))
+    return AdmittedLetters(msgspec.json.decode(data, type=list[str]))

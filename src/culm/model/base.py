@@ -36,7 +36,7 @@ class ToolSpec(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ModelRequest:
     """One question to a model. In `messages` every call has its result right behind it."""
 
     system: str
@@ -46,7 +46,7 @@ class Request:
     max_tokens: int | None = None  # Of the answer; else what `settings` say, else the provider.
 
 
-class Access(Struct, frozen=True):
+class ProviderAccess(Struct, frozen=True):
     """How to reach a provider. Holds its key: never shown, stored or logged."""
 
     type: str = "openai"  # Which dialect it speaks ...
@@ -61,11 +61,11 @@ class Access(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ModelSetup:
     """What an adapter is made with: one model of one provider, and how to reach it."""
 
     http: "aiohttp.ClientSession"  # Outlives the model, and does not limit connections.
-    access: Access
+    access: ProviderAccess
     info: ModelInfo  # Its id, and what is known of its abilities.
     first_byte_s: float  # The longest wait for the beginning of an answer ...
     stall_s: float  # ... and the longest silence in the middle of one.
@@ -85,7 +85,7 @@ class ReasoningDelta(Struct, frozen=True, gc=False):
     signature: str = ""
 
 
-class CallBegan(Struct, frozen=True, gc=False):
+class CallStarted(Struct, frozen=True, gc=False):
     """The model begins a call. `key` names it within this answer; parallel calls interleave."""
 
     key: int
@@ -100,7 +100,7 @@ class CallDelta(Struct, frozen=True, gc=False):
     text: str
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Tokens of one answer, as the provider counted them."""
 
     input: int = 0  # Without those read from or written to a cache.
@@ -119,10 +119,10 @@ def usage_of(
     cache_write: int | None = None,
     reasoning: int | None = None,
     cost: float | None = None,
-) -> Usage:
+) -> TokenUsage:
     """What a provider counted, as far as it makes sense: its numbers are summed up for ever."""
     sane = cost is not None and 0 <= cost <= COST_MAX
-    return Usage(
+    return TokenUsage(
         _count(input),
         _count(output),
         _count(cache_read),
@@ -136,17 +136,17 @@ def _count(tokens: int | None) -> int:
     return min(max(0, tokens or 0), TOKENS_MAX)
 
 
-class Done(Struct, frozen=True):
+class AnswerDone(Struct, frozen=True):
     """The answer and every call in it are complete; always the last event.
 
     Without it the stream was cut.
     """
 
     reason: StopReason
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
-ModelEvent = TextDelta | ReasoningDelta | CallBegan | CallDelta | Done
+ModelEvent = TextDelta | ReasoningDelta | CallStarted | CallDelta | AnswerDone
 
 
 def joined(events: Iterable[ModelEvent]) -> Iterator[ModelEvent]:
@@ -169,12 +169,12 @@ def joined(events: Iterable[ModelEvent]) -> Iterator[ModelEvent]:
         yield TextDelta("".join(texts))
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     """One model of one provider."""
 
-    def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         """Ask, and yield the answer as it comes; raises `ModelFailed`."""
         ...
 
 
-MakeModel = Callable[[Setup], Model]
+MakeModel = Callable[[ModelSetup], LanguageModel]

@@ -13,12 +13,19 @@ import msgspec
 from msgspec import Struct, field
 
 from culm.config.checking import Document
-from culm.config.references import Run, Unresolved, Variables, failed, resolve, why_unresolved
+from culm.config.references import (
+    Run,
+    UnresolvedReference,
+    Variables,
+    failed,
+    resolve,
+    why_unresolved,
+)
 from culm.config.schema import ProviderFile
 from culm.errors import InvalidRequest, ModelFailed
-from culm.model.base import Access, Model, Setup
+from culm.model.base import LanguageModel, ModelSetup, ProviderAccess
 from culm.model.catalog import find_model, find_provider, vendor_of
-from culm.model.dialects import Dialect, dialect_types, find_dialect
+from culm.model.dialects import ProviderType, dialect_types, find_dialect
 from culm.model.local_servers import LOCAL_SERVERS
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo
@@ -49,24 +56,24 @@ class _Config(Struct):
         return "_Config(…)"  # It holds keys.
 
 
-class Chosen(NamedTuple):
+class ChosenModel(NamedTuple):
     """A model of a provider. Its access may still hold references."""
 
     provider_id: str
     settings: SelectedModel
     info: ModelInfo
-    access: Access
+    access: ProviderAccess
     flat_rate: bool
     system_prefix: str = ""
 
 
 _NOBODY = SelectedModel()
 
-MakeModel = Callable[[Chosen], Model]
+MakeModel = Callable[[ChosenModel], LanguageModel]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Present:
+class ModelConfig:
     """What models are chosen by, as it stands now."""
 
     document: Document
@@ -76,7 +83,7 @@ class Present:
 class Models:
     """The models of one workspace, by its present configuration."""
 
-    def __init__(self, present: Callable[[], Present], make: MakeModel, run: Run) -> None:
+    def __init__(self, present: Callable[[], ModelConfig], make: MakeModel, run: Run) -> None:
         self._present = present
         self._make = make
         self._run = run  # Runs the command of a reference.
@@ -164,7 +171,7 @@ class Models:
         provider = self._config().providers.get(named.provider, ProviderFile())
         return _info(provider, vendor_of(named.provider, provider.base_url), named.model)
 
-    def get(self, provider_id: str, model_id: str) -> Chosen:
+    def get(self, provider_id: str, model_id: str) -> ChosenModel:
         """Raises `ModelFailed` if it cannot be used."""
         if reason := self.why_not(provider_id, model_id):
             raise ModelFailed(
@@ -179,11 +186,11 @@ class Models:
                 break
         return chosen_of(provider_id, provider, settings)
 
-    async def open(self, chosen: Chosen) -> Model:
+    async def open(self, chosen: ChosenModel) -> LanguageModel:
         """A model to ask; raises `ModelFailed`."""
         return self._make(await self.resolve(chosen))
 
-    async def resolve(self, chosen: Chosen) -> Chosen:
+    async def resolve(self, chosen: ChosenModel) -> ChosenModel:
         """As it is reached: every reference is read now. Raises `ModelFailed`."""
         variables = Variables(self._config().env, self._present().env)
         access, place = chosen.access, f"providers.{chosen.provider_id}"
@@ -191,7 +198,7 @@ class Models:
         async def read(what: str, text: str) -> str:
             try:
                 return await resolve(text, variables, self._run_command)
-            except Unresolved as exc:
+            except UnresolvedReference as exc:
                 raise failed(f"{place}.{what}", exc) from None
 
         resolved = msgspec.structs.replace(
@@ -230,7 +237,7 @@ def _type_of(provider_id: str, provider: ProviderFile) -> str:
     return provider.type or (known.type if known is not None else "openai-compat")
 
 
-def _url_of(provider_id: str, provider: ProviderFile, dialect: Dialect) -> str:
+def _url_of(provider_id: str, provider: ProviderFile, dialect: ProviderType) -> str:
     if provider.base_url:
         return provider.base_url
     known = find_provider(provider_id)
@@ -284,12 +291,12 @@ def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables)
     return ""
 
 
-def _access(provider_id: str, provider: ProviderFile) -> Access:
+def _access(provider_id: str, provider: ProviderFile) -> ProviderAccess:
     type_ = _type_of(provider_id, provider)
     dialect = find_dialect(type_)
     assert dialect is not None, "it was found usable"
     url = _url_of(provider_id, provider, dialect)
-    return Access(
+    return ProviderAccess(
         type=type_,
         vendor=vendor_of(provider_id, url),
         base_url=url,
@@ -299,21 +306,21 @@ def _access(provider_id: str, provider: ProviderFile) -> Access:
     )
 
 
-def chosen_of(provider_id: str, provider: ProviderFile, settings: SelectedModel) -> Chosen:
+def chosen_of(provider_id: str, provider: ProviderFile, settings: SelectedModel) -> ChosenModel:
     """A model of a provider that can be reached."""
     access = _access(provider_id, provider)
     info = _info(provider, access.vendor, settings.model)
     prefix = provider.system_prompt_prefix
-    return Chosen(provider_id, settings, info, access, provider.flat_rate, prefix)
+    return ChosenModel(provider_id, settings, info, access, provider.flat_rate, prefix)
 
 
 def make_model(
-    chosen: Chosen, http: "aiohttp.ClientSession", *, first_byte_s: float, stall_s: float
-) -> Model:
+    chosen: ChosenModel, http: "aiohttp.ClientSession", *, first_byte_s: float, stall_s: float
+) -> LanguageModel:
     """A model to ask; what refers to something was read before."""
     dialect = find_dialect(chosen.access.type)
     assert dialect is not None, "it was found usable"
-    return dialect.make(Setup(http, chosen.access, chosen.info, first_byte_s, stall_s))
+    return dialect.make(ModelSetup(http, chosen.access, chosen.info, first_byte_s, stall_s))
 
 
 _UNKNOWN = ModelInfo()

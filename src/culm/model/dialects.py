@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from culm.errors import ModelFailed
-from culm.model.base import MakeModel, Model, Setup
+from culm.model.base import LanguageModel, MakeModel, ModelSetup
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ GROUP = "culm.models"
 _GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 
-class Dialect(NamedTuple):
+class ProviderType(NamedTuple):
     make: MakeModel
     base_url: str = ""  # Where a provider of this type is, if it says nothing else.
     needs_key: bool = False  # A server of one's own may do without.
@@ -29,42 +29,42 @@ class Dialect(NamedTuple):
 # Each adapter is imported when it is first used: most servers use one.
 
 
-def _openai(setup: Setup) -> Model:
+def _openai(setup: ModelSetup) -> LanguageModel:
     from culm.model.openai.model import OpenAiModel
 
     return OpenAiModel(setup)
 
 
-def _anthropic(setup: Setup) -> Model:
+def _anthropic(setup: ModelSetup) -> LanguageModel:
     from culm.model.anthropic.model import AnthropicModel
 
     return AnthropicModel(setup)
 
 
-def _offline(setup: Setup) -> Model:
+def _offline(setup: ModelSetup) -> LanguageModel:
     from culm.model.offline.model import OfflineModel
 
     return OfflineModel(setup)
 
 
-OURS: Mapping[str, Dialect] = {
-    "openai": Dialect(_openai, "https://api.openai.com/v1", needs_key=True),
-    "openai-compat": Dialect(_openai),
-    "openrouter": Dialect(_openai, "https://openrouter.ai/api/v1", needs_key=True),
-    "vercel": Dialect(_openai, "https://ai-gateway.vercel.sh/v1", needs_key=True),
-    "google": Dialect(_openai, _GEMINI_URL, needs_key=True),
-    "gemini": Dialect(_openai, _GEMINI_URL, needs_key=True),
-    "anthropic": Dialect(_anthropic, "https://api.anthropic.com/v1", needs_key=True),
-    "offline": Dialect(_offline, needs_url=False),
+OURS: Mapping[str, ProviderType] = {
+    "openai": ProviderType(_openai, "https://api.openai.com/v1", needs_key=True),
+    "openai-compat": ProviderType(_openai),
+    "openrouter": ProviderType(_openai, "https://openrouter.ai/api/v1", needs_key=True),
+    "vercel": ProviderType(_openai, "https://ai-gateway.vercel.sh/v1", needs_key=True),
+    "google": ProviderType(_openai, _GEMINI_URL, needs_key=True),
+    "gemini": ProviderType(_openai, _GEMINI_URL, needs_key=True),
+    "anthropic": ProviderType(_anthropic, "https://api.anthropic.com/v1", needs_key=True),
+    "offline": ProviderType(_offline, needs_url=False),
 }
 
 
-def find_dialect(type_: str) -> Dialect | None:
+def find_dialect(type_: str) -> ProviderType | None:
     """The dialect of a provider's type, or None if nobody here speaks it."""
     if (ours := OURS.get(type_)) is not None:
         return ours
     theirs = entry_points_of(GROUP).get(type_)
-    return None if theirs is None else Dialect(_maker(theirs), needs_url=False)
+    return None if theirs is None else ProviderType(_maker(theirs), needs_url=False)
 
 
 def dialect_types() -> list[str]:
@@ -82,7 +82,7 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
 
 
 def _maker(point: EntryPoint) -> MakeModel:
-    def make(setup: Setup) -> Model:
+    def make(setup: ModelSetup) -> LanguageModel:
         try:
             return point.load()(setup)
         except ModelFailed:

@@ -17,7 +17,7 @@ from culm.wire.codec import Json, encode
 ITEMS_MAX = 5  # Of a list of complaints; nobody reads more.
 
 
-class Trouble(StrEnum):
+class ErrorClass(StrEnum):
     """What is wrong, by who must act."""
 
     AUTH = "auth"
@@ -33,10 +33,10 @@ class Trouble(StrEnum):
     REFUSED = "refused"  # Whatever else.
 
 
-TRANSIENT = frozenset({Trouble.CALL, Trouble.RATE, Trouble.DOWN})
+TRANSIENT = frozenset({ErrorClass.CALL, ErrorClass.RATE, ErrorClass.DOWN})
 
 
-class Problem(Struct, frozen=True):
+class ProviderError(Struct, frozen=True):
     """An error as a provider words it."""
 
     message: str = ""
@@ -45,13 +45,13 @@ class Problem(Struct, frozen=True):
     is_error: bool = True  # Not just any document.
 
     @classmethod
-    def of(cls, error: Json) -> "Problem":
+    def of(cls, error: Json) -> "ProviderError":
         """What is inside `{"error": …}`."""
         codes = " ".join(_codes(error)).lower()
         return cls(_message(error), codes, _status(error))
 
 
-def parse_problem(body: bytes) -> Problem:
+def parse_problem(body: bytes) -> ProviderError:
     """A body, which may be anything.
 
     Seen are `{"error": {"message"}}`, `{"error": ""}`, `[{"error": …}]`, `{"message"}`,
@@ -63,13 +63,13 @@ def parse_problem(body: bytes) -> Problem:
         document = None
     match _first(document):
         case {"error": error} if error:
-            return Problem.of(error)
+            return ProviderError.of(error)
         case {"object": "error"} | {"type": "error"}:
-            return Problem.of(_first(document))
+            return ProviderError.of(_first(document))
         case dict() | str():
-            return msgspec.structs.replace(Problem.of(_first(document)), is_error=False)
+            return msgspec.structs.replace(ProviderError.of(_first(document)), is_error=False)
         case _:
-            return Problem(_text(body), is_error=False)
+            return ProviderError(_text(body), is_error=False)
 
 
 def _first(document: Json) -> Json:
@@ -125,38 +125,45 @@ def _status(error: Json) -> int | None:
 
 # --- the signs of each trouble: parts of a code, and patterns in the words
 
-_CODES: Mapping[Trouble, tuple[str, ...]] = {
-    Trouble.QUOTA: ("insufficient_quota", "billing", "insufficient_credits", "payment_required"),
-    Trouble.CONTEXT: ("context_length", "context_window", "context_size", "prompt_too_long"),
-    Trouble.FILTER: ("content_filter", "content_policy", "moderation", "safety", "prohibited"),
-    Trouble.MODEL: ("model_not_found", "invalid_model", "model_decommissioned"),
-    Trouble.AUTH: ("authentication", "permission", "api_key", "unauthorized", "unauthenticated"),
-    Trouble.CALL: ("tool_use_failed",),
-    Trouble.RATE: ("rate_limit", "resource_exhausted", "too_many_requests"),
-    Trouble.LARGE: ("request_too_large",),
-    Trouble.DOWN: ("server_error", "internal", "overload", "timeout", "unavailable", "api_error"),
+_CODES: Mapping[ErrorClass, tuple[str, ...]] = {
+    ErrorClass.QUOTA: ("insufficient_quota", "billing", "insufficient_credits", "payment_required"),
+    ErrorClass.CONTEXT: ("context_length", "context_window", "context_size", "prompt_too_long"),
+    ErrorClass.FILTER: ("content_filter", "content_policy", "moderation", "safety", "prohibited"),
+    ErrorClass.MODEL: ("model_not_found", "invalid_model", "model_decommissioned"),
+    ErrorClass.AUTH: ("authentication", "permission", "api_key", "unauthorized", "unauthenticated"),
+    ErrorClass.CALL: ("tool_use_failed",),
+    ErrorClass.RATE: ("rate_limit", "resource_exhausted", "too_many_requests"),
+    ErrorClass.LARGE: ("request_too_large",),
+    ErrorClass.DOWN: (
+        "server_error",
+        "internal",
+        "overload",
+        "timeout",
+        "unavailable",
+        "api_error",
+    ),
 }
-_WORDS: Mapping[Trouble, re.Pattern[str]] = {
-    Trouble.QUOTA: re.compile(
+_WORDS: Mapping[ErrorClass, re.Pattern[str]] = {
+    ErrorClass.QUOTA: re.compile(
         r"insufficient (balance|credit|funds)|credit balance is too low|requires more credits"
         r"|(out of|all available|not enough) credits|spending limit"
     ),
-    Trouble.CONTEXT: re.compile(
+    ErrorClass.CONTEXT: re.compile(
         r"(maximum|exceeds?|available|greater than|over) (the )?(\w+ )?context"
         r"|context (length|window|size)|prompt is too long|maximum prompt length"
         r"|input token count|reduce the length of the (messages|prompt|input)"
         r"|too large for model with \d+ maximum"
     ),
-    Trouble.FILTER: re.compile(
+    ErrorClass.FILTER: re.compile(
         r"content (management |filtering |usage )?polic|usage polic|content exists risk"
         r"|\b(was|were|been|is) flagged|blocked by .{0,40}(safety|moderation|filter)"
     ),
-    Trouble.MODEL: re.compile(
+    ErrorClass.MODEL: re.compile(
         r"^model: |not a valid model|(invalid|unknown|no such) model|no models? (is )?loaded"
         r"|\bmodels?\b.{0,120}\b(not exist|not found|no longer|decommissioned|not available)"
         r"|try pulling it"
     ),
-    Trouble.AUTH: re.compile(
+    ErrorClass.AUTH: re.compile(
         r"(incorrect|invalid|missing|expired|wrong) (x-)?api[- ]key"
         r"|api key (is )?(not valid|invalid|expired|not found|missing)"
     ),
@@ -164,31 +171,31 @@ _WORDS: Mapping[Trouble, re.Pattern[str]] = {
 _ALL = tuple(_CODES)
 
 
-def trouble_of(status: int | None, problem: Problem) -> Trouble:
+def trouble_of(status: int | None, problem: ProviderError) -> ErrorClass:
     """The trouble, given a status if there is one: it decides what the words can mean."""
     match status:
         case 402:
-            return Trouble.QUOTA
+            return ErrorClass.QUOTA
         case 401 | 403:
-            candidates, otherwise = _AT_THE_DOOR, Trouble.AUTH
+            candidates, otherwise = _AT_THE_DOOR, ErrorClass.AUTH
         case 404:
-            candidates, otherwise = (Trouble.MODEL,), Trouble.ADDRESS
+            candidates, otherwise = (ErrorClass.MODEL,), ErrorClass.ADDRESS
         case 413:
-            candidates, otherwise = (Trouble.CONTEXT,), Trouble.LARGE
+            candidates, otherwise = (ErrorClass.CONTEXT,), ErrorClass.LARGE
         case 429:
-            candidates, otherwise = (Trouble.QUOTA,), Trouble.RATE
+            candidates, otherwise = (ErrorClass.QUOTA,), ErrorClass.RATE
         case int() if status in (408, 409, 425) or status >= 500:
-            candidates, otherwise = (Trouble.CONTEXT, Trouble.CALL), Trouble.DOWN
+            candidates, otherwise = (ErrorClass.CONTEXT, ErrorClass.CALL), ErrorClass.DOWN
         case _:
-            candidates, otherwise = _ALL, Trouble.REFUSED
+            candidates, otherwise = _ALL, ErrorClass.REFUSED
     words = problem.message[:4000].lower()
     return next((t for t in candidates if _shows(t, problem.codes, words)), otherwise)
 
 
-_AT_THE_DOOR = (Trouble.QUOTA, Trouble.FILTER, Trouble.MODEL)
+_AT_THE_DOOR = (ErrorClass.QUOTA, ErrorClass.FILTER, ErrorClass.MODEL)
 
 
-def _shows(trouble: Trouble, codes: str, words: str) -> bool:
+def _shows(trouble: ErrorClass, codes: str, words: str) -> bool:
     if any(code in codes for code in _CODES[trouble]):
         return True
     pattern = _WORDS.get(trouble)

@@ -15,8 +15,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import aiohttp
 
 from culm.errors import ModelFailed
-from culm.model.base import Access
-from culm.model.error_classification import TRANSIENT, Problem, Trouble, parse_problem, trouble_of
+from culm.model.base import ProviderAccess
+from culm.model.error_classification import (
+    TRANSIENT,
+    ErrorClass,
+    ProviderError,
+    parse_problem,
+    trouble_of,
+)
 from culm.wire.codec import Json, clean, strings_in
 
 QUOTE_CHARS_MAX = 2000  # What a person may read of a provider's own words.
@@ -25,7 +31,7 @@ TOKEN_CHARS_MIN = 12  # Of a word in a header or an address; shorter ones are na
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ProviderPeer:
     """Whom a request went to: names to show, and secrets that must not be."""
 
     provider: str
@@ -41,11 +47,13 @@ class Peer:
         return text if len(text) <= QUOTE_CHARS_MAX else f"{text[:QUOTE_CHARS_MAX]}…"
 
 
-def peer_of(access: Access, model_id: str, provider: str) -> Peer:
+def peer_of(access: ProviderAccess, model_id: str, provider: str) -> ProviderPeer:
     host = _host_of(access.base_url)
     secrets = {spelled for secret in _secrets_of(access) for spelled in (secret, quote(secret, ""))}
     # The longest first: one may be a part of another.
-    return Peer(provider or host, host, model_id, tuple(sorted(secrets, key=len, reverse=True)))
+    return ProviderPeer(
+        provider or host, host, model_id, tuple(sorted(secrets, key=len, reverse=True))
+    )
 
 
 def _host_of(url: str) -> str:
@@ -55,7 +63,7 @@ def _host_of(url: str) -> str:
         return "the provider"
 
 
-def _secrets_of(access: Access) -> Iterator[str]:
+def _secrets_of(access: ProviderAccess) -> Iterator[str]:
     """The key, and whatever the headers, the address and the body hold that could be one."""
     key = access.api_key.strip()
     if len(key) >= KEY_CHARS_MIN:
@@ -85,63 +93,65 @@ class _Words:
     hint: str = ""
 
 
-_WORDS: Mapping[Trouble, _Words] = {
-    Trouble.AUTH: _Words(
+_WORDS: Mapping[ErrorClass, _Words] = {
+    ErrorClass.AUTH: _Words(
         "Authentication problem",
         "{who} refused the key{status}: {said}",
         "check the key of provider {who}: `culm models` shows where it comes from",
     ),
-    Trouble.QUOTA: _Words(
+    ErrorClass.QUOTA: _Words(
         "Out of credit",
         "the account at {who} has nothing left to spend{status}: {said}",
         "top up the account at {who}, or choose another model: `culm models` lists them",
     ),
-    Trouble.CONTEXT: _Words(
+    ErrorClass.CONTEXT: _Words(
         "The conversation is too long",
         "it does not fit into the context of {model}{status}: {said}",
         "summarize the session, or choose a model with a larger context",
     ),
-    Trouble.LARGE: _Words(
+    ErrorClass.LARGE: _Words(
         "The request is too large",
         "{who} does not take a request of this size{status}: {said}",
         "summarize the session, or send smaller attachments",
     ),
-    Trouble.FILTER: _Words(
+    ErrorClass.FILTER: _Words(
         "The content was refused",
         "{who} does not answer this{status}: {said}",
         "say it in other words, or choose another model",
     ),
-    Trouble.MODEL: _Words(
+    ErrorClass.MODEL: _Words(
         "Model not found",
         "{who} does not offer the model {model}{status}: {said}",
         "`culm models {who}` lists what it offers",
     ),
-    Trouble.ADDRESS: _Words(
+    ErrorClass.ADDRESS: _Words(
         "Model or address not found",
         "{host} has no model {model} at this address{status}: {said}",
         "check the base_url of provider {who}; `culm models {who}` lists what it offers",
     ),
-    Trouble.CALL: _Words(
+    ErrorClass.CALL: _Words(
         "The model made a broken call",
         "{who} could not read a call that {model} made{status}: {said}",
         "ask again, or choose a model that is better with tools",
     ),
-    Trouble.RATE: _Words(
+    ErrorClass.RATE: _Words(
         "Too many requests",
         "{who} asks for patience{status}: {said}",
         "wait a moment, or choose another model",
     ),
-    Trouble.DOWN: _Words(
+    ErrorClass.DOWN: _Words(
         "The provider has a problem",
         "{who} failed{status}: {said}",
         "try again later, or choose another model",
     ),
-    Trouble.REFUSED: _Words("The provider refused", "{who} refused{status}: {said}"),
+    ErrorClass.REFUSED: _Words("The provider refused", "{who} refused{status}: {said}"),
 }
 _BROKE_OFF = _Words("The provider reported an error", "{who} broke off its answer{status}: {said}")
 
 
-def on_status(peer: Peer, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
+def on_status(
+    peer: ProviderPeer, status: int, headers: Mapping[str, str], body: bytes
+) -> ModelFailed:
     """An answer that is not 200."""
     if 300 <= status < 400:
         target = peer.quote(headers.get("Location", "")) or "nowhere"
@@ -155,18 +165,18 @@ def on_status(peer: Peer, status: int, headers: Mapping[str, str], body: bytes) 
     return _failure(peer, problem, status, wait_s=retry_after_s(headers))
 
 
-def on_stream_error(peer: Peer, error: Json) -> ModelFailed:
+def on_stream_error(peer: ProviderPeer, error: Json) -> ModelFailed:
     """An error object inside a stream that had begun well."""
-    problem = Problem.of(error)
+    problem = ProviderError.of(error)
     return _failure(peer, problem, problem.status)
 
 
 def _failure(
-    peer: Peer, problem: Problem, status: int | None, wait_s: float | None = None
+    peer: ProviderPeer, problem: ProviderError, status: int | None, wait_s: float | None = None
 ) -> ModelFailed:
     trouble = trouble_of(status, problem)
     words = _WORDS[trouble]
-    if status is None and trouble in (Trouble.DOWN, Trouble.REFUSED):
+    if status is None and trouble in (ErrorClass.DOWN, ErrorClass.REFUSED):
         words = _BROKE_OFF
     names = {"who": peer.provider, "host": peer.host, "model": peer.model_id}
     said = peer.quote(problem.message) or "it says no more"
@@ -179,7 +189,7 @@ def _failure(
     )
 
 
-def on_no_stream(peer: Peer, what: str, body: bytes) -> ModelFailed:
+def on_no_stream(peer: ProviderPeer, what: str, body: bytes) -> ModelFailed:
     """A 200 that is a document: an error of some providers, or the wrong address."""
     problem = parse_problem(body)
     if problem.is_error:
@@ -187,7 +197,7 @@ def on_no_stream(peer: Peer, what: str, body: bytes) -> ModelFailed:
     return on_unreadable(peer, f"{what} instead of a stream", body)
 
 
-def on_broken_off(peer: Peer, reason: str | None) -> ModelFailed:
+def on_broken_off(peer: ProviderPeer, reason: str | None) -> ModelFailed:
     """An answer that ended with an error nobody put into words."""
     return ModelFailed(
         _BROKE_OFF.title,
@@ -199,7 +209,7 @@ def on_broken_off(peer: Peer, reason: str | None) -> ModelFailed:
 # --- no answer, or half of one
 
 
-def on_exception(peer: Peer, exc: Exception) -> ModelFailed:
+def on_exception(peer: ProviderPeer, exc: Exception) -> ModelFailed:
     """No answer, or half of one."""
     reason = peer.quote(str(exc))
     address = f"check the base_url of provider {peer.provider}"
@@ -240,7 +250,7 @@ def on_exception(peer: Peer, exc: Exception) -> ModelFailed:
     return ModelFailed(title, details, transient=True, hint=hint)
 
 
-def on_stall(peer: Peer, stall_s: float) -> ModelFailed:
+def on_stall(peer: ProviderPeer, stall_s: float) -> ModelFailed:
     return ModelFailed(
         "The provider stopped answering",
         f"nothing came from {peer.host} for {stall_s:g} s",
@@ -248,7 +258,7 @@ def on_stall(peer: Peer, stall_s: float) -> ModelFailed:
     )
 
 
-def on_cut(peer: Peer) -> ModelFailed:
+def on_cut(peer: ProviderPeer) -> ModelFailed:
     return ModelFailed(
         "The stream was cut",
         f"the answer of {peer.provider} ended in the middle: the stream was cut",
@@ -256,7 +266,7 @@ def on_cut(peer: Peer) -> ModelFailed:
     )
 
 
-def on_unreadable(peer: Peer, what: str, sample: bytes = b"") -> ModelFailed:
+def on_unreadable(peer: ProviderPeer, what: str, sample: bytes = b"") -> ModelFailed:
     """An answer that is not what was asked for; asking again gives the same."""
     quoted = peer.quote(parse_problem(sample).message)
     return ModelFailed(

@@ -15,9 +15,9 @@ from msgspec import UNSET
 from multidict import CIMultiDict
 
 from culm.model import failures
-from culm.model.base import Access, Request, Setup
-from culm.model.failures import Peer
-from culm.model.lines import Lines
+from culm.model.base import ModelRequest, ModelSetup, ProviderAccess
+from culm.model.failures import ProviderPeer
+from culm.model.lines import LineSplitter
 from culm.wire.codec import Json, encodable, encode
 
 CONNECT_TIMEOUT_S = 10.0  # Name, TCP and TLS; three lost packets fit in.
@@ -33,7 +33,7 @@ _LOST = (aiohttp.ClientError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class ProviderRequest:
     """What is sent. The body is complete JSON."""
 
     url: str
@@ -42,7 +42,7 @@ class Post:
     takes_document: bool = False  # JSON is an answer, too.
 
 
-def spell_body(ours: dict[str, Json], request: Request, access: Access) -> bytes:
+def spell_body(ours: dict[str, Json], request: ModelRequest, access: ProviderAccess) -> bytes:
     """The JSON to post. What the settings and then the access add goes over what is ours."""
     options = request.settings.provider_options
     body = ours | ({} if options is UNSET else options) | access.body
@@ -53,13 +53,13 @@ def spell_body(ours: dict[str, Json], request: Request, access: Access) -> bytes
 
 
 def post_to(
-    access: Access,
+    access: ProviderAccess,
     path: str,
     headers: Mapping[str, str],
     body: bytes,
     *,
     takes_document: bool = False,
-) -> Post:
+) -> ProviderRequest:
     """A request below the base URL; a header of the access takes the place of ours."""
     merged = CIMultiDict(
         {
@@ -71,17 +71,19 @@ def post_to(
     merged.update(headers)
     merged.update(access.headers)
     base, mark, query = access.base_url.partition("?")
-    return Post(base.rstrip("/") + path + mark + query, merged, body, takes_document)
+    return ProviderRequest(base.rstrip("/") + path + mark + query, merged, body, takes_document)
 
 
-class Answer:
+class ProviderResponse:
     """The body of a 200 as it arrives. Made by `open_answer`."""
 
-    def __init__(self, response: aiohttp.ClientResponse, peer: Peer, setup: Setup) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, peer: ProviderPeer, setup: ModelSetup
+    ) -> None:
         self._response = response
         self._content = response.content
         self._peer = peer
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._silence = _Silence(response, setup.first_byte_s)
         self._stall_s = setup.stall_s
         self._loop = asyncio.get_running_loop()
@@ -167,7 +169,9 @@ class _Silence:
 
 
 @asynccontextmanager
-async def open_answer(setup: Setup, post: Post, peer: Peer) -> AsyncGenerator[Answer]:
+async def open_answer(
+    setup: ModelSetup, post: ProviderRequest, peer: ProviderPeer
+) -> AsyncGenerator[ProviderResponse]:
     """Ask, and read the answer while in the block; raises `ModelFailed`.
 
     Leaving the block before the end of the answer drops the connection.
@@ -175,7 +179,7 @@ async def open_answer(setup: Setup, post: Post, peer: Peer) -> AsyncGenerator[An
     response = await _send(setup.http, post, peer, setup.first_byte_s)
     try:
         await _check(response, post, peer, setup.stall_s)
-        answer = Answer(response, peer, setup)
+        answer = ProviderResponse(response, peer, setup)
         try:
             yield answer
         finally:
@@ -185,7 +189,7 @@ async def open_answer(setup: Setup, post: Post, peer: Peer) -> AsyncGenerator[An
 
 
 async def _send(
-    http: aiohttp.ClientSession, post: Post, peer: Peer, first_byte_s: float
+    http: aiohttp.ClientSession, post: ProviderRequest, peer: ProviderPeer, first_byte_s: float
 ) -> aiohttp.ClientResponse:
     """The response once its head has come, which includes what the request took to leave."""
     bound = asyncio.timeout(first_byte_s)
@@ -209,7 +213,9 @@ async def _send(
         raise failures.on_exception(peer, exc) from exc
 
 
-async def _check(response: aiohttp.ClientResponse, post: Post, peer: Peer, stall_s: float) -> None:
+async def _check(
+    response: aiohttp.ClientResponse, post: ProviderRequest, peer: ProviderPeer, stall_s: float
+) -> None:
     """Raise `ModelFailed` unless an answer follows."""
     if response.status != 200:
         body = await _read_error(response, stall_s)

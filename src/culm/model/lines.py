@@ -13,7 +13,7 @@ UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, OverflowError)
 LINE_BYTES_MAX = 1 << 20
 
 
-class Lines:
+class LineSplitter:
     """Keeps what has not ended yet, and never more of it than a line may have."""
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:

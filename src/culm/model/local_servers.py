@@ -52,7 +52,7 @@ LOCAL_SERVERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundProviders:
     """Providers that nobody configured, the most preferred first."""
 
     providers: Document
@@ -75,7 +75,7 @@ OFFLINE_PROVIDER: Document = {
         }
     ],
 }
-NOTHING = Found({OFFLINE: OFFLINE_PROVIDER})
+NOTHING = FoundProviders({OFFLINE: OFFLINE_PROVIDER})
 
 
 def is_off(env: Mapping[str, str]) -> bool:
@@ -117,7 +117,7 @@ class _Listing(Struct):
     data: list[_Listed] = field(default_factory=list[_Listed])
 
 
-class Place(NamedTuple):
+class ServerPlace(NamedTuple):
     """Where a server may be."""
 
     server: LocalServer
@@ -131,7 +131,7 @@ class LocalServers:
     def __init__(self, clock: Clock, *, within_s: float = PROBE_S) -> None:
         self._clock = clock
         self._within_s = within_s
-        self._known: dict[tuple[Place, ...], tuple[float, Document]] = {}
+        self._known: dict[tuple[ServerPlace, ...], tuple[float, Document]] = {}
         self._asking = asyncio.Lock()
 
     async def find(self, env: Mapping[str, str]) -> Document:
@@ -148,13 +148,13 @@ class LocalServers:
             return found
 
 
-def places_in(env: Mapping[str, str]) -> tuple[Place, ...]:
+def places_in(env: Mapping[str, str]) -> tuple[ServerPlace, ...]:
     return tuple(_place(server, env.get(server.url_env, "").strip()) for server in LOCAL_SERVERS)
 
 
-def _place(server: LocalServer, given: str) -> Place:
+def _place(server: LocalServer, given: str) -> ServerPlace:
     if not given:
-        return Place(server, f"http://127.0.0.1:{server.port}/v1", given=False)
+        return ServerPlace(server, f"http://127.0.0.1:{server.port}/v1", given=False)
     if "://" in given:  # Whoever writes a URL means its scheme's port.
         url, usual_port = given, 443 if given.startswith("https:") else 80
     else:
@@ -164,16 +164,16 @@ def _place(server: LocalServer, given: str) -> Place:
         parts = urlsplit(url)
         host, port = parts.hostname or "127.0.0.1", parts.port or usual_port
     except ValueError:
-        return Place(server, url, given=True)  # It will not answer.
+        return ServerPlace(server, url, given=True)  # It will not answer.
     if host in ("0.0.0.0", "::"):  # Where it listens, which is no address to ask.
         host = "127.0.0.1"
     path = parts.path.rstrip("/") or "/v1"
     shown = f"[{host}]" if ":" in host else host
-    return Place(server, f"{parts.scheme}://{shown}:{port}{path}", given=True)
+    return ServerPlace(server, f"{parts.scheme}://{shown}:{port}{path}", given=True)
 
 
-async def _ask_all(places: Sequence[Place], within_s: float) -> Document:
-    answers: dict[Place, list[str]] = {}
+async def _ask_all(places: Sequence[ServerPlace], within_s: float) -> Document:
+    answers: dict[ServerPlace, list[str]] = {}
     await asyncio.to_thread(import_module, "aiohttp")  # Which takes half as long as may be asked.
     foreign = foreign_ports(await asyncio.to_thread(_socket_tables), {0, os.getuid()})
     asked = [place for place in places if place.given or place.server.port not in foreign]
@@ -194,7 +194,7 @@ async def _ask_all(places: Sequence[Place], within_s: float) -> Document:
     }
 
 
-async def _ask(place: Place, answers: dict[Place, list[str]]) -> None:
+async def _ask(place: ServerPlace, answers: dict[ServerPlace, list[str]]) -> None:
     import aiohttp
 
     try:
@@ -244,9 +244,9 @@ def foreign_ports(tables: Iterable[str], ours: Collection[int]) -> set[int]:
 # --- all of it
 
 
-async def look_around(env: Mapping[str, str], servers: LocalServers) -> Found:
+async def look_around(env: Mapping[str, str], servers: LocalServers) -> FoundProviders:
     """What there is for whoever has this environment."""
     if is_off(env):
         return NOTHING
     local = await servers.find(env)
-    return Found({**providers_by_key(env), **local, OFFLINE: OFFLINE_PROVIDER})
+    return FoundProviders({**providers_by_key(env), **local, OFFLINE: OFFLINE_PROVIDER})

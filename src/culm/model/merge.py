@@ -8,16 +8,18 @@ from culm.config.checking import Document
 from culm.config.layers import provider_ids, without_strayed_keys
 from culm.config.references import Variables
 from culm.config.schema import ProviderFile
-from culm.config.sources import Loaded
+from culm.config.sources import LoadedConfig
 from culm.model.catalog import find_provider
 from culm.model.choice import check_models, why_unusable
-from culm.model.local_servers import Found
+from culm.model.local_servers import FoundProviders
 from culm.wire.config import SelectedModel
 
 USER_LAYER, WORKSPACE_LAYER = 2, -1  # The documents that clients change, among `layers_of`.
 
 
-def layers_of(found: Found, loaded: Loaded, user: Document, workspace: Document) -> list[Document]:
+def layers_of(
+    found: FoundProviders, loaded: LoadedConfig, user: Document, workspace: Document
+) -> list[Document]:
     """All that configures a workspace, the later over the earlier.
 
     What was found without anybody's doing, the user's file, the user's document, the project's

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from copy import deepcopy
 
 from culm.errors import ModelFailed
-from culm.model.base import ModelEvent, Request
+from culm.model.base import ModelEvent, ModelRequest
 
 Step = ModelEvent | float | BaseException  # An event, a pause in seconds, or what to raise.
 Answer = Sequence[Step]
-Script = Sequence[Answer] | Callable[[Request], Answer]
+Script = Sequence[Answer] | Callable[[ModelRequest], Answer]
 
 
 class ScriptedModel:
@@ -22,10 +22,10 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Script) -> None:
-        self.requests: list[Request] = []  # As they were when they were made.
+        self.requests: list[ModelRequest] = []  # As they were when they were made.
         self._script = script
 
-    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         """Play the next answer; raises `ModelFailed` if there is none left."""
         answer = self._next(request)
         for step in answer:
@@ -36,7 +36,7 @@ class ScriptedModel:
             else:
                 yield step
 
-    def _next(self, request: Request) -> Answer:
+    def _next(self, request: ModelRequest) -> Answer:
         number = len(self.requests)
         self.requests.append(deepcopy(request))
         if callable(self._script):

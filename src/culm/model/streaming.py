@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Protocol
 
 from culm.errors import ModelFailed
-from culm.model.base import ModelEvent, Request, Setup, joined
-from culm.model.failures import Peer
-from culm.model.http import Answer, Post, open_answer
+from culm.model.base import ModelEvent, ModelRequest, ModelSetup, joined
+from culm.model.failures import ProviderPeer
+from culm.model.http import ProviderRequest, ProviderResponse, open_answer
 from culm.wire.messages import BinaryPart, Part, TextPart, ToolCallPart, ToolResultPart
 
 LARGE = 1 << 20  # Bytes of one request; to spell them takes some ten milliseconds.
 SLICE = 256  # Lines taken at once: some 128 deltas, a millisecond of work.
 
 
-class Reading(Protocol):
+class AnswerParser(Protocol):
     """The state of one answer: lines in, events out."""
 
     @property
@@ -38,7 +38,11 @@ class Reading(Protocol):
 
 
 async def stream_answer(
-    setup: Setup, request: Request, make_post: Callable[[], Post], peer: Peer, reading: Reading
+    setup: ModelSetup,
+    request: ModelRequest,
+    make_post: Callable[[], ProviderRequest],
+    peer: ProviderPeer,
+    reading: AnswerParser,
 ) -> AsyncGenerator[ModelEvent]:
     """Ask, and yield the answer as it comes; raises `ModelFailed`."""
     # What is large takes its time to spell; meanwhile the others go on.
@@ -57,7 +61,7 @@ async def stream_answer(
             yield event
 
 
-def _is_large(request: Request) -> bool:
+def _is_large(request: ModelRequest) -> bool:
     return sum(_weight(part) for message in request.messages for part in message.parts) > LARGE
 
 
@@ -76,7 +80,7 @@ def _weight(part: Part) -> int:
             return 0
 
 
-async def _next_lines(answer: Answer, reading: Reading) -> list[bytes] | None:
+async def _next_lines(answer: ProviderResponse, reading: AnswerParser) -> list[bytes] | None:
     try:
         return await answer.lines()
     except ModelFailed:

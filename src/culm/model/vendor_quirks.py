@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from culm.model.base import Access
+from culm.model.base import ProviderAccess
 
 ANY_ID = r".+"
 
@@ -17,7 +17,7 @@ _PENALTIES = frozenset({"frequency_penalty", "presence_penalty"})
 _SAMPLING = _PENALTIES | {"temperature", "top_p"}
 
 
-class Accent(Struct, frozen=True, kw_only=True):
+class VendorQuirks(Struct, frozen=True, kw_only=True):
     """The deviations of one vendor; the defaults are what most take."""
 
     counts_when_asked: bool = True  # Tokens, for `stream_options`.
@@ -38,17 +38,17 @@ class Accent(Struct, frozen=True, kw_only=True):
     counts_thoughts_apart: bool = False  # `completion_tokens` is without those of the reasoning.
 
 
-PLAIN = Accent()
+PLAIN = VendorQuirks()
 
-_LOCAL = Accent(takes_top_k=True)
-_BY_VENDOR: Mapping[str, Accent] = {
-    "openai": Accent(
+_LOCAL = VendorQuirks(takes_top_k=True)
+_BY_VENDOR: Mapping[str, VendorQuirks] = {
+    "openai": VendorQuirks(
         max_tokens="max_completion_tokens",
         effort_with_tools="none",
         refused_by_reasoners=_SAMPLING,
         call_id=r".{1,40}",  # Longer ones, which others give, it refuses.
     ),
-    "openrouter": Accent(
+    "openrouter": VendorQuirks(
         prices_when_asked=True,
         nests_effort=True,
         takes_top_k=True,
@@ -57,14 +57,14 @@ _BY_VENDOR: Mapping[str, Accent] = {
     "groq": PLAIN,
     # In thinking mode, which is the default, it refuses a history in which the thoughts behind
     # a call are missing; where it needs none it ignores them.
-    "deepseek": Accent(returns_reasoning=True),
-    "mistral": Accent(
+    "deepseek": VendorQuirks(returns_reasoning=True),
+    "mistral": VendorQuirks(
         counts_when_asked=False,  # It counts unasked, and has refused to be asked.
         call_id=r"[a-zA-Z0-9]{9}",
         after_results="Understood.",
     ),
-    "xai": Accent(refused_by_reasoners=_PENALTIES, counts_thoughts_apart=True),
-    "gemini": Accent(
+    "xai": VendorQuirks(refused_by_reasoners=_PENALTIES, counts_thoughts_apart=True),
+    "gemini": VendorQuirks(
         foreign_signature="skip_thought_signature_validator",
         counts_thoughts_apart=True,
     ),
@@ -75,5 +75,5 @@ _BY_VENDOR: Mapping[str, Accent] = {
 }
 
 
-def accent_of(access: Access) -> Accent:
+def accent_of(access: ProviderAccess) -> VendorQuirks:
     return _BY_VENDOR.get(access.vendor, PLAIN)

@@ -14,9 +14,9 @@ from typing import Generic, NamedTuple
 
 from culm.clock import Clock, Timer
 from culm.errors import AppError, LimitExceeded, WorkspaceClosing
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.ids import AskId
-from culm.permission.notifications import Voice
+from culm.permission.notifications import AskNotifier
 from culm.store.asks import close_ask, open_ask
 from culm.store.store import Store
 from culm.wire.asks import Ask, AskState, Grant, QuestionResponse, R
@@ -27,7 +27,7 @@ EXPIRE_AGAIN_S = 1.0  # How often a store that cannot write that nobody answered
 REFUSED: tuple[AskState, ...] = ("denied", "expired", "canceled")
 
 
-class Closed(NamedTuple):
+class ClosedAsk(NamedTuple):
     """How an ask ended."""
 
     state: AskState
@@ -39,7 +39,7 @@ class Closed(NamedTuple):
 @dataclass(eq=False, slots=True)
 class _Waiting(Generic[R]):
     ask: Ask[R]
-    closed: asyncio.Future[Closed]
+    closed: asyncio.Future[ClosedAsk]
     closing: asyncio.Future[bool] | None = None  # An answer on its way to the store.
     timer: Timer | None = None
     is_unwanted: bool = False  # Whoever asked has gone; its row is closed with its run's end.
@@ -64,8 +64,8 @@ class Asks(Generic[R]):
 
     store: Store
     clock: Clock
-    voice: Voice[R]
-    tell: Callable[[Live], None]
+    voice: AskNotifier[R]
+    tell: Callable[[TransientEvent], None]
     on_grant: Callable[[Grant], None] = field(default=lambda grant: None)
     _open: dict[AskId, _Waiting[R]] = field(default_factory=dict[AskId, _Waiting[R]])
     # What an earlier server had asked, until the call that wants to know asks again.
@@ -78,7 +78,7 @@ class Asks(Generic[R]):
 
     # --- asking
 
-    async def put(self, ask: Ask[R]) -> tuple[Ask[R], Closed]:
+    async def put(self, ask: Ask[R]) -> tuple[Ask[R], ClosedAsk]:
         """Ask, and wait for the answer, to what was really asked. Cancelling withdraws it.
 
         A call that had asked the same of an earlier server waits on that ask; if by now it would
@@ -109,7 +109,7 @@ class Asks(Generic[R]):
             self._opening -= 1
             if before is not None:
                 self._left.pop(before.call, None)
-                self._leave(before, Closed("withdrawn"))
+                self._leave(before, ClosedAsk("withdrawn"))
             if not waiting.is_unwanted:
                 self._enter(waiting)
 
@@ -145,7 +145,7 @@ class Asks(Generic[R]):
         """Nobody waits for it any more. It keeps its place until the end of its run closes it."""
         waiting.is_unwanted = True
 
-    def _leave(self, waiting: _Waiting[R], closed: Closed) -> None:
+    def _leave(self, waiting: _Waiting[R], closed: ClosedAsk) -> None:
         """Its row is closed, and that was told."""
         if self._open.pop(waiting.id, None) is None:
             return
@@ -158,7 +158,7 @@ class Asks(Generic[R]):
 
     # --- answering
 
-    async def close(self, ask_id: str, closed: Closed) -> bool:
+    async def close(self, ask_id: str, closed: ClosedAsk) -> bool:
         """Answer it. False if it is not open: answered, withdrawn, or never asked.
 
         Raises `WorkspaceClosing` when the server ends: it stays open for the next one.
@@ -174,11 +174,11 @@ class Asks(Generic[R]):
                 continue
         return False
 
-    def _close(self, waiting: _Waiting[R], closed: Closed) -> asyncio.Future[bool]:
+    def _close(self, waiting: _Waiting[R], closed: ClosedAsk) -> asyncio.Future[bool]:
         def written(was_open: bool) -> None:  # noqa: FBT001 - what the unit returned
             if closed.grant is not None and was_open:
                 self.on_grant(closed.grant)
-            self._leave(waiting, closed if was_open else Closed("withdrawn"))
+            self._leave(waiting, closed if was_open else ClosedAsk("withdrawn"))
 
         def failed(_: Exception) -> None:
             waiting.closing = None
@@ -196,7 +196,7 @@ class Asks(Generic[R]):
     def _expire(self, waiting: _Waiting[R]) -> None:
         # Also if whoever asked has just given up: that its time is over is why.
         if waiting.closing is None and not self._is_stopped:
-            self._close(waiting, Closed("expired"))
+            self._close(waiting, ClosedAsk("expired"))
 
     # --- looking
 
@@ -223,7 +223,7 @@ class Asks(Generic[R]):
         closing = (one for one in self._open.values() if one.closing is not None)
         return any(one.ask.run_id == run_id for one in closing)
 
-    def shown(self) -> Iterator[Live]:
+    def shown(self) -> Iterator[TransientEvent]:
         """What is open, for whoever begins to listen."""
         for number, ask in enumerate(self.all()):
             yield from self.voice.shown(ask)
@@ -254,14 +254,14 @@ class Asks(Generic[R]):
         """
         left = self._left.pop((message_id, call_id), None)
         if left is not None and not self._is_stopped:
-            await self.close(left.id, Closed("withdrawn"))
+            await self.close(left.id, ClosedAsk("withdrawn"))
 
     def forget_run(self, run_id: str) -> None:
         """It has ended, and its rows are closed."""
         self._left = {k: left for k, left in self._left.items() if left.ask.run_id != run_id}
         for waiting in list(self._open.values()):
             if waiting.ask.run_id == run_id:
-                self._leave(waiting, Closed("withdrawn"))
+                self._leave(waiting, ClosedAsk("withdrawn"))
 
     def stop(self) -> None:
         """The server ends; what is open stays so, for the next one."""

@@ -13,7 +13,7 @@ import msgspec
 
 from culm.clock import Clock
 from culm.errors import LimitExceeded
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.ids import AskId, Ids, MessageId, RunId, SessionId
 from culm.permission.admission import (
     DECLINED,
@@ -21,18 +21,18 @@ from culm.permission.admission import (
     EXPIRED,
     NOBODY_ANSWERS,
     UNANSWERED,
-    Gate,
+    AdmissionSteps,
     RunHooks,
     admit,
     refused,
 )
-from culm.permission.asks import Asks, Closed
+from culm.permission.asks import Asks, ClosedAsk
 from culm.permission.grants import Grants
-from culm.permission.notifications import PermissionVoice, QuestionVoice, notification
-from culm.permission.policy import Allowed, Asked, Refused, Terms, decide
+from culm.permission.notifications import PermissionNotifier, QuestionNotifier, notification
+from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.store.asks import AnyAsk, tell_skip
 from culm.store.store import Store
-from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
 from culm.wire.asks import (
     Ask,
     AskState,
@@ -51,30 +51,30 @@ HEADLESS_WAIT_S = 300  # A run that nobody started by hand waits so long for som
 
 
 @dataclass(frozen=True, slots=True)
-class Consent:
+class ApprovalPolicy:
     """What the caller of a run said: whether somebody is there, and what is answered for them."""
 
     headless: bool = False
     approve: Approve | None = None
 
 
-class NobodyThere(Exception):
+class NoApprover(Exception):
     """Somebody would have to decide, and nobody did. Says why, in words for the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Petition:
+class PendingApproval:
     """A call that a person is to allow."""
 
-    call: Call
-    action: Action
+    call: CallRequest
+    action: ResolvedAction
     digest: str
     why: str
     deadline: int  # In Unix seconds; 0 if it waits.
     path: Sequence[str] = ()  # Which agents lead to whoever asks.
 
 
-class Clearance:
+class PermissionGate:
     """The clearance of one workspace, with all that people are asked and have allowed there."""
 
     def __init__(
@@ -83,14 +83,14 @@ class Clearance:
         clock: Clock,
         ids: Ids,
         *,
-        tell: Callable[[Live], None],
+        tell: Callable[[TransientEvent], None],
         run_hooks: RunHooks,
-        terms: Callable[[], Terms],  # As the configuration has them now.
+        terms: Callable[[], PolicyInput],  # As the configuration has them now.
         is_watched: Callable[[], bool],  # Whether somebody could answer.
         skip: bool,
     ) -> None:
-        self.permissions = Asks[PermissionRequest](store, clock, PermissionVoice(), tell)
-        self.questions = Asks[QuestionRequest](store, clock, QuestionVoice(), tell)
+        self.permissions = Asks[PermissionRequest](store, clock, PermissionNotifier(), tell)
+        self.questions = Asks[QuestionRequest](store, clock, QuestionNotifier(), tell)
         self.grants = Grants(store)
         self.permissions.on_grant = self.grants.add
         self._store = store
@@ -105,17 +105,19 @@ class Clearance:
 
     # --- a call
 
-    async def admit(self, tool: Tool | Result, call: Call, consent: Consent) -> Plan | Result:
+    async def admit(
+        self, tool: Tool | CallResult, call: CallRequest, consent: ApprovalPolicy
+    ) -> CallPlan | CallResult:
         """Whether a call goes ahead: its plan, or the result it has instead.
 
         One that cannot be made comes with its result, and had perhaps asked when it still could.
         """
         if (state := self.permissions.find_refusal(call.message_id, call.id)) is not None:
-            admitted: Plan | Result = _refusal(state)
-        elif isinstance(tool, Result):
+            admitted: CallPlan | CallResult = _refusal(state)
+        elif isinstance(tool, CallResult):
             admitted = tool
         else:
-            gate = Gate(
+            gate = AdmissionSteps(
                 self._run_hooks,
                 partial(self._check, consent=consent),
                 partial(self._inquire, consent=consent),
@@ -126,8 +128,8 @@ class Clearance:
         return admitted
 
     async def _check(
-        self, action: Action, call: Call, *, hooked: bool, consent: Consent
-    ) -> Result | None:
+        self, action: ResolvedAction, call: CallRequest, *, hooked: bool, consent: ApprovalPolicy
+    ) -> CallResult | None:
         terms = replace(
             self._terms(),
             skip=self.is_skipped(call.session_id),
@@ -136,32 +138,34 @@ class Clearance:
             approve=consent.approve,
         )
         match decide(action, terms):
-            case Allowed(by=by):
+            case Allow(by=by):
                 self.tell_allowed(call, by)
                 return None
-            case Refused(reason=reason):
+            case Refuse(reason=reason):
                 return refused(reason)
-            case Asked(why=why):
+            case AskPerson(why=why):
                 return await self._ask(action, call, consent, why)
 
-    def tell_allowed(self, call: Call, by: str) -> None:
+    def tell_allowed(self, call: CallRequest, by: str) -> None:
         """Clients show what a hook, an earlier answer or the run's caller let through."""
         if by in ("grant", "approve"):
             self._tell(notification(call.session_id, call.id))
         if by in ("grant", "approve", "hook"):
             self._tell(notification(call.session_id, call.id, granted=True))
 
-    async def _ask(self, action: Action, call: Call, consent: Consent, why: str) -> Result | None:
+    async def _ask(
+        self, action: ResolvedAction, call: CallRequest, consent: ApprovalPolicy, why: str
+    ) -> CallResult | None:
         if self._is_alone(consent) and not self.permissions.had_asked(call.message_id, call.id):
             return refused(_alone(why))
-        petition = Petition(call, action, action.digest, why, self._deadline(consent))
+        petition = PendingApproval(call, action, action.digest, why, self._deadline(consent))
         try:
             closed = await self._put(petition)
         except LimitExceeded as exc:
             return refused(exc.message)
         return None if closed.state == "allowed" else _refusal(closed.state)
 
-    async def _put(self, petition: Petition) -> Closed:
+    async def _put(self, petition: PendingApproval) -> ClosedAsk:
         call, action = petition.call, petition.action
         request = PermissionRequest(
             id=self._ids.ask(),
@@ -187,7 +191,9 @@ class Clearance:
         _, closed = await self.permissions.put(ask)
         return closed
 
-    async def allow_agent(self, petition: Petition, consent: Consent, above: Sequence[str]) -> bool:
+    async def allow_agent(
+        self, petition: PendingApproval, consent: ApprovalPolicy, above: Sequence[str]
+    ) -> bool:
         """Whether an agent's call may go ahead, which its rules leave to people.
 
         What people have said of the sessions `above` holds for it, too. Raises `NobodyThere`.
@@ -201,25 +207,31 @@ class Clearance:
             self.tell_allowed(call, "grant")
             return True
         if self._is_alone(consent):
-            raise NobodyThere(_alone(petition.why))
+            raise NoApprover(_alone(petition.why))
         try:
             closed = await self._put(petition)
         except LimitExceeded as exc:
-            raise NobodyThere(exc.message) from exc
+            raise NoApprover(exc.message) from exc
         if closed.state == "expired":
-            raise NobodyThere(UNANSWERED)
+            raise NoApprover(UNANSWERED)
         return closed.state == "allowed"
 
-    async def _inquire(self, inquiry: Inquiry, call: Call, consent: Consent) -> Result:
+    async def _inquire(
+        self, inquiry: QuestionPlan, call: CallRequest, consent: ApprovalPolicy
+    ) -> CallResult:
         answered = await self.ask_people(inquiry, call, consent)
-        return answered if isinstance(answered, Result) else inquiry.answer(*answered)
+        return answered if isinstance(answered, CallResult) else inquiry.answer(*answered)
 
     async def ask_people(
-        self, inquiry: Inquiry, call: Call, consent: Consent, path: Sequence[str] = ()
-    ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | Result:
+        self,
+        inquiry: QuestionPlan,
+        call: CallRequest,
+        consent: ApprovalPolicy,
+        path: Sequence[str] = (),
+    ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | CallResult:
         """What was asked and answered, or what the model reads because nobody did."""
         if self._is_alone(consent) and not self.questions.had_asked(call.message_id, call.id):
-            return Result(NOBODY_ANSWERS, is_error=True)
+            return CallResult(NOBODY_ANSWERS, is_error=True)
         questions = [
             msgspec.structs.replace(question, id=self._ids.question())
             for question in inquiry.questions
@@ -232,7 +244,9 @@ class Clearance:
             confirm_title=inquiry.confirm_title,
             confirm_description=inquiry.confirm_description,
         )
-        action = Action(call.name, "ask", resolved=msgspec.to_builtins(list(inquiry.questions)))
+        action = ResolvedAction(
+            call.name, "ask", resolved=msgspec.to_builtins(list(inquiry.questions))
+        )
         ask = Ask(
             request,
             RunId(call.run_id),
@@ -245,16 +259,16 @@ class Clearance:
         try:
             asked, closed = await self.questions.put(ask)
         except LimitExceeded as exc:
-            return Result(f"This cannot be asked: {exc.message}.", is_error=True)
+            return CallResult(f"This cannot be asked: {exc.message}.", is_error=True)
         if closed.state != "answered":
-            return Result(DECLINED, is_error=True, ends_turn="end_turn")
+            return CallResult(DECLINED, is_error=True, ends_turn="end_turn")
         return asked.request, closed.responses
 
-    def _is_alone(self, consent: Consent) -> bool:
+    def _is_alone(self, consent: ApprovalPolicy) -> bool:
         """Whether there is nobody to ask: who was asked may come back."""
         return consent.headless and not self._is_watched()
 
-    def _deadline(self, consent: Consent) -> int:
+    def _deadline(self, consent: ApprovalPolicy) -> int:
         return int(self._clock.now_s()) + HEADLESS_WAIT_S if consent.headless else 0
 
     # --- what people answer
@@ -268,7 +282,7 @@ class Clearance:
         if ask is None or (body.digest and body.digest != ask.digest):
             return False
         if body.action == "deny":
-            return await self.permissions.close(ask.request.id, Closed("denied", by))
+            return await self.permissions.close(ask.request.id, ClosedAsk("denied", by))
         grant = None
         if body.action != "allow" and ask.grains:
             grant = Grant(
@@ -281,7 +295,7 @@ class Clearance:
                 ask_id=AskId(ask.request.id),
                 by=by,
             )
-        return await self.permissions.close(ask.request.id, Closed("allowed", by, grant))
+        return await self.permissions.close(ask.request.id, ClosedAsk("allowed", by, grant))
 
     async def answer_questions(self, body: QuestionAnswer, by: str) -> bool:
         """Answer a batch of questions; without its id, the one whose questions are answered."""
@@ -290,7 +304,7 @@ class Clearance:
             known = {question.id for question in ask.request.questions}
             named = body.batch_request_id in ("", ask.request.id)
             if named and asked and asked <= known:
-                closed = Closed("answered", by, responses=tuple(body.responses))
+                closed = ClosedAsk("answered", by, responses=tuple(body.responses))
                 return await self.questions.close(ask.request.id, closed)
         return False
 
@@ -299,7 +313,7 @@ class Clearance:
         shown = self.questions.announced
         if not batch_id and shown is not None:
             batch_id = shown.request.id
-        return await self.questions.close(batch_id, Closed("canceled", by))
+        return await self.questions.close(batch_id, ClosedAsk("canceled", by))
 
     def is_skipped(self, session_id: str = "") -> bool:
         return self._skips or session_id in self._skipping
@@ -318,11 +332,11 @@ class Clearance:
         changed = SkipChanged("session" if session_id else "workspace", session_id, on, by)
         await asyncio.shield(self._store.write(tell_skip(changed), announced))
 
-    def shown(self) -> Sequence[Live]:
+    def shown(self) -> Sequence[TransientEvent]:
         """How things stand, for whoever begins to listen."""
         skips = [SkipChanged("workspace", "", self._skips)]
         skips += [SkipChanged("session", session_id, on=True) for session_id in self._skipping]
-        told = [Live("skip_changed", skip.session_id, encode(skip)) for skip in skips]
+        told = [TransientEvent("skip_changed", skip.session_id, encode(skip)) for skip in skips]
         return [*told, *self.permissions.shown(), *self.questions.shown()]
 
     # --- the life of runs, sessions and the server
@@ -357,9 +371,9 @@ class Clearance:
         self.questions.stop()
 
 
-def _refusal(state: AskState) -> Result:
+def _refusal(state: AskState) -> CallResult:
     words = EXPIRED if state == "expired" else DENIED
-    return Result(words, is_error=True, ends_turn="denied")
+    return CallResult(words, is_error=True, ends_turn="denied")
 
 
 def _alone(why: str) -> str:

@@ -7,7 +7,7 @@ from culm.errors import GrantNotFound
 from culm.ids import GrantId
 from culm.store.asks import all_grants, delete_grant
 from culm.store.store import Store
-from culm.tools.base import Action
+from culm.tools.base import ResolvedAction
 from culm.wire.asks import Grant
 
 
@@ -28,7 +28,7 @@ class Grants:
     def all(self) -> list[Grant]:
         return list(self._grants.values())
 
-    def covering(self, action: Action, session_id: str) -> frozenset[str]:
+    def covering(self, action: ResolvedAction, session_id: str) -> frozenset[str]:
         """All grains that are granted for this tool and action in this session."""
         return frozenset(
             grain

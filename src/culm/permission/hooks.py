@@ -17,11 +17,11 @@ import msgspec
 
 from culm.config.schema import Hook, why_no_regex
 from culm.config.tooling import PRE_TOOL_USE
-from culm.processes.base import Owner, StartFailed
-from culm.tools.base import Call
+from culm.processes.base import ProcessOwner, ProcessStartFailed
+from culm.tools.base import CallRequest
 from culm.tools.process.environment import command_env
-from culm.tools.process.exchange import Answer, Telling, exchange
-from culm.tools.tool_context import Kit
+from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encodable, encode
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _DECISIONS: Mapping[Json, Decision] = {
 }
 
 
-class Said(NamedTuple):
+class HookAnswer(NamedTuple):
     """What one hook says."""
 
     decision: Decision = "none"
@@ -72,45 +72,45 @@ class HookVerdict:
     metadata: Json  # What clients show of it.
 
 
-class NotUnderstood(Exception):
+class InvalidHookAnswer(Exception):
     """A hook has said something that is no answer. Says what."""
 
 
 # --- what one says
 
 
-def read_answer(status: int | None, output: bytes, errors: bytes) -> Said:
+def read_answer(status: int | None, output: bytes, errors: bytes) -> HookAnswer:
     """Raises `NotUnderstood`."""
     if status in (DENY_STATUS, HALT_STATUS):
         reason = clean(errors.decode(errors="replace")).strip()
-        return Said("deny", halt=status == HALT_STATUS, reason=reason[:REASON_CHARS_MAX])
+        return HookAnswer("deny", halt=status == HALT_STATUS, reason=reason[:REASON_CHARS_MAX])
     if status != 0:
-        raise NotUnderstood(f"it ended with status {status}" if status else "it was killed")
+        raise InvalidHookAnswer(f"it ended with status {status}" if status else "it was killed")
     if not output.strip():
-        return Said()
+        return HookAnswer()
     try:
         answer = msgspec.json.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise NotUnderstood("its output is no JSON") from None
+        raise InvalidHookAnswer("its output is no JSON") from None
     if not isinstance(answer, dict):
-        raise NotUnderstood("its output is no JSON object")
+        raise InvalidHookAnswer("its output is no JSON object")
     return _said(cast("dict[str, Json]", answer))
 
 
-def _said(answer: dict[str, Json]) -> Said:
+def _said(answer: dict[str, Json]) -> HookAnswer:
     """The answer in our words, or in those of Claude Code's hooks, which are nested."""
     inner = answer.get("hookSpecificOutput")
     nested = cast("dict[str, Json]", inner) if isinstance(inner, dict) else {}
     word = nested.get("permissionDecision", answer.get("decision"))
     if word is not None and (not isinstance(word, str) or word not in _DECISIONS):
-        raise NotUnderstood(f"its decision is {str(word)[:NAME_CHARS_MAX]!r}")
+        raise InvalidHookAnswer(f"its decision is {str(word)[:NAME_CHARS_MAX]!r}")
     halt = answer.get("halt") is True or answer.get("continue") is False
     patch = nested.get("updatedInput", answer.get("updated_input"))
     if patch is not None and not isinstance(patch, dict):
-        raise NotUnderstood("its updated input is no object")
+        raise InvalidHookAnswer("its updated input is no object")
     reasons = nested.get("permissionDecisionReason"), answer.get("reason")
     contexts = nested.get("additionalContext"), answer.get("context")
-    return Said(
+    return HookAnswer(
         _DECISIONS[word],
         halt,
         _joined(_lines(*reasons, *([answer.get("stopReason")] if halt else [])), REASON_CHARS_MAX),
@@ -135,7 +135,7 @@ def _joined(texts: Sequence[str], chars_max: int) -> str:
 # --- what several say
 
 
-def merge(said: Sequence[tuple[Hook, Said]], arguments: Mapping[str, Json]) -> HookVerdict:
+def merge(said: Sequence[tuple[Hook, HookAnswer]], arguments: Mapping[str, Json]) -> HookVerdict:
     """One verdict of all, in the order of the configuration: who denies has the last word."""
     opinions = [one for _, one in said]
     decisions = {one.decision for one in opinions}
@@ -150,7 +150,7 @@ def merge(said: Sequence[tuple[Hook, Said]], arguments: Mapping[str, Json]) -> H
         updated = dict(arguments)
         for patch in patches:
             updated |= patch
-    whole = Said(decision, halt, reason, patch=updated)
+    whole = HookAnswer(decision, halt, reason, patch=updated)
     metadata: dict[str, Json] = {"hook_count": len(said), **_shown(whole)}
     metadata["hooks"] = [{**_naming(hook), **_shown(one)} for hook, one in said]
     context = _joined([one.context for one in opinions], CONTEXT_CHARS_MAX)
@@ -162,7 +162,7 @@ def _naming(hook: Hook) -> dict[str, Json]:
     return {**named, "matcher": hook.matcher} if hook.matcher else named
 
 
-def _shown(said: Said) -> dict[str, Json]:
+def _shown(said: HookAnswer) -> dict[str, Json]:
     fields: dict[str, Json] = {"decision": said.decision}
     if said.halt:
         fields["halt"] = True
@@ -194,12 +194,12 @@ def matching(hooks: Sequence[Hook], tool: str) -> list[Hook]:
 class Hooks:
     """The hooks of one workspace, as the configuration has them when a call is made."""
 
-    def __init__(self, kit: Kit, present: Callable[[], Sequence[Hook]]) -> None:
+    def __init__(self, kit: ToolContext, present: Callable[[], Sequence[Hook]]) -> None:
         self._kit = kit
         self._present = present
         self._room = asyncio.Semaphore(HOOKS_AT_ONCE)
 
-    async def run(self, call: Call) -> HookVerdict | None:
+    async def run(self, call: CallRequest) -> HookVerdict | None:
         """What the hooks say of a call; None if none wants to be asked about it.
 
         Cancelling this ends them.
@@ -216,7 +216,7 @@ class Hooks:
         said = [(hook, task.result()) for hook, task in zip(hooks, tasks, strict=True)]
         return merge(said, call.arguments or {})
 
-    def _told(self, call: Call) -> bytes:
+    def _told(self, call: CallRequest) -> bytes:
         about = {
             "event": PRE_TOOL_USE,
             "hook_event_name": PRE_TOOL_USE,  # As hooks of Claude Code know it.
@@ -231,31 +231,33 @@ class Hooks:
     def _cwd(self) -> str:
         return str(self._kit.inside.root)
 
-    async def _ask(self, hook: Hook, call: Call, data: bytes) -> Said:
+    async def _ask(self, hook: Hook, call: CallRequest, data: bytes) -> HookAnswer:
         within_s = float(hook.timeout or HOOK_S)
         env = command_env(self._kit.env(), self._cwd) | _variables(call, self._cwd)
-        owner = Owner(self._kit.workspace_id, "hook", call.session_id, call.run_id, call.id)
+        owner = ProcessOwner(self._kit.workspace_id, "hook", call.session_id, call.run_id, call.id)
         argv = ("/bin/sh", "-c", hook.command)
         title = name_of(hook)
-        telling = Telling(argv, self._cwd, env, owner, title, data, within_s, OUTPUT_BYTES_MAX)
+        telling = ExchangeRequest(
+            argv, self._cwd, env, owner, title, data, within_s, OUTPUT_BYTES_MAX
+        )
         try:
             async with self._room:
                 answer = await exchange(self._kit.custody, self._kit.clock, telling)
             return _opinion(answer, within_s)
-        except (StartFailed, NotUnderstood, OSError) as exc:
+        except (ProcessStartFailed, InvalidHookAnswer, OSError) as exc:
             log.warning("the hook %r has no opinion on %s: %s", title, call.name, exc)
-            return Said()
+            return HookAnswer()
 
 
-def _opinion(answer: Answer, within_s: float) -> Said:
+def _opinion(answer: ExchangeAnswer, within_s: float) -> HookAnswer:
     if answer.is_late:
-        raise NotUnderstood(f"it took longer than {within_s:g} s")
+        raise InvalidHookAnswer(f"it took longer than {within_s:g} s")
     if answer.is_cut and answer.exit.code == 0:
-        raise NotUnderstood(f"its output has more than {OUTPUT_BYTES_MAX} bytes")
+        raise InvalidHookAnswer(f"its output has more than {OUTPUT_BYTES_MAX} bytes")
     return read_answer(answer.exit.code, answer.output, answer.errors)
 
 
-def _variables(call: Call, cwd: str) -> dict[str, str]:
+def _variables(call: CallRequest, cwd: str) -> dict[str, str]:
     """What a hook finds in its environment, under the names a Crush hook expects and our own."""
     known = {
         "EVENT": PRE_TOOL_USE,

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
 
-from culm.tools.base import Action
+from culm.tools.base import ResolvedAction
 from culm.tools.search.patterns import BadPattern, Glob, parse_glob
 from culm.wire.codec import strings_in
 from culm.wire.rules import Approve, Decision, Rule
@@ -28,26 +28,26 @@ GLOBS_KEPT = 2048  # Read globs; more than a few workspaces have.
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class Allow:
     by: Literal["free", "skip", "allowed_tools", "rule", "hook", "grant", "approve"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refuse:
     by: Literal["rule", "approve"]
     reason: str  # For the model and whoever reads along.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskPerson:
     why: str = ""  # Where that is not plain.
 
 
-Verdict = Allowed | Refused | Asked
+Verdict = Allow | Refuse | AskPerson
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PolicyInput:
     """What a call of one session is judged by."""
 
     workspace: str  # Real and absolute; globs that do not begin with `/` or `~/` are from here.
@@ -63,45 +63,45 @@ class Terms:
     approve: Approve | None = None  # What the run's caller said.
 
 
-def decide(action: Action, terms: Terms) -> Verdict:
+def decide(action: ResolvedAction, terms: PolicyInput) -> Verdict:
     deny = _first("deny", terms.rules, action, terms)
     if deny is not None:
-        return Refused("rule", f"a rule denies it: {words_of(deny)}")
+        return Refuse("rule", f"a rule denies it: {words_of(deny)}")
     if terms.approve is not None and not isinstance(terms.approve, str):
         deny = _first("deny", terms.approve, action, terms)
         if deny is not None:
-            return Refused("approve", f"whoever started this run denies it: {words_of(deny)}")
+            return Refuse("approve", f"whoever started this run denies it: {words_of(deny)}")
     if terms.skip:
-        return Allowed("skip")
+        return Allow("skip")
     ask = _first("ask", terms.rules, action, terms)
     if ask is None:
         if action.is_free:
-            return Allowed("free")
+            return Allow("free")
         if {action.tool, f"{action.tool}:{action.name}"} & set(terms.allowed_tools):
-            return Allowed("allowed_tools")
+            return Allow("allowed_tools")
         if _covered(terms.rules, action, terms):
-            return Allowed("rule")
+            return Allow("rule")
     if terms.hook == "allow":
-        return Allowed("hook")
+        return Allow("hook")
     if action.grains and all(grain in terms.granted for grain in action.grains):
-        return Allowed("grant")
+        return Allow("grant")
     why = action.why if ask is None else f"a rule wants it asked: {words_of(ask)}"
     return _approved(action, terms, why)
 
 
-def _approved(action: Action, terms: Terms, why: str) -> Verdict:
+def _approved(action: ResolvedAction, terms: PolicyInput, why: str) -> Verdict:
     """What the run's caller said, or that somebody is to be asked."""
     match terms.approve:
         case None | "ask":
-            return Asked(why)
+            return AskPerson(why)
         case "allow":
-            return Allowed("approve")
+            return Allow("approve")
         case "deny":
-            return Refused("approve", "whoever started this run denies what would be asked")
+            return Refuse("approve", "whoever started this run denies what would be asked")
         case rules:
             if _first("ask", rules, action, terms) is None and _covered(rules, action, terms):
-                return Allowed("approve")
-            return Asked(why)
+                return Allow("approve")
+            return AskPerson(why)
 
 
 def words_of(rule: Rule) -> str:
@@ -116,11 +116,13 @@ def words_of(rule: Rule) -> str:
 # --- rules that narrow: any part of an action that matches is enough
 
 
-def _first(decision: Decision, rules: Iterable[Rule], action: Action, terms: Terms) -> Rule | None:
+def _first(
+    decision: Decision, rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput
+) -> Rule | None:
     return next((r for r in rules if r.decision == decision and _touches(r, action, terms)), None)
 
 
-def _touches(rule: Rule, action: Action, terms: Terms) -> bool:
+def _touches(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
     if not _is_about(rule, action):
         return False
     if rule.path and not _touches_path(rule.path, action, terms):
@@ -133,7 +135,7 @@ def _touches(rule: Rule, action: Action, terms: Terms) -> bool:
     return any(command_matches(rule.command, one, by_name=True) for one in known)
 
 
-def _touches_path(glob: str, action: Action, terms: Terms) -> bool:
+def _touches_path(glob: str, action: ResolvedAction, terms: PolicyInput) -> bool:
     for place in (terms.workspace, *terms.also_from):
         there = replace(terms, workspace=place)
         if any(path_matches(glob, path, there, bad=True) for path in action.paths):
@@ -141,11 +143,11 @@ def _touches_path(glob: str, action: Action, terms: Terms) -> bool:
     return action.commands is None and _mentions(action, _literal(glob))
 
 
-def _is_about(rule: Rule, action: Action) -> bool:
+def _is_about(rule: Rule, action: ResolvedAction) -> bool:
     return fnmatchcase(action.tool, rule.tool) and fnmatchcase(action.name, rule.action)
 
 
-def _mentions(action: Action, name: str) -> bool:
+def _mentions(action: ResolvedAction, name: str) -> bool:
     """Whether a name stands in what a person would be shown of the action.
 
     It is what is left to go by if the commands in it cannot be told.
@@ -169,7 +171,7 @@ def _literal(glob: str) -> str:
 # --- rules that allow: all of an action is to be covered
 
 
-def _covered(rules: Iterable[Rule], action: Action, terms: Terms) -> bool:
+def _covered(rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput) -> bool:
     """Whether the rules that allow cover the action; each command may have one of its own."""
     allowing = [rule for rule in rules if _allows_place(rule, action, terms)]
     if any(not rule.command for rule in allowing):
@@ -179,7 +181,7 @@ def _covered(rules: Iterable[Rule], action: Action, terms: Terms) -> bool:
     )
 
 
-def _allows_place(rule: Rule, action: Action, terms: Terms) -> bool:
+def _allows_place(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
     if rule.decision != "allow" or not _is_about(rule, action):
         return False
     if not rule.path:
@@ -194,7 +196,7 @@ def _allows_place(rule: Rule, action: Action, terms: Terms) -> bool:
 # --- patterns
 
 
-def path_matches(glob: str, path: str, terms: Terms, *, bad: bool) -> bool:
+def path_matches(glob: str, path: str, terms: PolicyInput, *, bad: bool) -> bool:
     """Whether a real, absolute path is one a glob means; `bad` if the glob cannot be read.
 
     `**` stands for any number of directories, and at the end for the directory itself, too.
@@ -212,7 +214,7 @@ def path_matches(glob: str, path: str, terms: Terms, *, bad: bool) -> bool:
         return bad
 
 
-def _based(glob: str, terms: Terms) -> tuple[tuple[str, ...], str]:
+def _based(glob: str, terms: PolicyInput) -> tuple[tuple[str, ...], str]:
     """The directory a glob is from, and the rest of it."""
     if glob.startswith("/"):
         return (), glob.lstrip("/")

@@ -11,7 +11,7 @@ KILL_BOUND_S = 4.0  # All of a kill, with its verification; a stopped run has 5 
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ProcessOwner:
     """For whom a process runs. Shown in `GET …/processes`."""
 
     workspace_id: str
@@ -22,13 +22,13 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ProcessRequest:
     """A process to start."""
 
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]  # All of it: nothing is inherited.
-    owner: Owner
+    owner: ProcessOwner
     # Ours, passed on as descriptors 0, 1, 2 and further; the caller closes its own copies.
     descriptors: Sequence[int]
     title: str = ""  # What people are shown; the command as they know it.
@@ -36,7 +36,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ProcessExit:
     """How the process that was ordered ended, and what became of what it had started."""
 
     code: int | None  # None if a signal ended it ...
@@ -46,24 +46,24 @@ class Exit:
     lost: bool = False  # Its keeper died: how it ended is not known.
 
 
-class StartFailed(Exception):
+class ProcessStartFailed(Exception):
     """The process could not be started. Says why, in words."""
 
 
-class Held(Protocol):
+class ProcessHandle(Protocol):
     """A process in custody, with everything that descends from it."""
 
     @property
     def pid(self) -> int: ...
 
     @property
-    def order(self) -> Order: ...
+    def order(self) -> ProcessRequest: ...
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         """Wait until it, and all that descends from it, has ended. May be awaited by several."""
         ...
 
-    async def kill(self, grace_s: float = KILL_GRACE_S) -> Exit:
+    async def kill(self, grace_s: float = KILL_GRACE_S) -> ProcessExit:
         """Ask all of it to end, then end it, and verify. At most `KILL_BOUND_S`.
 
         Once begun it goes on, whether or not it is awaited. A grace that would not leave the
@@ -73,12 +73,12 @@ class Held(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessInfo:
     """What custody holds, as people see it."""
 
     pid: int
     title: str
-    owner: Owner
+    owner: ProcessOwner
     age_s: float
     rss_bytes: int  # Of it and all that descends from it.
     pids: Sequence[int] = field(default_factory=tuple[int, ...])
@@ -86,7 +86,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class SupervisorChannelOffer:
     """A way for another process to order from our keeper, as long as that lives."""
 
     socket: socket.socket  # To be passed on; the caller closes its own copy.
@@ -96,10 +96,10 @@ class Passage:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Nursery(Protocol):
+class WorkerSupervisor(Protocol):
     """What a keeper does for processes of our own, which are in nobody's custody: workers."""
 
-    async def start_companion(self, order: Order) -> None:
+    async def start_companion(self, order: ProcessRequest) -> None:
         """Have it started by the keeper, with which it dies; raises `StartFailed`.
 
         What it forks outlives it, and falls to the keeper or to us. Nothing is told of it: who
@@ -107,20 +107,20 @@ class Nursery(Protocol):
         """
         ...
 
-    async def connect(self) -> Passage:
+    async def connect(self) -> SupervisorChannelOffer:
         """Raises `StartFailed`."""
         ...
 
 
-class Custody(Protocol):
+class Processes(Protocol):
     """Who starts and ends every process a tool needs."""
 
     @property
-    def nursery(self) -> Nursery | None:
+    def nursery(self) -> WorkerSupervisor | None:
         """None where there is no keeper."""
         ...
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         """Start it; raises `StartFailed`. If it is cancelled meanwhile, it is killed first."""
         ...
 
@@ -128,7 +128,7 @@ class Custody(Protocol):
         """A process will be wanted soon: get ready, without waiting."""
         ...
 
-    async def processes(self, workspace_id: str) -> list[Process]:
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         """What is held for a workspace, also what could not be ended yet."""
         ...
 

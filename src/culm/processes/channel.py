@@ -9,7 +9,7 @@ from culm.processes.linux import token_of
 from culm.processes.packets import send, send_with
 
 
-class Line:
+class SupervisorChannel:
     """`control` is readable when the keeper says something or is gone."""
 
     def __init__(self, control: socket.socket, mark: int, base: int = 0) -> None:

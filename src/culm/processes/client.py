@@ -10,7 +10,7 @@ from pathlib import Path
 
 from culm.clock import Clock
 from culm.ids import Ids
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.processes.direct import open_direct_custody
 from culm.processes.linux import find_stat, is_subreaper
 
@@ -36,7 +36,7 @@ def find_lack() -> str | None:
 
 
 @asynccontextmanager
-async def open_custody(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Custody]:
+async def open_custody(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Processes]:
     """At the end of the block nothing that was started in it is left.
 
     What an earlier server with this data directory left behind is ended first.

@@ -4,24 +4,24 @@ import errno
 import os
 from pathlib import Path
 
-from culm.processes.base import Order, StartFailed
+from culm.processes.base import ProcessRequest, ProcessStartFailed
 from culm.processes.linux import TOKEN_NAME
-from culm.processes.packets import PASSED_MAX, Command
+from culm.processes.packets import PASSED_MAX, SpawnCommand
 
 DESCRIPTORS_MAX = PASSED_MAX - 2  # Beside the channel and the command.
 
 
-def parse_order(order: Order, token: str | None) -> Command:
+def parse_order(order: ProcessRequest, token: str | None) -> SpawnCommand:
     """Raises `StartFailed` for what no kernel takes. Without a token it is no set's command."""
     if not order.argv or not order.argv[0]:
-        raise StartFailed("there is no command to start")
+        raise ProcessStartFailed("there is no command to start")
     if len(order.descriptors) > DESCRIPTORS_MAX:
-        raise StartFailed(f"more than {DESCRIPTORS_MAX} descriptors are passed on")
+        raise ProcessStartFailed(f"more than {DESCRIPTORS_MAX} descriptors are passed on")
     for name in order.env:
         if not name or "=" in name:
-            raise StartFailed(f"{name!r} is no name of an environment variable")
+            raise ProcessStartFailed(f"{name!r} is no name of an environment variable")
     env = order.env if token is None else {**order.env, TOKEN_NAME: token}
-    return Command(
+    return SpawnCommand(
         [_encode(word, "an argument") for word in order.argv],
         _encode(order.cwd, "the working directory"),
         [_encode(f"{name}={value}", f"the variable {name!r}") for name, value in env.items()],
@@ -30,14 +30,14 @@ def parse_order(order: Order, token: str | None) -> Command:
 
 def _encode(text: str, what: str) -> bytes:
     if "\0" in text:
-        raise StartFailed(f"{what} holds a NUL, which no process can be given")
+        raise ProcessStartFailed(f"{what} holds a NUL, which no process can be given")
     try:
         return os.fsencode(text)
     except UnicodeEncodeError as exc:
-        raise StartFailed(f"{what} holds what cannot be encoded") from exc
+        raise ProcessStartFailed(f"{what} holds what cannot be encoded") from exc
 
 
-def describe_failure(order: Order, step: str, number: int) -> str:
+def describe_failure(order: ProcessRequest, step: str, number: int) -> str:
     """Why it could not be started. May look at the file system."""
     name = order.argv[0]
     reason = os.strerror(number).lower()
@@ -73,5 +73,5 @@ def _describe_directory(cwd: str, number: int, reason: str) -> str:
             return f"the working directory {cwd} cannot be entered: {reason}"
 
 
-def title_of(order: Order) -> str:
+def title_of(order: ProcessRequest) -> str:
     return order.title or " ".join(order.argv)

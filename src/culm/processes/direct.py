@@ -20,11 +20,11 @@ from culm.clock import Clock
 from culm.processes.base import (
     KILL_BOUND_S,
     KILL_GRACE_S,
-    Exit,
-    Held,
-    Order,
-    Process,
-    StartFailed,
+    ProcessExit,
+    ProcessHandle,
+    ProcessInfo,
+    ProcessRequest,
+    ProcessStartFailed,
 )
 from culm.processes.commands import describe_failure, parse_order, title_of
 from culm.processes.linux import TOKEN_NAME, read_table
@@ -49,26 +49,28 @@ except OSError as exc:
 """
 
 
-class Direct:
+class DirectProcess:
     """Implements `Held`. A thread of its own waits for the process."""
 
-    def __init__(self, order: Order, process: subprocess.Popen[bytes], started_s: float) -> None:
+    def __init__(
+        self, order: ProcessRequest, process: subprocess.Popen[bytes], started_s: float
+    ) -> None:
         self.order = order
         self.started_s = started_s
         self.pid = process.pid
         self.is_stopping = False
-        self.exit: Exit | None = None
+        self.exit: ProcessExit | None = None
         self._process = process
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._hold, name=f"hold {self.pid}", daemon=True).start()
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         await self._ended.wait()
         assert self.exit is not None
         return self.exit
 
-    async def kill(self, grace_s: float = KILL_GRACE_S) -> Exit:
+    async def kill(self, grace_s: float = KILL_GRACE_S) -> ProcessExit:
         if self.exit is not None:
             return self.exit
         self.is_stopping = True
@@ -80,7 +82,7 @@ class Direct:
             if self.exit is None:
                 _signal_group(self.pid, signal.SIGKILL)
         await self._ends_by(begun_s + KILL_BOUND_S)
-        return self.exit or Exit(None, left=(self.pid,))
+        return self.exit or ProcessExit(None, left=(self.pid,))
 
     async def _ends_by(self, at_s: float) -> None:
         try:
@@ -94,11 +96,11 @@ class Direct:
         status = self._process.wait()
         swept, left = _sweep_group(self.pid)
         code, number = (None, -status) if status < 0 else (status, None)
-        exit_ = Exit(code, number, swept, (self.pid,) if left else ())
+        exit_ = ProcessExit(code, number, swept, (self.pid,) if left else ())
         with suppress(RuntimeError):  # The loop is closed: it took too long to end.
             self._loop.call_soon_threadsafe(self._end, exit_)
 
-    def _end(self, exit_: Exit) -> None:
+    def _end(self, exit_: ProcessExit) -> None:
         self.exit = exit_
         self._ended.set()
 
@@ -137,7 +139,7 @@ def _sweep_group(group: int) -> tuple[int, bool]:
     return int(is_asked), False
 
 
-class DirectCustody:
+class DirectProcesses:
     """Implements `Custody`."""
 
     nursery = None
@@ -145,19 +147,19 @@ class DirectCustody:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._held: list[Direct] = []
+        self._held: list[DirectProcess] = []
         self._is_closing = False
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         """Does not wait: there is no moment at which it could be cancelled."""
         if self._is_closing:
-            raise StartFailed("the server is stopping")
-        held = Direct(order, self._spawn(order), order.started_s or self._clock.now_s())
+            raise ProcessStartFailed("the server is stopping")
+        held = DirectProcess(order, self._spawn(order), order.started_s or self._clock.now_s())
         self._forget_ended()
         self._held.append(held)
         return held
 
-    def _spawn(self, order: Order) -> subprocess.Popen[bytes]:
+    def _spawn(self, order: ProcessRequest) -> subprocess.Popen[bytes]:
         token = f"direct.{next(self._numbers)}"
         command = parse_order(order, token)
         null = [subprocess.DEVNULL] * (3 - len(order.descriptors))
@@ -175,16 +177,16 @@ class DirectCustody:
             )
         except OSError as exc:
             step = "exec" if Path(order.cwd).is_dir() else "chdir"
-            raise StartFailed(describe_failure(order, step, exc.errno or 0)) from exc
+            raise ProcessStartFailed(describe_failure(order, step, exc.errno or 0)) from exc
 
     def warm_nowait(self) -> None:
         """There is no keeper to have ready."""
 
-    async def processes(self, workspace_id: str) -> list[Process]:
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         """How much memory they use is not known here."""
         self._forget_ended()
         return [
-            Process(
+            ProcessInfo(
                 held.pid,
                 title_of(held.order),
                 held.order.owner,
@@ -206,7 +208,7 @@ class DirectCustody:
         self._is_closing = True
         await self._end(self._held)
 
-    async def _end(self, held: list[Direct]) -> list[int]:
+    async def _end(self, held: list[DirectProcess]) -> list[int]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each.kill(), name=f"end {each.pid}") for each in held]
         return sorted({pid for task in tasks for pid in task.result().left})
@@ -227,9 +229,9 @@ def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:
 
 
 @asynccontextmanager
-async def open_direct_custody(clock: Clock) -> AsyncGenerator[DirectCustody]:
+async def open_direct_custody(clock: Clock) -> AsyncGenerator[DirectProcesses]:
     """At the end of the block, what is still in its group is gone."""
-    custody = DirectCustody(clock)
+    custody = DirectProcesses(clock)
     try:
         yield custody
     finally:

@@ -20,7 +20,7 @@ _MARK_ROW = b"Max realtime timeout"
 _ENVIRON_BYTES_MAX = 1 << 20
 
 
-class Stat:
+class ProcStat:
     """One line of /proc/<pid>/stat. A plain class: `dataclasses` is slow to import."""
 
     __slots__ = ("comm", "group", "parent", "pid", "rss_bytes", "start_ticks", "state")
@@ -46,14 +46,14 @@ def now_s() -> float:
     return time.monotonic()  # noqa: TID251 - a bare process has no Clock, only bounds to keep
 
 
-def parse_stat(line: bytes, page_bytes: int = 4096) -> Stat | None:
+def parse_stat(line: bytes, page_bytes: int = 4096) -> ProcStat | None:
     """None if it is not such a line. The name may hold blanks and parentheses."""
     opening, closing = line.find(b"("), line.rfind(b")")
     fields = line[closing + 1 :].split()
     if opening < 0 or closing < opening or len(fields) < 22:
         return None
     try:
-        return Stat(
+        return ProcStat(
             pid=int(line[:opening]),
             comm=line[opening + 1 : closing].decode("utf-8", "replace"),
             state=fields[0].decode("ascii", "replace"),
@@ -101,7 +101,7 @@ def _read(path: str, bytes_max: int = 1 << 16) -> bytes:
         os.close(descriptor)
 
 
-def find_stat(pid: int) -> Stat | None:
+def find_stat(pid: int) -> ProcStat | None:
     return parse_stat(_read(f"/proc/{pid}/stat"), os.sysconf("SC_PAGE_SIZE"))
 
 
@@ -138,10 +138,10 @@ def is_of(mark: int, pid: int) -> bool:
     return token is not None and token.startswith(f"{mark:x}.")
 
 
-def read_table() -> dict[int, Stat]:
+def read_table() -> dict[int, ProcStat]:
     """Every process there is. Not one moment's picture: processes come and go meanwhile."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    table: dict[int, Stat] = {}
+    table: dict[int, ProcStat] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             stat = parse_stat(_read(f"/proc/{entry.name}/stat"), page_bytes)

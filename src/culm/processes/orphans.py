@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from culm.processes.linux import Stat, now_s, read_table
+from culm.processes.linux import ProcStat, now_s, read_table
 from culm.processes.process_set import end_marked, reap, reap_marked
 
 WARDENS_S = 2.5  # They ask for 0.3 seconds, then end; the rest is a busy machine.
@@ -55,7 +55,7 @@ def _reap_ours(companions: frozenset[int]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _wardens(known: frozenset[int]) -> list[Stat]:
+def _wardens(known: frozenset[int]) -> list[ProcStat]:
     """Those that became our children, also those that had not introduced themselves yet."""
     own = os.getpid()
     return [

@@ -28,7 +28,7 @@ NUMBERS = 1 << 32  # Of the orders of one client, from its base on.
 LEFT_MAX = 100  # Pids named as left; more say nothing more.
 
 
-class Command:
+class SpawnCommand:
     """What to execute, as the kernel takes it: bytes, in whatever locale."""
 
     __slots__ = ("argv", "cwd", "env")
@@ -39,18 +39,18 @@ class Command:
         self.env = env  # NAME=value each.
 
 
-def encode_command(command: Command) -> bytes:
+def encode_command(command: SpawnCommand) -> bytes:
     """None of its texts may hold a NUL, nor can they for the kernel."""
     count = str(len(command.argv)).encode()
     return b"\0".join([count, command.cwd, *command.argv, *command.env])
 
 
-def parse_command(body: bytes) -> Command:
+def parse_command(body: bytes) -> SpawnCommand:
     count, cwd, *rest = body.split(b"\0")
-    return Command(rest[: int(count)], cwd, rest[int(count) :])
+    return SpawnCommand(rest[: int(count)], cwd, rest[int(count) :])
 
 
-class Ended:
+class CommandEnded:
     """How a command ended, in the warden's words."""
 
     __slots__ = ("code", "left", "lost", "signal", "swept")
@@ -65,16 +65,16 @@ class Ended:
         self.lost = lost
 
 
-def encode_ended(ended: Ended) -> bytes:
+def encode_ended(ended: CommandEnded) -> bytes:
     code = "-" if ended.code is None else str(ended.code)
     number = "-" if ended.signal is None else str(ended.signal)
     left = encode_left(ended.left)
     return f"ended {code} {number} {ended.swept} {int(ended.lost)} {left}".encode()
 
 
-def parse_ended(words: list[str]) -> Ended:
+def parse_ended(words: list[str]) -> CommandEnded:
     code, number, swept, lost, left = words
-    return Ended(
+    return CommandEnded(
         None if code == "-" else int(code),
         None if number == "-" else int(number),
         int(swept),

@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from culm.processes.base import KILL_BOUND_S, KILL_GRACE_S, Exit, Order
-from culm.processes.channel import Line
+from culm.processes.base import KILL_BOUND_S, KILL_GRACE_S, ProcessExit, ProcessRequest
+from culm.processes.channel import SupervisorChannel
 from culm.processes.packets import parse_ended, receive, send
 from culm.processes.shim import VERIFY_S
 
@@ -14,10 +14,12 @@ GRACE_S_MAX = KILL_BOUND_S - VERIFY_S - 2 * MARGIN_S - 0.4
 TAKE_OVER_S = KILL_BOUND_S - MARGIN_S
 
 
-class Kept:
+class SupervisedProcess:
     """Implements `Held`. It is `gone` when its warden is: nothing is left then."""
 
-    def __init__(self, number: int, order: Order, channel: socket.socket, line: Line) -> None:
+    def __init__(
+        self, number: int, order: ProcessRequest, channel: socket.socket, line: SupervisorChannel
+    ) -> None:
         self.number = number
         self.order = order
         self.started_s = 0.0
@@ -25,7 +27,7 @@ class Kept:
         self.pid = 0
         self.warden = 0
         self.failure: tuple[str, int] | None = None  # The step and errno of a failed start.
-        self.exit: Exit | None = None
+        self.exit: ProcessExit | None = None
         self.is_begun = False  # A warden has it; before that, nothing can have happened.
         self.is_stopping = False
         self.is_gone = False
@@ -34,8 +36,8 @@ class Kept:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         # What the custody does: told when the warden is gone, and how the keeper takes over.
-        self.on_gone: Callable[[Kept], None] = lambda _: None
-        self.on_deaf: Callable[[Kept], None] = lambda _: None
+        self.on_gone: Callable[[SupervisedProcess], None] = lambda _: None
+        self.on_deaf: Callable[[SupervisedProcess], None] = lambda _: None
         self._loop.add_reader(channel, self._read)
 
     @property
@@ -48,12 +50,12 @@ class Kept:
         """Started, and not known to have ended whole."""
         return bool(self.pid) and (self.exit is None or bool(self.exit.left))
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         await self._ended.wait()
         assert self.exit is not None
         return self.exit
 
-    async def kill(self, grace_s: float = KILL_GRACE_S) -> Exit:
+    async def kill(self, grace_s: float = KILL_GRACE_S) -> ProcessExit:
         if self.exit is not None:
             return self.exit
         self.is_stopping = True
@@ -66,7 +68,7 @@ class Kept:
             self.on_deaf(self)
             await self._ends_by(begun_s + TAKE_OVER_S)
         if self.exit is None:
-            return Exit(None, left=(self.pid,) if self.pid else ())
+            return ProcessExit(None, left=(self.pid,) if self.pid else ())
         return self.exit
 
     async def _ends_by(self, at_s: float) -> bool:
@@ -77,7 +79,7 @@ class Kept:
             return False
         return True
 
-    def end(self, exit_: Exit) -> None:
+    def end(self, exit_: ProcessExit) -> None:
         """Say how it ended; only the first word counts."""
         if self.exit is None:
             self.exit = exit_
@@ -108,11 +110,11 @@ class Kept:
                 self.started.set()
             case ["failed", step, number]:
                 self.failure = step, int(number)
-                self.end(Exit(None))
+                self.end(ProcessExit(None))
             case ["ended", *rest]:
                 ended = parse_ended(rest)
                 left = tuple(ended.left)
                 self.is_stopping = self.is_stopping or bool(left)
-                self.end(Exit(ended.code, ended.signal, ended.swept, left, ended.lost))
+                self.end(ProcessExit(ended.code, ended.signal, ended.swept, left, ended.lost))
             case _:
                 raise AssertionError(f"no word of a warden: {words}")

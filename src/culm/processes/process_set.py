@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.processes.linux import (
-    Stat,
+    ProcStat,
     find_mark,
     is_alive,
     is_of,
@@ -185,7 +185,7 @@ def reap(pid: int) -> bool:
         return True
 
 
-def _of_mark(mark: int, recorded: dict[int, int]) -> list[Stat]:
+def _of_mark(mark: int, recorded: dict[int, int]) -> list[ProcStat]:
     return [
         stat
         for stat in read_table().values()

@@ -11,35 +11,35 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from culm.clock import Clock
-from culm.processes.base import Held, Order, Process, StartFailed
-from culm.processes.channel import Line
+from culm.processes.base import ProcessHandle, ProcessInfo, ProcessRequest, ProcessStartFailed
+from culm.processes.channel import SupervisorChannel
 from culm.processes.packets import receive
-from culm.processes.process_handle import Kept
-from culm.processes.process_table import Holding, find_members
+from culm.processes.process_handle import SupervisedProcess
+from culm.processes.process_table import ProcessTable, find_members
 
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[], Awaitable[Line]]  # In bounded time; raises `StartFailed`.
+Ask = Callable[[], Awaitable[SupervisorChannel]]  # In bounded time; raises `StartFailed`.
 
 
-class RemoteCustody:
+class RemoteProcesses:
     """Implements `Custody` and `Lines`."""
 
     nursery = None
 
     def __init__(self, ask: Ask, clock: Clock) -> None:
         self._ask = ask
-        self._holding = Holding(self, clock)
-        self._line: Line | None = None
+        self._holding = ProcessTable(self, clock)
+        self._line: SupervisorChannel | None = None
         self._asking = asyncio.Lock()
         self._has_lost = asyncio.Event()  # A keeper died that held something.
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         return await self._holding.start(order)
 
-    async def processes(self, workspace_id: str) -> list[Process]:
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         return await self._holding.processes(workspace_id)
 
     async def end_all(self, workspace_id: str) -> list[int]:
@@ -48,16 +48,16 @@ class RemoteCustody:
     def warm_nowait(self) -> None:
         """The server's keeper is its own to have ready."""
 
-    async def get(self) -> Line:
+    async def get(self) -> SupervisorChannel:
         async with self._asking:
             if self._is_closing:
-                raise StartFailed("the worker is stopping")
+                raise ProcessStartFailed("the worker is stopping")
             if self._line is None:
                 self._line = await self._ask()
                 self._loop.add_reader(self._line.control, self._read, self._line)
             return self._line
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: SupervisorChannel) -> None:
         if self._line is line:
             self._line = None
             line.is_dropped = True
@@ -65,7 +65,7 @@ class RemoteCustody:
             line.control.close()
             self._has_lost.set()
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: SupervisorChannel) -> None:
         packets, is_over = receive(line.control)
         for words in packets:
             match words:
@@ -87,11 +87,11 @@ class RemoteCustody:
             if lost:
                 self._holding.lose(lost, await self._settle(lost))
 
-    async def _settle(self, lost: list[Kept]) -> list[int]:
+    async def _settle(self, lost: list[SupervisedProcess]) -> list[int]:
         """Wait until the server has ended them, and name those that are left."""
         try:
             await self.get()
-        except (StartFailed, OSError) as exc:
+        except (ProcessStartFailed, OSError) as exc:
             _log.error("the keeper died, and there is no other: %s", exc)
             found = await asyncio.to_thread(find_members, lost)
             return [stat.pid for _, members in found for stat in members]
@@ -112,9 +112,9 @@ class RemoteCustody:
 
 
 @asynccontextmanager
-async def open_remote_custody(ask: Ask, clock: Clock) -> AsyncGenerator[RemoteCustody]:
+async def open_remote_custody(ask: Ask, clock: Clock) -> AsyncGenerator[RemoteProcesses]:
     """At the end of the block nothing it started is left."""
-    custody = RemoteCustody(ask, clock)
+    custody = RemoteProcesses(ask, clock)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(custody.watch(), name="custody")
         try:

@@ -22,15 +22,15 @@ from culm.processes.linux import (
     start_ticks_of,
 )
 from culm.processes.packets import (
-    Command,
-    Ended,
+    CommandEnded,
+    SpawnCommand,
     encode_ended,
     parse_command,
     read_all,
     receive,
     send,
 )
-from culm.processes.spawn import Child, fork_command, parse_report
+from culm.processes.spawn import ForkedCommand, fork_command, parse_report
 from culm.processes.tree import alive_below, ask_to_end, end
 
 DEATH_SIGNAL = signal.SIGUSR1  # "Your parent died"; checked by asking for the parent.
@@ -44,7 +44,7 @@ _ROUND_S_MAX = 0.5
 _NEXT_PIDS = 4  # Others fork meanwhile, too.
 
 
-class Phase(enum.Enum):
+class EndPhase(enum.Enum):
     """How far the end has come. It only goes forward."""
 
     RUNNING = 0  # The command lives, and nobody wants it to end.
@@ -53,7 +53,7 @@ class Phase(enum.Enum):
     ENDING = 3  # All are ended, in rounds, until nothing is left.
 
 
-class Warden:
+class Shim:
     """Made in a fork of the keeper, which ends when `run` returns."""
 
     def __init__(
@@ -64,10 +64,10 @@ class Warden:
         self._keeper = keeper
         self._mark = mark
         self._woken = woken
-        self._child: Child | None = None
+        self._child: ForkedCommand | None = None
         self._start_ticks = 0
         self._status: int | None = None  # As waitpid gave it; None while the command lives.
-        self._phase = Phase.RUNNING
+        self._phase = EndPhase.RUNNING
         self._due_s = 0.0  # When the phase is over, or its next round is due.
         self._report_by_s = 0.0
         self._round_s = _ROUND_S_MIN
@@ -79,7 +79,7 @@ class Warden:
         self._give_up_s = math.inf
         self._is_lost = False  # The keeper is gone.
 
-    def run(self, command: Command, descriptors: list[int]) -> bool:
+    def run(self, command: SpawnCommand, descriptors: list[int]) -> bool:
         """Whether nothing is left."""
         send(self._channel, b"begun")
         try:
@@ -159,7 +159,7 @@ class Warden:
                 return True
             if pid == self._child.pid:
                 self._status = status
-            if self._phase is Phase.ENDING:
+            if self._phase is EndPhase.ENDING:
                 self._chase(pid)
 
     def _chase(self, ended: int) -> None:
@@ -176,25 +176,25 @@ class Warden:
     def _ask(self, grace_s: float) -> None:
         """All shall end, and will be ended after `grace_s`."""
         now = now_s()
-        if self._phase in (Phase.RUNNING, Phase.SETTLING):
-            self._phase = Phase.ASKED
+        if self._phase in (EndPhase.RUNNING, EndPhase.SETTLING):
+            self._phase = EndPhase.ASKED
             self._due_s = now + grace_s
             if grace_s > 0:
                 self._ask_all()
-        elif self._phase is Phase.ASKED:
+        elif self._phase is EndPhase.ASKED:
             self._due_s = min(self._due_s, now + grace_s)
 
     def _go_on(self, now: float) -> None:
         """What is due now. Something is left."""
-        if self._phase is Phase.RUNNING and self._status is not None:
-            self._phase = Phase.SETTLING
+        if self._phase is EndPhase.RUNNING and self._status is not None:
+            self._phase = EndPhase.SETTLING
             self._due_s = now + SETTLE_S
-        elif self._phase is Phase.SETTLING and now >= self._due_s:
+        elif self._phase is EndPhase.SETTLING and now >= self._due_s:
             self._ask(SWEEP_GRACE_S)
-        elif self._phase is Phase.ASKED and now >= self._due_s:
-            self._phase = Phase.ENDING
+        elif self._phase is EndPhase.ASKED and now >= self._due_s:
+            self._phase = EndPhase.ENDING
             self._report_by_s = now + VERIFY_S
-        if self._phase is Phase.ENDING and now >= self._due_s:
+        if self._phase is EndPhase.ENDING and now >= self._due_s:
             members = alive_below(os.getpid())
             self._count([stat.pid for stat in members])
             end(members)
@@ -212,11 +212,11 @@ class Warden:
         """Swept is what outlived the command, unless it was being ended together with it."""
         if self._status is not None:
             self._swept.update(pid for pid in pids if pid not in self._ended_with_it)
-        elif self._phase is Phase.ENDING:
+        elif self._phase is EndPhase.ENDING:
             self._ended_with_it.update(pids)
 
     def _timeout_ms(self, now: float) -> int | None:
-        if self._phase is Phase.RUNNING:
+        if self._phase is EndPhase.RUNNING:
             return None  # A signal or a word ends the wait.
         return max(0, int((self._due_s - now) * 1000) + 1)
 
@@ -231,7 +231,7 @@ class Warden:
                 number = os.WTERMSIG(self._status)
             else:
                 code = os.WEXITSTATUS(self._status)
-        ended = Ended(code, number, len(self._swept), left, lost=self._is_lost)
+        ended = CommandEnded(code, number, len(self._swept), left, lost=self._is_lost)
         send(self._channel, encode_ended(ended))
 
     def _remember(self) -> None:
@@ -267,7 +267,7 @@ def become_warden(
     set_death_signal(DEATH_SIGNAL)
     command = parse_command(read_all(body))
     os.close(body)
-    warden = Warden(channel, record, keeper, mark, woken)
+    warden = Shim(channel, record, keeper, mark, woken)
     is_clean = warden.run(command, descriptors)
     sys.stderr.flush()
     return is_clean

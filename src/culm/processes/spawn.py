@@ -7,12 +7,12 @@ import resource
 import signal
 
 from culm.processes.linux import set_death_signal
-from culm.processes.packets import Command
+from culm.processes.packets import SpawnCommand
 
 _ABOVE = 300  # Descriptors are moved here first, so that putting one in place covers no other.
 
 
-class Child:
+class ForkedCommand:
     """A command that was forked. `report` is at its end, and empty, once it executes."""
 
     __slots__ = ("pid", "report")
@@ -22,7 +22,7 @@ class Child:
         self.report = report
 
 
-def fork_command(command: Command, descriptors: list[int], mark: int | None) -> Child:
+def fork_command(command: SpawnCommand, descriptors: list[int], mark: int | None) -> ForkedCommand:
     """Raises OSError if there can be no further process. It dies with us, the parent."""
     parent = os.getpid()
     report, said = os.pipe()
@@ -35,7 +35,7 @@ def fork_command(command: Command, descriptors: list[int], mark: int | None) -> 
         raise
     if pid != 0:
         os.close(said)
-        return Child(pid, report)
+        return ForkedCommand(pid, report)
     step = "setup"
     try:
         signal.set_wakeup_fd(-1)
@@ -98,7 +98,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _execute(command: Command) -> None:
+def _execute(command: SpawnCommand) -> None:
     """As a shell finds it: by its path, or in the PATH of its own environment."""
     env = dict(entry.split(b"=", 1) for entry in command.env)
     name = command.argv[0]

@@ -17,7 +17,7 @@ import sys
 import traceback
 
 from culm.processes.linux import (
-    Stat,
+    ProcStat,
     become_subreaper,
     find_stat,
     is_of,
@@ -85,7 +85,7 @@ class _Loss:
         self.swept: set[int] = set()
 
 
-class Keeper:
+class Supervisor:
     """Made once, by `main`."""
 
     def __init__(self, control: socket.socket, server: int, mark: int, folder: str) -> None:
@@ -325,7 +325,7 @@ class Keeper:
                     _kill(pid)
 
 
-def _report(warden: _Warden, swept: int, left: list[Stat]) -> bool:
+def _report(warden: _Warden, swept: int, left: list[ProcStat]) -> bool:
     """Whether it was heard."""
     words = f"lost {warden.number} {swept} {encode_left([stat.pid for stat in left])}"
     return send(warden.client.channel, words.encode())
@@ -363,4 +363,4 @@ def main() -> None:
     signal.signal(DEATH_SIGNAL, _ignore)
     become_subreaper()
     set_death_signal(DEATH_SIGNAL)
-    Keeper(socket.socket(fileno=control), server, mark, sys.argv[5]).run()
+    Supervisor(socket.socket(fileno=control), server, mark, sys.argv[5]).run()

@@ -14,48 +14,55 @@ from pathlib import Path
 
 from culm.clock import Clock
 from culm.ids import Ids
-from culm.processes.base import Held, Nursery, Order, Passage, Process, StartFailed
-from culm.processes.channel import Line
+from culm.processes.base import (
+    ProcessHandle,
+    ProcessInfo,
+    ProcessRequest,
+    ProcessStartFailed,
+    SupervisorChannelOffer,
+    WorkerSupervisor,
+)
+from culm.processes.channel import SupervisorChannel
 from culm.processes.commands import parse_order
 from culm.processes.linux import become_subreaper, is_subreaper
 from culm.processes.orphans import end_inherited
 from culm.processes.packets import NUMBERS, encode_command, receive
 from culm.processes.process_set import end_leftovers, make_set
-from culm.processes.process_table import LOSS_BOUND_S, Holding
+from culm.processes.process_table import LOSS_BOUND_S, ProcessTable
 from culm.processes.supervisor import CONNECTIONS_MAX
-from culm.processes.supervisor_process import Keeping
+from culm.processes.supervisor_process import SupervisorProcess
 
 _log = logging.getLogger(__name__)
 
 CLOSE_BOUND_S = 5.0  # For the keeper to end; it holds nothing then.
 
 
-class KeeperCustody:
+class SupervisedProcesses:
     """Implements `Custody`, `Nursery` and `Lines`."""
 
     def __init__(self, data_dir: Path, clock: Clock, ids: Ids) -> None:
         self._data_dir = data_dir
         self._ids = ids
-        self._holding = Holding(self, clock)
-        self._keeper: Keeping | None = None
+        self._holding = ProcessTable(self, clock)
+        self._keeper: SupervisorProcess | None = None
         self._is_closing = False
-        self._dead: asyncio.Queue[Keeping] = asyncio.Queue(1)
+        self._dead: asyncio.Queue[SupervisorProcess] = asyncio.Queue(1)
         self._idle = asyncio.Event()  # Not while the remains of a keeper are ended.
         self._idle.set()
         self._companions: set[int] = set()  # They die with the keeper, and fall to us.
         self._bases = itertools.count(1)
-        self._passages: dict[int, Passage] = {}
+        self._passages: dict[int, SupervisorChannelOffer] = {}
         self._connecting: dict[int, asyncio.Event] = {}
         self._loop = asyncio.get_running_loop()
 
     @property
-    def nursery(self) -> Nursery:
+    def nursery(self) -> WorkerSupervisor:
         return self
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         return await self._holding.start(order)
 
-    async def processes(self, workspace_id: str) -> list[Process]:
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         return await self._holding.processes(workspace_id)
 
     async def end_all(self, workspace_id: str) -> list[int]:
@@ -67,31 +74,33 @@ class KeeperCustody:
             with suppress(OSError):  # The first start tries again, and says why not.
                 self._get_keeper()
 
-    async def start_companion(self, order: Order) -> None:
+    async def start_companion(self, order: ProcessRequest) -> None:
         body = encode_command(parse_order(order, None))
         try:
             keeper = await self._wait_for_keeper()
             keeper.hold(body, order.descriptors)
         except OSError as exc:
-            raise StartFailed(f"`{order.argv[0]}` could not be started: {exc.strerror}") from exc
+            raise ProcessStartFailed(
+                f"`{order.argv[0]}` could not be started: {exc.strerror}"
+            ) from exc
 
-    async def connect(self) -> Passage:
+    async def connect(self) -> SupervisorChannelOffer:
         for _ in range(2):
             try:
                 passage = await self._connect(await self._wait_for_keeper())
             except OSError as exc:
-                raise StartFailed(f"no keeper can be reached: {exc.strerror}") from exc
+                raise ProcessStartFailed(f"no keeper can be reached: {exc.strerror}") from exc
             if passage is not None:
                 return passage
-        raise StartFailed("no keeper can be reached: it died")
+        raise ProcessStartFailed("no keeper can be reached: it died")
 
-    async def _connect(self, keeper: Keeping) -> Passage | None:
+    async def _connect(self, keeper: SupervisorProcess) -> SupervisorChannelOffer | None:
         """None if the keeper is dead, which also one is that does not answer."""
         if len(self._passages) >= CONNECTIONS_MAX:
-            raise StartFailed(f"{CONNECTIONS_MAX} workers have a keeper already")
+            raise ProcessStartFailed(f"{CONNECTIONS_MAX} workers have a keeper already")
         base = next(self._bases) * NUMBERS
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        passage = Passage(ours, keeper.set.mark, base)
+        passage = SupervisorChannelOffer(ours, keeper.set.mark, base)
         self._passages[base] = passage
         self._connecting[base] = answered = asyncio.Event()
         is_connected = False
@@ -136,27 +145,27 @@ class KeeperCustody:
             finally:
                 self._idle.set()
 
-    async def get(self) -> Line:
+    async def get(self) -> SupervisorChannel:
         return (await self._wait_for_keeper()).line
 
-    async def _wait_for_keeper(self) -> Keeping:
+    async def _wait_for_keeper(self) -> SupervisorProcess:
         await self._idle.wait()
         if self._is_closing:
-            raise StartFailed("the server is stopping")
+            raise ProcessStartFailed("the server is stopping")
         return self._get_keeper()
 
-    def _get_keeper(self) -> Keeping:
+    def _get_keeper(self) -> SupervisorProcess:
         if self._keeper is None:
             process_set = make_set(self._data_dir, self._ids.chance())
             try:
-                self._keeper = Keeping(process_set)
+                self._keeper = SupervisorProcess(process_set)
             except OSError:
                 process_set.close(keep=False)
                 raise
             self._loop.add_reader(self._keeper.line.control, self._read, self._keeper)
         return self._keeper
 
-    def _read(self, keeper: Keeping) -> None:
+    def _read(self, keeper: SupervisorProcess) -> None:
         packets, is_over = receive(keeper.line.control)
         for words in packets:
             match words:
@@ -184,7 +193,7 @@ class KeeperCustody:
             passage.over.set()
         self._answer(base)
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: SupervisorChannel) -> None:
         """What it held is ended before the next keeper starts."""
         keeper = self._keeper
         if keeper is not None and keeper.line is line:
@@ -194,7 +203,7 @@ class KeeperCustody:
             self._idle.clear()
             self._dead.put_nowait(keeper)
 
-    async def _inherit(self, keeper: Keeping) -> None:
+    async def _inherit(self, keeper: SupervisorProcess) -> None:
         _log.error("the keeper died; what it held is ended. %s", keeper.last_words())
         keeper.kill()
         held = self._holding.held
@@ -212,7 +221,7 @@ class KeeperCustody:
         keeper.line.control.close()
         keeper.set.close(keep=bool(left))
 
-    async def _close_keeper(self, keeper: Keeping, left: list[int]) -> None:
+    async def _close_keeper(self, keeper: SupervisorProcess, left: list[int]) -> None:
         self._keeper = None
         self._loop.remove_reader(keeper.line.control)
         keeper.line.control.close()  # It ends by this.
@@ -228,7 +237,7 @@ class KeeperCustody:
 
 
 def _end_remains(
-    keeper: Keeping, wardens: frozenset[int], companions: frozenset[int]
+    keeper: SupervisorProcess, wardens: frozenset[int], companions: frozenset[int]
 ) -> tuple[int, list[int]]:
     keeper.collect(CLOSE_BOUND_S)
     return end_inherited(keeper.set.mark, wardens, companions)
@@ -237,12 +246,12 @@ def _end_remains(
 @asynccontextmanager
 async def open_keeper_custody(
     data_dir: Path, clock: Clock, ids: Ids
-) -> AsyncGenerator[KeeperCustody]:
+) -> AsyncGenerator[SupervisedProcesses]:
     """At the end of the block nothing it started is left. First ends what a crash had left."""
     await asyncio.to_thread(end_leftovers, data_dir)
     was_subreaper = is_subreaper()
     become_subreaper()
-    custody = KeeperCustody(data_dir, clock, ids)
+    custody = SupervisedProcesses(data_dir, clock, ids)
     try:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(custody.watch(), name="custody")

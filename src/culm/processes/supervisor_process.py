@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import culm
-from culm.processes.channel import Line
+from culm.processes.channel import SupervisorChannel
 from culm.processes.packets import send_with
 from culm.processes.process_set import ProcessSet
 
@@ -16,7 +16,7 @@ from culm.processes.process_set import ProcessSet
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from culm.processes.supervisor import main; main()"
 
 
-class Keeping:
+class SupervisorProcess:
     """A keeper, and our line to it."""
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -44,7 +44,7 @@ class Keeping:
         finally:
             theirs.close()
             os.close(log)
-        self.line = Line(control, process_set.mark)
+        self.line = SupervisorChannel(control, process_set.mark)
 
     @property
     def pid(self) -> int:

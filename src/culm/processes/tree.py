@@ -7,15 +7,15 @@ so the tree below one is all there is. Imported by the bare keeper.
 import os
 import signal
 
-from culm.processes.linux import Stat, is_alive, read_table
+from culm.processes.linux import ProcStat, is_alive, read_table
 
 
-def descendants_of(root: int, table: dict[int, Stat]) -> list[Stat]:
+def descendants_of(root: int, table: dict[int, ProcStat]) -> list[ProcStat]:
     """All below `root`, parents first; without `root`."""
-    children: dict[int, list[Stat]] = {}
+    children: dict[int, list[ProcStat]] = {}
     for stat in table.values():
         children.setdefault(stat.parent, []).append(stat)
-    found: list[Stat] = []
+    found: list[ProcStat] = []
     seen = {root}
     waiting = [root]
     while waiting:
@@ -28,7 +28,7 @@ def descendants_of(root: int, table: dict[int, Stat]) -> list[Stat]:
     return found
 
 
-def alive_below(root: int, apart_from: tuple[int, ...] = ()) -> list[Stat]:
+def alive_below(root: int, apart_from: tuple[int, ...] = ()) -> list[ProcStat]:
     """What lives below `root`, without those named and all below them."""
     table = read_table()
     for pid in apart_from:
@@ -36,14 +36,14 @@ def alive_below(root: int, apart_from: tuple[int, ...] = ()) -> list[Stat]:
     return [stat for stat in descendants_of(root, table) if stat.is_alive]
 
 
-def ask_to_end(members: list[Stat]) -> None:
+def ask_to_end(members: list[ProcStat]) -> None:
     """SIGTERM to each; one that was stopped wakes up to hear it."""
     for stat in members:
         _signal(stat.pid, signal.SIGTERM)
         _signal(stat.pid, signal.SIGCONT)
 
 
-def end(members: list[Stat]) -> None:
+def end(members: list[ProcStat]) -> None:
     """SIGKILL to each and to the process group of each.
 
     A group is ended in one step, so nothing forks its way out of it; what left its group just now
@@ -78,7 +78,7 @@ def end_one(pid: int, start_ticks: int) -> bool:
     return True
 
 
-def groups_of(members: list[Stat], own: int) -> list[int]:
+def groups_of(members: list[ProcStat], own: int) -> list[int]:
     """The process groups of these, without ours: a new child is in it until its `setsid`."""
     return sorted({stat.group for stat in members} - {own, 0, 1})
 

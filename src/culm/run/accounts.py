@@ -6,9 +6,9 @@ import msgspec
 
 from culm.ids import RunId
 from culm.run.budget import Account
-from culm.run.limits import Spent, effective
+from culm.run.limits import RunSpending, effective
 from culm.settings import Settings
-from culm.store.stored_runs import Stored
+from culm.store.stored_runs import StoredRun
 from culm.wire.runs import Limits
 
 
@@ -27,13 +27,13 @@ class Accounts:
         account = self._by_run[run_id] = Account(self.limits(asked), above)
         return account
 
-    def open_again(self, left: Stored) -> Account:
+    def open_again(self, left: StoredRun) -> Account:
         """Of what an earlier server had accepted: the limits of those it works for still hold."""
         above: Account | None = None
         for bound in reversed(left.bounds):
             account = self._by_run.get(bound.run_id)
             if account is None:
                 account = self.open(bound.run_id, bound.limits, above)
-                account.spent = Spent(bound.steps, bound.tokens, bound.cost)
+                account.spent = RunSpending(bound.steps, bound.tokens, bound.cost)
             above = account
         return self.open(left.run.id, left.limits, above)

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from culm.clock import Clock
 from culm.errors import ModelFailed
-from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
+from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.run.draft import Draft
 from culm.run.loop import Growth, parse_arguments
 from culm.store.base import Unit
-from culm.tools.base import Call
+from culm.tools.base import CallRequest
 from culm.wire.messages import (
     Growing,
     Message,
@@ -27,10 +27,10 @@ CALLS_MAX = 64  # A model that makes more in one answer is looping.
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
 
 
-def calls_in(message: Message) -> list[Call]:
+def calls_in(message: Message) -> list[CallRequest]:
     """The calls of a stored answer, each with its whole input."""
     return [
-        Call(
+        CallRequest(
             part.data.id,
             part.data.name,
             part.data.input,
@@ -43,7 +43,7 @@ def calls_in(message: Message) -> list[Call]:
     ]
 
 
-class Writing(Protocol):
+class MessageWriter(Protocol):
     """Where an open message is written: `Messages`, or a worker that keeps nothing."""
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None: ...
@@ -59,10 +59,10 @@ class Writing(Protocol):
     ) -> asyncio.Future[None]: ...
 
 
-class Answer:
+class OpenAnswer:
     """One open message. It has at most one part of text and one of reasoning, as clients expect."""
 
-    def __init__(self, draft: Draft, messages: Writing, clock: Clock, track: Track) -> None:
+    def __init__(self, draft: Draft, messages: MessageWriter, clock: Clock, track: Track) -> None:
         self.draft = draft
         self._messages = messages
         self._clock = clock
@@ -113,7 +113,7 @@ class Answer:
             reasoning.finished_at = int(self._clock.now_s())
             self._put(self._reasoning, ReasoningPart(reasoning))
 
-    def _begin_call(self, event: CallBegan) -> None:
+    def _begin_call(self, event: CallStarted) -> None:
         if len(self._calls) >= CALLS_MAX:
             raise ModelFailed(
                 "Too many calls", f"The model made more than {CALLS_MAX} calls in one answer."
@@ -138,10 +138,10 @@ class Answer:
         cleared = self._messages.clear(self.draft, model=model, provider=provider)
         await asyncio.shield(self._track(cleared))
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CallRequest]:
         """The calls as they came. One whose arguments are no JSON object is kept with `{}`."""
         parts = self.draft.fold().parts
-        calls: list[Call] = []
+        calls: list[CallRequest] = []
         for place in sorted(self._calls.values()):
             part = parts[place]
             assert isinstance(part, ToolCallPart), "a part keeps its kind"
@@ -149,7 +149,7 @@ class Answer:
             text = part.data.input if arguments else "{}"
             message = self.draft.message
             calls.append(
-                Call(
+                CallRequest(
                     part.data.id,
                     part.data.name,
                     text,
@@ -160,7 +160,7 @@ class Answer:
             )
         return calls
 
-    def complete(self, calls: list[Call], after: Unit | None = None) -> asyncio.Future[None]:
+    def complete(self, calls: list[CallRequest], after: Unit | None = None) -> asyncio.Future[None]:
         """Store every call with its whole input; `after` happens together with that.
 
         The future is done when that is durable, and must not be cancelled.

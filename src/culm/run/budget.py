@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterator
 
 from culm.errors import BudgetReached
-from culm.run.limits import Estimate, Spent, used_up
+from culm.run.limits import RunSpending, UsageEstimate, used_up
 from culm.wire.runs import Limits, Used
 
 
@@ -18,10 +18,10 @@ class Account:
 
     def __init__(self, limits: Limits, above: "Account | None" = None) -> None:
         self.above = above
-        self.spent = Spent()
+        self.spent = RunSpending()
         self._limits = limits
-        self._aside = Spent()  # For questions that are not answered yet, of all below, too.
-        self._open: dict[str, Spent] = {}  # Those of this run.
+        self._aside = RunSpending()  # For questions that are not answered yet, of all below, too.
+        self._open: dict[str, RunSpending] = {}  # Those of this run.
         self._number = 0
         self._waiting: dict[asyncio.Future[None], None] = {}  # First come, first served.
 
@@ -34,7 +34,7 @@ class Account:
         self._limits = limits
         self._wake()
 
-    async def reserve(self, estimate: Estimate) -> str:
+    async def reserve(self, estimate: UsageEstimate) -> str:
         """Wait while what is set aside above leaves no room, since less of it may be used."""
         while (full := self._find_full()) is not None:
             if limit := used_up(full.spent, full.limits):
@@ -45,14 +45,14 @@ class Account:
             await full._changed()
         self._number += 1
         reservation = str(self._number)
-        aside = self._open[reservation] = Spent(1, *estimate)
+        aside = self._open[reservation] = RunSpending(1, *estimate)
         for account in self._way_up():
             account._aside = account._aside.and_(aside)
         return reservation
 
     def settle(self, reservation: str, used: Used) -> None:
         """What was set aside is used so far; what is not known here was settled before."""
-        self._close(reservation, Spent().plus(used))
+        self._close(reservation, RunSpending().plus(used))
 
     def forfeit(self, reservation: str) -> None:
         """It failed. What it used is not known and stays charged, but it was no step."""
@@ -65,7 +65,7 @@ class Account:
         for reservation, aside in list(self._open.items()):
             self._close(reservation, aside)
 
-    def _close(self, reservation: str, spent: Spent) -> None:
+    def _close(self, reservation: str, spent: RunSpending) -> None:
         aside = self._open.pop(reservation, None)
         if aside is None:
             return
@@ -93,7 +93,7 @@ class Account:
 
     def is_used_by_others(self, run: "Account") -> bool:
         """Whether somebody else has set something aside here, of which less may be used."""
-        own = Spent()
+        own = RunSpending()
         for aside in run._open.values():
             own = own.and_(aside)
         return self._aside.steps > own.steps
@@ -115,7 +115,7 @@ class Account:
 class FreeMeter:
     """Of a run that nobody keeps account of: every question is granted. Implements `loop.Meter`."""
 
-    async def reserve(self, estimate: Estimate) -> str:
+    async def reserve(self, estimate: UsageEstimate) -> str:
         return ""
 
     def settle(self, reservation: str, used: Used) -> None:

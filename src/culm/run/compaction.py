@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from culm.model.base import Request
+from culm.model.base import ModelRequest
 from culm.run.context import SUMMARY_SYSTEM, summary_prompt, user_message
-from culm.run.loop import Growing, Meter, Pause, Speaker, Speakers, ask
+from culm.run.loop import ActiveModel, GrowingAnswer, ModelChain, Pause, UsageMeter, ask
 from culm.wire.messages import Message
 from culm.wire.runs import Used
 from culm.wire.sessions import Session
 
 
-class SummaryJournal(Growing, Protocol):
+class SummaryJournal(GrowingAnswer, Protocol):
     @property
     def session(self) -> Session: ...
 
@@ -21,15 +21,15 @@ class SummaryJournal(Growing, Protocol):
 
 
 async def summarize(
-    speakers: Speakers, journal: SummaryJournal, pause: Pause, meter: Meter, prompt: str = ""
+    speakers: ModelChain, journal: SummaryJournal, pause: Pause, meter: UsageMeter, prompt: str = ""
 ) -> None:
     """Write a summary of what the model has read; with a prompt, it goes on from there with it."""
     session = journal.session
     history = await journal.begin_summary()
     question = user_message(session.id, summary_prompt(session.todos))
 
-    def request_of(speaker: Speaker) -> Request:
-        return Request(SUMMARY_SYSTEM, [*history, question], (), speaker.settings)
+    def request_of(speaker: ActiveModel) -> ModelRequest:
+        return ModelRequest(SUMMARY_SYSTEM, [*history, question], (), speaker.settings)
 
     _, used = await ask(speakers, request_of, journal, pause, meter)
     await journal.end_summary(used, prompt)

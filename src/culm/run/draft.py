@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from culm.errors import LimitExceeded
 from culm.store.base import Unit
-from culm.store.messages import Chunk
+from culm.store.messages import TextChunk
 from culm.wire.codec import encodable, encode
 from culm.wire.events import MessageDelta
 from culm.wire.messages import Message, Part, growing_of, set_text, text_of
@@ -16,7 +16,7 @@ PARTS_MAX = 10_000  # ... and so is one that makes more parts.
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class DraftEnd:
     """What is committed in one transaction with a message's end, however often that is tried."""
 
     before: Unit | None
@@ -44,7 +44,7 @@ class Draft:
     deleting: int = 0  # Deletions in flight; what grows meanwhile is told only if they fail.
     keeping: bool = False  # A chunk is in flight; the next one waits, so that none is missing.
     ended: bool = False
-    end: End | None = None
+    end: DraftEnd | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # Its end is told, or nobody's care.
 
     def fold(self) -> Message:
@@ -78,16 +78,16 @@ class Draft:
         self.last_sent += 1
         return self.last_sent
 
-    def take_chunks(self) -> list[Chunk]:
+    def take_chunks(self) -> list[TextChunk]:
         """What has grown since it was last given to the store."""
         message = self.fold()
-        chunks: list[Chunk] = []
+        chunks: list[TextChunk] = []
         for n, (kept, length) in enumerate(zip(self.kept, self.lengths, strict=True)):
             if length > kept:
                 kind = growing_of(message.parts[n])
                 assert kind is not None, "only growing parts grow"
                 text = text_of(message.parts[n], kind) or ""
-                chunks.append(Chunk(message.id, message.rev, n, kept, kind, text[kept:]))
+                chunks.append(TextChunk(message.id, message.rev, n, kept, kind, text[kept:]))
         self.kept = list(self.lengths)
         self.loose = 0
         return chunks

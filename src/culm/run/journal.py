@@ -12,14 +12,14 @@ from functools import partial
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
-from culm.run.answer import Answer, calls_in
+from culm.run.answer import OpenAnswer, calls_in
 from culm.run.context import as_user, continuation, history_of, user_message
 from culm.run.limits import estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
 from culm.run.rules import leaves_rows, words_for_unanswered
-from culm.run.setting import Setting
+from culm.run.setting import JournalSetting
 from culm.run.step_calls import StepCalls
 from culm.store.base import Tx, Unit, together
 from culm.store.calls import add_calls, set_call_state
@@ -28,7 +28,7 @@ from culm.store.messages import close_message_of, conversation, delete_message
 from culm.store.runs import count_on_run, end_run, fold_runs, name_model, start_run, unless_ended
 from culm.store.sessions import add_usage, set_summary
 from culm.store.store import Store
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
@@ -53,7 +53,7 @@ class TurnJournal:
     def __init__(
         self,
         run: LiveRun,
-        setting: Setting,
+        setting: JournalSetting,
         store: Store,
         messages: Messages,
         clock: Clock,
@@ -71,7 +71,7 @@ class TurnJournal:
         self.session = Session(run.session_id)  # As it was when the turn began.
         self._began = False  # The run is active, its user message and an answer are stored.
         self.said_messages: list[Message] = []  # By people, in this turn.
-        self._answer: Answer | None = None
+        self._answer: OpenAnswer | None = None
         self._calls = StepCalls()
         self._used: Used | None = None
         self._is_counted = False  # That is stored.
@@ -97,7 +97,7 @@ class TurnJournal:
     def _reenter(self, message: Message, results: Sequence[Message]) -> None:
         """Stand where the last server stood: an answer is complete, some calls have results."""
         draft = self._messages.reopen(message)
-        self._answer = Answer(draft, self._messages, self._clock, self._track)
+        self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
         self._began, self._last = True, message
         self._calls.known = [replace(call, run_id=self._run.id) for call in calls_in(message)]
         self._calls.take_over(results)
@@ -106,7 +106,7 @@ class TurnJournal:
         self._is_counted = True
 
     @property
-    def reentered(self) -> Sequence[Call]:
+    def reentered(self) -> Sequence[CallRequest]:
         """The calls of the step that an earlier server had begun."""
         return self._calls.known if self._run.reenters else ()
 
@@ -115,7 +115,7 @@ class TurnJournal:
         """Of the answer that is open, or was the latest."""
         return "" if self._last is None else self._last.id
 
-    def known_results(self) -> Mapping[str, Result]:
+    def known_results(self) -> Mapping[str, CallResult]:
         return self._calls.before
 
     def has_begun_calls(self) -> bool:
@@ -188,7 +188,7 @@ class TurnJournal:
         def committed() -> None:
             self._began = True
             self._run.state = "active"
-            self._answer = Answer(draft, self._messages, self._clock, self._track)
+            self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
             if not summary:
                 self._last = draft.message
             on_commit()
@@ -204,7 +204,7 @@ class TurnJournal:
         )
         return self._track(written)
 
-    def _present(self) -> Answer:
+    def _present(self) -> OpenAnswer:
         assert self._answer is not None, "an answer was begun"
         return self._answer
 
@@ -222,7 +222,7 @@ class TurnJournal:
         self._check_going()
         await self._present().clear()
 
-    async def hand_over(self, setting: Setting) -> None:
+    async def hand_over(self, setting: JournalSetting) -> None:
         """Another model answers: what the last one said is taken back."""
         self._check_going()
         self._setting = setting
@@ -233,7 +233,7 @@ class TurnJournal:
 
     # --- calls
 
-    async def know_calls(self) -> list[Call]:
+    async def know_calls(self) -> list[CallRequest]:
         self._check_going()
         answer = self._present()
         answer.end_reasoning()
@@ -254,13 +254,13 @@ class TurnJournal:
         tool = self._setting.tools.get(name)
         return "again" if tool is None else tool.crash
 
-    async def start_call(self, call: Call) -> None:
+    async def start_call(self, call: CallRequest) -> None:
         self._check_going()
         self._calls.started.add(call.id)
         unit = set_call_state(self._present().draft.message.id, call.id, "started")
         await asyncio.shield(self._track(self._store.write(unit)))
 
-    async def answer_call(self, call: Call, result: Result) -> None:
+    async def answer_call(self, call: CallRequest, result: CallResult) -> None:
         self._check_open()
         step = self._calls
         message, unit = self._result(step.answer(call, result))
@@ -374,7 +374,11 @@ class TurnJournal:
             await self._end_in_answer(answer, ending, settled, on_commit)
 
     async def _end_in_answer(
-        self, answer: Answer, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+        self,
+        answer: OpenAnswer,
+        ending: Ending,
+        settled: Settled | None,
+        on_commit: Callable[[], None],
     ) -> None:
         message = answer.draft.fold()
         if self._used is None and message.parts:
@@ -387,7 +391,11 @@ class TurnJournal:
         )
 
     async def _end_in_summary(
-        self, answer: Answer, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
+        self,
+        answer: OpenAnswer,
+        ending: Ending,
+        settled: Settled | None,
+        on_commit: Callable[[], None],
     ) -> None:
         """A partial summary is never left behind, unless to say what went wrong."""
         message_id = answer.draft.message.id
@@ -466,7 +474,7 @@ class TurnJournal:
 
     async def _finish(
         self,
-        answer: Answer,
+        answer: OpenAnswer,
         ending: Ending,
         before: Unit | None,
         after: Unit,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from culm.errors import InvalidRequest, ModelFailed
-from culm.model.base import Request, Usage
+from culm.model.base import ModelRequest, TokenUsage
 from culm.settings import Settings
 from culm.wire.codec import encode
 from culm.wire.config import Model
@@ -82,7 +82,9 @@ def price_of(model: Model, *, flat_rate: bool) -> Price:
     )
 
 
-def used_of(usage: Usage | None, price: Price, request: Request, answer_bytes: int) -> Used:
+def used_of(
+    usage: TokenUsage | None, price: Price, request: ModelRequest, answer_bytes: int
+) -> Used:
     """What one answer used. Where the provider did not count, an estimate that costs nothing."""
     if usage is None or not (usage.input or usage.output or usage.cache_read or usage.cache_write):
         return _estimated(request.messages, answer_bytes)
@@ -130,18 +132,18 @@ def _size(part: Part) -> int:
             return 0
 
 
-class Estimate(NamedTuple):
+class UsageEstimate(NamedTuple):
     """What a question to a model may use, before it is asked."""
 
     tokens: int
     cost: float
 
 
-def estimate_request(request: Request, price: Price) -> Estimate:
+def estimate_request(request: ModelRequest, price: Price) -> UsageEstimate:
     used = _estimated(request.messages, ANSWER_BYTES)
     asked, answer = used.prompt_tokens, request.max_tokens or used.completion_tokens
     cost = (asked * price.input + answer * price.output) / 1_000_000
-    return Estimate(asked + answer, cost)
+    return UsageEstimate(asked + answer, cost)
 
 
 # --- limits
@@ -167,24 +169,26 @@ def _lower(asked: float, allowed: float) -> float:
     return min(asked, allowed) if asked and allowed else asked or allowed
 
 
-class Spent(NamedTuple):
+class RunSpending(NamedTuple):
     steps: int = 0
     tokens: int = 0
     cost: float = 0.0
 
-    def plus(self, used: Used) -> "Spent":
-        return self.and_(Spent(1, used.all_tokens, used.cost))
+    def plus(self, used: Used) -> "RunSpending":
+        return self.and_(RunSpending(1, used.all_tokens, used.cost))
 
-    def and_(self, more: "Spent") -> "Spent":
-        return Spent(self.steps + more.steps, self.tokens + more.tokens, self.cost + more.cost)
+    def and_(self, more: "RunSpending") -> "RunSpending":
+        return RunSpending(
+            self.steps + more.steps, self.tokens + more.tokens, self.cost + more.cost
+        )
 
-    def without(self, less: "Spent") -> "Spent":
+    def without(self, less: "RunSpending") -> "RunSpending":
         """Never below nothing: sums of fractions are not exact."""
         cost = max(0.0, self.cost - less.cost)
-        return Spent(self.steps - less.steps, self.tokens - less.tokens, cost)
+        return RunSpending(self.steps - less.steps, self.tokens - less.tokens, cost)
 
 
-def used_up(spent: Spent, limits: Limits) -> str:
+def used_up(spent: RunSpending, limits: Limits) -> str:
     """Which limit is reached, in words; empty if none is. Wall time has a timer instead."""
     for what, has, limit in (
         ("steps", spent.steps, limits.steps),
@@ -196,7 +200,7 @@ def used_up(spent: Spent, limits: Limits) -> str:
     return ""
 
 
-def over_limit(spent: Spent, limits: Limits) -> Ending | None:
+def over_limit(spent: RunSpending, limits: Limits) -> Ending | None:
     """Whether another step is one too many."""
     limit = used_up(spent, limits)
     return Ending("budget", "Limit reached", f"The run has used its {limit}.") if limit else None
@@ -205,7 +209,7 @@ def over_limit(spent: Spent, limits: Limits) -> Ending | None:
 # --- loops
 
 
-class Interaction(NamedTuple):
+class CallOutcome(NamedTuple):
     """A call and what came of it."""
 
     name: str
@@ -213,7 +217,7 @@ class Interaction(NamedTuple):
     output: str
 
 
-def fingerprint(step: Sequence[Interaction]) -> str:
+def fingerprint(step: Sequence[CallOutcome]) -> str:
     """The same for steps that did the same; empty for one that called nothing."""
     return hashlib.sha256(encode(step)).hexdigest() if step else ""
 

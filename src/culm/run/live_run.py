@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded
 from culm.ids import AgentId, MessageId, RunId, SessionId
-from culm.permission.gate import Consent
+from culm.permission.gate import ApprovalPolicy
 from culm.run.budget import Account
-from culm.run.limits import Spent
+from culm.run.limits import RunSpending
 from culm.run.rules import BEHIND_INTERRUPTED, Stop
 from culm.settings import Settings
-from culm.store.stored_runs import Body, Stored
+from culm.store.stored_runs import RunBody, StoredRun
 from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
@@ -25,7 +25,7 @@ ASKED_BYTES_MAX = 256 << 20  # What waits is in memory, with its attachments.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """What somebody wants; a prompt, or a summary of the session."""
 
     kind: Kind = "prompt"
@@ -33,7 +33,7 @@ class Asked:
     attachments: Sequence[Attachment] = ()
     limits: Limits = field(default_factory=Limits)
     model: SelectedModel | None = None  # Instead of the one that is selected, for this run.
-    consent: Consent = field(default_factory=Consent)
+    consent: ApprovalPolicy = field(default_factory=ApprovalPolicy)
     # It is for whoever runs: it may share a turn of any model and with any permissions. For a turn
     # of its own it has what is said here.
     joins: bool = False
@@ -63,7 +63,7 @@ def digest_of(body: Prompt) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class AgentDuty:
     """That a run is an agent's, and whom it is for."""
 
     agent_id: AgentId
@@ -79,7 +79,7 @@ class LiveRun:
 
     id: RunId
     session_id: SessionId
-    asked: Asked
+    asked: RunRequest
     given: bool
     digest: str
     provider: str
@@ -87,7 +87,7 @@ class LiveRun:
     state: State
     accepted: asyncio.Future[int | None]  # Its commit: its number, or None if it was known.
     account: Account  # What it may use up, with all that works for it.
-    duty: Duty | None = None  # None if it is the session's own.
+    duty: AgentDuty | None = None  # None if it is the session's own.
     above: tuple[SessionId, ...] = ()  # The sessions above its own.
     seq: int = 0
     changing: asyncio.Future[None] | None = None  # Its latest change while it waited.
@@ -100,7 +100,7 @@ class LiveRun:
     given_up: asyncio.Future[None] | None = None  # Nobody waits for its task any longer.
     host: "LiveRun | None" = None  # Whose turn it shares.
     reenters: MessageId | None = None  # The open answer of an earlier server it goes on with.
-    spent: Spent = field(default_factory=Spent)  # Before, under an earlier server.
+    spent: RunSpending = field(default_factory=RunSpending)  # Before, under an earlier server.
     may_park: Callable[[], bool] = field(default=lambda: False)  # It only waits for a person.
     # Of a turn that is held elsewhere: told that others wait who may share it, and who of them do.
     on_join: Callable[[], None] = field(default=lambda: None)
@@ -209,21 +209,21 @@ class LiveRun:
             self.given_up.set_result(None)
 
 
-def live_again(left: Stored, body: Body, state: State, account: Account) -> LiveRun:
+def live_again(left: StoredRun, body: RunBody, state: State, account: Account) -> LiveRun:
     """What the last server had accepted, or what was at rest."""
     duty = None
     if left.run.agent_id:
         agent_id, is_detached = AgentId(left.run.agent_id), left.run.is_detached
-        duty = Duty(agent_id, left.path, left.above, is_detached=is_detached)
+        duty = AgentDuty(agent_id, left.path, left.above, is_detached=is_detached)
     return LiveRun(
         id=left.run.id,
         session_id=left.run.session_id,
-        asked=Asked(
+        asked=RunRequest(
             left.run.kind,
             body.prompt,
             tuple(body.attachments),
             left.limits,
-            consent=Consent(left.headless, left.approve),
+            consent=ApprovalPolicy(left.headless, left.approve),
             joins=left.is_letter,
         ),
         given=left.run.run_id_given,
@@ -240,7 +240,10 @@ def live_again(left: Stored, body: Body, state: State, account: Account) -> Live
 
 
 def check_room(
-    live: Sequence[LiveRun], line: Sequence[LiveRun], wanted: Sequence[Asked], settings: Settings
+    live: Sequence[LiveRun],
+    line: Sequence[LiveRun],
+    wanted: Sequence[RunRequest],
+    settings: Settings,
 ) -> None:
     """Whether there is room for more beside what is live, and in the line it joins."""
     if len(line) > settings.queue_max:

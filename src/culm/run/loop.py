@@ -16,22 +16,22 @@ import msgspec
 
 from culm.errors import ModelFailed
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
-    Model,
+    CallStarted,
+    LanguageModel,
     ModelEvent,
+    ModelRequest,
     ReasoningDelta,
-    Request,
     TextDelta,
     ToolSpec,
 )
 from culm.run.limits import (
     LOOPED,
-    Estimate,
-    Interaction,
+    CallOutcome,
     Price,
-    Spent,
+    RunSpending,
+    UsageEstimate,
     estimate_request,
     fingerprint,
     over_limit,
@@ -39,7 +39,7 @@ from culm.run.limits import (
     retry_delay_s,
     used_of,
 )
-from culm.tools.base import Call, Plan, Result, Tool, Watch
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
@@ -47,7 +47,7 @@ from culm.wire.messages import Message
 from culm.wire.runs import Limits, Outcome, Used
 
 PARALLEL_MAX = 5
-Growth = TextDelta | ReasoningDelta | CallBegan | CallDelta
+Growth = TextDelta | ReasoningDelta | CallStarted | CallDelta
 # Waits so many seconds, because of a failure.
 Pause = Callable[[float, ModelFailed], Awaitable[None]]
 RESULT_CHARS_MAX = 1 << 20  # No model reads more, and every client is sent it.
@@ -55,7 +55,7 @@ RESULT_CUT = "\n[The rest of this result was cut off.]"
 BAD_ARGUMENTS = "The arguments of this call are not a JSON object. Repeat it with valid ones."
 
 
-class Growing(Protocol):
+class GrowingAnswer(Protocol):
     """An answer while it comes."""
 
     def grow(self, event: Growth) -> None:
@@ -67,24 +67,24 @@ class Growing(Protocol):
         ...
 
 
-class Journal(Growing, Protocol):
+class LoopJournal(GrowingAnswer, Protocol):
     """Where a turn is written down. What is awaited is durable when the wait is over."""
 
     async def begin_step(self) -> list[Message]:
         """Take in what waits to join, begin an empty answer; returns what the model shall read."""
         ...
 
-    async def know_calls(self) -> list[Call]:
+    async def know_calls(self) -> list[CallRequest]:
         """The answer is complete: its calls, each with its whole input."""
         ...
 
-    def known_results(self) -> Mapping[str, Result]:
+    def known_results(self) -> Mapping[str, CallResult]:
         """Of the calls that an earlier server had answered in this step."""
         ...
 
-    async def start_call(self, call: Call) -> None: ...
+    async def start_call(self, call: CallRequest) -> None: ...
 
-    async def answer_call(self, call: Call, result: Result) -> None: ...
+    async def answer_call(self, call: CallRequest, result: CallResult) -> None: ...
 
     def count(self, used: Used) -> None:
         """Note what the answer used; written down with the end of the step."""
@@ -95,10 +95,10 @@ class Journal(Growing, Protocol):
         ...
 
 
-class Meter(Protocol):
+class UsageMeter(Protocol):
     """What a turn and all others of its tree may use up together."""
 
-    async def reserve(self, estimate: Estimate) -> str:
+    async def reserve(self, estimate: UsageEstimate) -> str:
         """Set something aside for one question; raises `BudgetReached`.
 
         What is never settled, because its answer was cut off, stays set aside.
@@ -112,11 +112,11 @@ class Meter(Protocol):
         ...
 
 
-class Speakers(Protocol):
+class ModelChain(Protocol):
     """Who answers now, and who does when that one fails."""
 
     @property
-    def current(self) -> "Speaker": ...
+    def current(self) -> "ActiveModel": ...
 
     async def fall_back(self, failure: ModelFailed) -> bool:
         """Let the next one speak, with nothing said yet; False if there is none."""
@@ -124,35 +124,35 @@ class Speakers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class ActiveModel:
     """A model, and how it is asked."""
 
-    model: Model
+    model: LanguageModel
     settings: SelectedModel
     price: Price
     system: str
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnInput:
     """Everything one turn needs."""
 
-    speakers: Speakers
+    speakers: ModelChain
     tools: Mapping[str, Tool]
     # Whether a call goes ahead, and as what; a person may have to be asked first.
-    admit: Callable[[Tool | Result, Call], Awaitable[Plan | Result]]
-    watch: Callable[[Call], Watch]  # Who is told what a call puts out.
-    journal: Journal
+    admit: Callable[[Tool | CallResult, CallRequest], Awaitable[CallPlan | CallResult]]
+    watch: Callable[[CallRequest], Watch]  # Who is told what a call puts out.
+    journal: LoopJournal
     limits: Callable[[], Limits]  # As they are now: they may be changed while it goes on.
-    meter: Meter
+    meter: UsageMeter
     pause: Pause
-    spent: Spent  # Before this turn began, or went on.
+    spent: RunSpending  # Before this turn began, or went on.
     # Called between steps: replaces what the model reads by a summary if the context is nearly
     # full. With an ending the turn is over; without one it goes on from the summary.
     compact: Callable[[Ending | None], Awaitable[None]]
 
 
-async def take_turn(turn: Turn, reentered: Sequence[Call] = ()) -> Ending:
+async def take_turn(turn: TurnInput, reentered: Sequence[CallRequest] = ()) -> Ending:
     """Run one turn to its end; raises `ModelFailed` and what the journal raises.
 
     It begins with the calls of a step that an earlier server had begun, if there are any.
@@ -185,12 +185,12 @@ async def take_turn(turn: Turn, reentered: Sequence[Call] = ()) -> Ending:
         calls = ()
 
 
-def _request(turn: Turn, messages: list[Message], speaker: Speaker) -> Request:
+def _request(turn: TurnInput, messages: list[Message], speaker: ActiveModel) -> ModelRequest:
     specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in turn.tools.values())
-    return Request(speaker.system, messages, specs, speaker.settings)
+    return ModelRequest(speaker.system, messages, specs, speaker.settings)
 
 
-def _ending_of(done: Done) -> Ending:
+def _ending_of(done: AnswerDone) -> Ending:
     match done.reason:
         case "max_tokens":
             return Ending("max_tokens")
@@ -204,12 +204,12 @@ def _ending_of(done: Done) -> Ending:
 
 
 async def ask(
-    speakers: Speakers,
-    request_of: Callable[[Speaker], Request],
-    journal: Growing,
+    speakers: ModelChain,
+    request_of: Callable[[ActiveModel], ModelRequest],
+    journal: GrowingAnswer,
     pause: Pause,
-    meter: Meter,
-) -> tuple[Done, Used]:
+    meter: UsageMeter,
+) -> tuple[AnswerDone, Used]:
     """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
     while True:
         asking = _Asking(speakers.current, request_of(speakers.current), journal, meter)
@@ -224,19 +224,21 @@ async def ask(
 class _Asking:
     """One question to one model, and what is set aside for it."""
 
-    def __init__(self, speaker: Speaker, request: Request, journal: Growing, meter: Meter) -> None:
+    def __init__(
+        self, speaker: ActiveModel, request: ModelRequest, journal: GrowingAnswer, meter: UsageMeter
+    ) -> None:
         self._speaker = speaker
         self._request = request
         self._journal = journal
         self._meter = meter
         self._reservation = ""
 
-    async def insist(self, pause: Pause) -> tuple[Done, Used]:
+    async def insist(self, pause: Pause) -> tuple[AnswerDone, Used]:
         """Ask until there is a whole answer, or until asking again makes no sense."""
         attempt = 0
         while True:
             await self._reserve()
-            heard = Heard(self._journal.grow)
+            heard = ReceivedAnswer(self._journal.grow)
             try:
                 done = await heard.listen(self._speaker.model.stream(self._request))
             except ModelFailed as exc:
@@ -265,19 +267,19 @@ class _Asking:
 
 
 @dataclass(slots=True)
-class Heard:
+class ReceivedAnswer:
     """An answer while it comes: passed on, and counted."""
 
     grow: Callable[[Growth], None]
     size: int = 0  # In bytes.
 
-    async def listen(self, stream: AsyncGenerator[ModelEvent]) -> Done:
+    async def listen(self, stream: AsyncGenerator[ModelEvent]) -> AnswerDone:
         """Until its end; raises `ModelFailed`."""
         async with aclosing(stream) as events:
             async for event in events:
-                if isinstance(event, Done):
+                if isinstance(event, AnswerDone):
                     return event
-                if not isinstance(event, CallBegan):
+                if not isinstance(event, CallStarted):
                     self.size += len(event.text.encode())
                 self.grow(event)
         raise ModelFailed("Answer cut off", "The model's answer ended before it was complete.")
@@ -286,9 +288,9 @@ class Heard:
 # --- calling
 
 
-async def _run_calls(turn: Turn, calls: Sequence[Call]) -> list[Result]:
+async def _run_calls(turn: TurnInput, calls: Sequence[CallRequest]) -> list[CallResult]:
     """Run them in order, neighbours that allow it side by side; a result may end the turn."""
-    results: list[Result] = []
+    results: list[CallResult] = []
     for batch in _batches(calls, turn.tools):
         if len(batch) == 1:
             results.append(await _run_call(turn, batch[0]))
@@ -299,12 +301,14 @@ async def _run_calls(turn: Turn, calls: Sequence[Call]) -> list[Result]:
     return results
 
 
-def _ends_turn(results: Sequence[Result]) -> Outcome | None:
+def _ends_turn(results: Sequence[CallResult]) -> Outcome | None:
     return next((result.ends_turn for result in results if result.ends_turn), None)
 
 
-def _batches(calls: Sequence[Call], tools: Mapping[str, Tool]) -> Iterator[list[Call]]:
-    batch: list[Call] = []
+def _batches(
+    calls: Sequence[CallRequest], tools: Mapping[str, Tool]
+) -> Iterator[list[CallRequest]]:
+    batch: list[CallRequest] = []
     for call in calls:
         tool = tools.get(call.name)
         if tool is not None and tool.parallel:
@@ -318,10 +322,10 @@ def _batches(calls: Sequence[Call], tools: Mapping[str, Tool]) -> Iterator[list[
         yield batch
 
 
-async def _run_together(turn: Turn, batch: list[Call]) -> list[Result]:
+async def _run_together(turn: TurnInput, batch: list[CallRequest]) -> list[CallResult]:
     room = asyncio.Semaphore(PARALLEL_MAX)
 
-    async def run(call: Call) -> Result:
+    async def run(call: CallRequest) -> CallResult:
         async with room:
             return await _run_call(turn, call)
 
@@ -333,12 +337,12 @@ async def _run_together(turn: Turn, batch: list[Call]) -> list[Result]:
     return [task.result() for task in tasks]
 
 
-async def _run_call(turn: Turn, call: Call) -> Result:
+async def _run_call(turn: TurnInput, call: CallRequest) -> CallResult:
     known = turn.journal.known_results().get(call.id)
     if known is not None:
         return known
     plan = await turn.admit(_tool_of(turn, call), call)
-    if isinstance(plan, Result):
+    if isinstance(plan, CallResult):
         result = plan
     else:
         await turn.journal.start_call(call)
@@ -347,33 +351,33 @@ async def _run_call(turn: Turn, call: Call) -> Result:
     return result
 
 
-def _tool_of(turn: Turn, call: Call) -> Tool | Result:
+def _tool_of(turn: TurnInput, call: CallRequest) -> Tool | CallResult:
     """The tool that is called, or what the model reads because there is none, or no call."""
     tool = turn.tools.get(call.name)
     if tool is None:
         known = ", ".join(sorted(turn.tools)) or "none"
-        return Result(f"There is no tool {call.name!r}. Tools: {known}.", is_error=True)
-    return Result(BAD_ARGUMENTS, is_error=True) if call.arguments is None else tool
+        return CallResult(f"There is no tool {call.name!r}. Tools: {known}.", is_error=True)
+    return CallResult(BAD_ARGUMENTS, is_error=True) if call.arguments is None else tool
 
 
-async def _effect(plan: Plan, watch: Watch) -> Result:
+async def _effect(plan: CallPlan, watch: Watch) -> CallResult:
     try:
         result = await plan.run(watch)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        result = Result("The tool was cancelled from inside.", is_error=True)
+        result = CallResult("The tool was cancelled from inside.", is_error=True)
     except Exception as exc:  # boundary: what a tool raises is for the model to read
-        result = Result(f"{type(exc).__name__}: {exc}", is_error=True)
+        result = CallResult(f"{type(exc).__name__}: {exc}", is_error=True)
     if len(result.content) > RESULT_CHARS_MAX:
         result = replace(result, content=result.content[:RESULT_CHARS_MAX] + RESULT_CUT)
     return result
 
 
-def _interactions(calls: Sequence[Call], results: Sequence[Result]) -> list[Interaction]:
+def _interactions(calls: Sequence[CallRequest], results: Sequence[CallResult]) -> list[CallOutcome]:
     return [
-        Interaction(call.name, call.input, result.content)
+        CallOutcome(call.name, call.input, result.content)
         for call, result in zip(calls, results, strict=False)
     ]
 

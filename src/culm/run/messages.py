@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from culm.clock import Clock, Timer
 from culm.errors import MessageNotFound, StoreBusy
-from culm.events.hub import Hub, Live
+from culm.events.hub import Hub, TransientEvent
 from culm.ids import Ids, MessageId, SessionId
-from culm.run.draft import Draft, End, check_part, check_size, put_parts
+from culm.run.draft import Draft, DraftEnd, check_part, check_size, put_parts
 from culm.store.base import Connection, Tx, Unit, together
 from culm.store.messages import (
-    Captured,
-    Chunk,
+    CapturedMessage,
+    TextChunk,
     add_chunks,
     add_message,
     capture,
@@ -182,7 +182,7 @@ class Messages:
         durable. If the store cannot write it is tried again until it can or the workspace ends,
         whatever became of the future; `draft.gone` says when.
         """
-        draft.end = End(before, after, on_commit)
+        draft.end = DraftEnd(before, after, on_commit)
 
         def change(message: Message) -> None:
             close_parts(message.parts, int(self._clock.now_s()))
@@ -243,12 +243,16 @@ class Messages:
     def open_ids(self) -> list[tuple[MessageId, SessionId]]:
         return [(draft.message.id, draft.message.session_id) for draft in self._open.values()]
 
-    def find_shown(self, message_id: MessageId) -> Live | None:
+    def find_shown(self, message_id: MessageId) -> TransientEvent | None:
         draft = self._open.get(message_id)
         if draft is None:
             return None
         payload = draft.told if draft.unsettled else encode(draft.fold())
-        return None if payload is None else Live("message", draft.message.session_id, payload)
+        return (
+            None
+            if payload is None
+            else TransientEvent("message", draft.message.session_id, payload)
+        )
 
     async def read(
         self, query: Callable[[Connection], list[RawMessage]]
@@ -312,7 +316,7 @@ class Messages:
     def _submit(
         self,
         draft: Draft,
-        captured: Captured,
+        captured: CapturedMessage,
         unit: Callable[[Tx], None],
         on_commit: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
@@ -356,7 +360,7 @@ class Messages:
 
     def _keep(self, drafts: Iterable[Draft]) -> None:
         """Give the store what has grown since the last time."""
-        chunks: list[Chunk] = []
+        chunks: list[TextChunk] = []
         for draft in drafts:
             if draft.damaged and not draft.in_flight:
                 self._save(draft, is_open=not draft.ended)
@@ -365,7 +369,7 @@ class Messages:
         if chunks:
             self._write_chunks(chunks)
 
-    def _write_chunks(self, chunks: list[Chunk]) -> None:
+    def _write_chunks(self, chunks: list[TextChunk]) -> None:
         drafts = [self._open[message_id] for message_id in {chunk.message_id for chunk in chunks}]
         sent = [(draft, draft.send()) for draft in drafts]
         for draft in drafts:

@@ -7,36 +7,42 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from culm.errors import ModelFailed
-from culm.model.choice import Chosen, Models
+from culm.model.choice import ChosenModel, Models
 from culm.run.limits import price_of
-from culm.run.loop import Speaker
-from culm.run.system_prompt import Surroundings, system_prompt
+from culm.run.loop import ActiveModel
+from culm.run.system_prompt import ProjectContext, system_prompt
 
 log = logging.getLogger(__name__)
 
-HandOver = Callable[[Chosen], Awaitable[None]]  # What was said is taken back, and another speaks.
+HandOver = Callable[
+    [ChosenModel], Awaitable[None]
+]  # What was said is taken back, and another speaks.
 
 
-class Lineup:
+class ConfiguredModelChain:
     """Made by `open_lineup`."""
 
     def __init__(
-        self, models: Models, around: Surroundings, following: Iterable[Chosen], hand_over: HandOver
+        self,
+        models: Models,
+        around: ProjectContext,
+        following: Iterable[ChosenModel],
+        hand_over: HandOver,
     ) -> None:
         self._models = models
         self._around = around
         self._following = iter(following)  # Those not asked yet.
         self._hand_over = hand_over
-        self._current: Speaker | None = None
+        self._current: ActiveModel | None = None
 
     @property
-    def current(self) -> Speaker:
+    def current(self) -> ActiveModel:
         assert self._current is not None, "it was opened"
         return self._current
 
-    async def open(self, chosen: Chosen) -> None:
+    async def open(self, chosen: ChosenModel) -> None:
         """Let this one speak; raises `ModelFailed`."""
-        self._current = Speaker(
+        self._current = ActiveModel(
             model=await self._models.open(chosen),
             settings=chosen.settings,
             price=price_of(chosen.info, flat_rate=chosen.flat_rate),
@@ -59,14 +65,14 @@ class Lineup:
 
 
 async def open_lineup(
-    models: Models, around: Surroundings, name: tuple[str, str], hand_over: HandOver
-) -> Lineup:
+    models: Models, around: ProjectContext, name: tuple[str, str], hand_over: HandOver
+) -> ConfiguredModelChain:
     """The model recorded for a run, by provider and model, then those to be asked when it fails.
 
     All as they are configured now: a turn keeps what it began with.
     """
     following = [models.get(one.provider, one.model) for one in models.after(*name)]
-    lineup = Lineup(models, around, following, hand_over)
+    lineup = ConfiguredModelChain(models, around, following, hand_over)
     try:
         await lineup.open(models.get(*name))
     except ModelFailed as exc:

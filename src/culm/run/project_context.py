@@ -16,8 +16,8 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from culm.files import Unreadable, read_file
-from culm.run.system_prompt import ContextFile, Surroundings
+from culm.files import UnreadableFile, read_file
+from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
 
 CONTEXT_FILES = ("AGENTS.md", "CLAUDE.md", "CRUSH.md", ".cursorrules")
@@ -57,9 +57,9 @@ def context_paths_of(options: Options) -> ContextPaths:
 
 def look_at(
     path: Path, paths: ContextPaths, now_s: float, is_over: Callable[[], bool] = bool
-) -> Surroundings:
+) -> ProjectContext:
     """All there is to know; once `is_over`, what is known by then."""
-    return Surroundings(
+    return ProjectContext(
         path=str(path),
         date=datetime.fromtimestamp(now_s, UTC).astimezone().strftime("%A, %d %B %Y"),
         platform=f"{platform.system()} {platform.machine()}",
@@ -85,7 +85,7 @@ def context_files(
             if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) in seen:
                 continue  # On some disks one file answers to several spellings, or is a link.
             data = read_file(file, READ_BYTES_MAX)
-        except (OSError, ValueError, Unreadable):
+        except (OSError, ValueError, UnreadableFile):
             continue
         seen.add((found.st_dev, found.st_ino))
         room = min(FILE_BYTES_MAX, left)
@@ -174,7 +174,7 @@ def _line(file: Path) -> str:
     """The first line of a file that is no link: a repository could show us any other by one."""
     try:
         data = b"" if file.is_symlink() else read_file(file, GIT_BYTES_MAX)
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return ""
     text = data.decode(errors="replace").partition("\n")[0].strip()
     return "".join(c for c in text if c.isprintable())

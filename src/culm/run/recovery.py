@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from culm.ids import Ids, MessageId, RunId, SessionId
-from culm.run.live_run import Asked
-from culm.run.rules import Crashed, End, Hold, Resume, fate_after_crash, words_for_unanswered
+from culm.run.live_run import RunRequest
+from culm.run.rules import (
+    CrashedRun,
+    EndRun,
+    HoldRun,
+    ResumeRun,
+    fate_after_crash,
+    words_for_unanswered,
+)
 from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
 from culm.store.base import Tx
@@ -26,7 +33,7 @@ from culm.store.messages import (
     find_open_message,
 )
 from culm.store.runs import end_run, hold_run
-from culm.store.stored_runs import Body, Stored, body_of, unfinished_runs
+from culm.store.stored_runs import RunBody, StoredRun, body_of, unfinished_runs
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
@@ -46,8 +53,8 @@ WhyNot = Callable[[str, str], str]  # Why a provider's model cannot be used now,
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    resumed: list[tuple[Stored, Body]]
+class RecoveryReport:
+    resumed: list[tuple[StoredRun, RunBody]]
     reentered: dict[RunId, MessageId]  # Of those, who wait for a person, and in which answer ...
     asks: list[AnyAsk]  # ... and what for.
     held: list[Run]  # All that are at rest now, also from before.
@@ -56,15 +63,15 @@ class Recovered:
 
 def recover(
     away_s: float, away_s_max: float, why_not: WhyNot, ids: Ids
-) -> Callable[[Tx], Recovered]:
+) -> Callable[[Tx], RecoveryReport]:
     """Decide about every run that has not ended."""
 
-    def unit(tx: Tx) -> Recovered:
+    def unit(tx: Tx) -> RecoveryReport:
         left = unfinished_runs(tx)
         # Those that ran come first: who shares a turn or waits behind it depends on its end.
         left.sort(key=lambda one: _FIRST.get(one.run.state, len(_FIRST)))
         interrupted: set[SessionId] = set()
-        resumed: list[tuple[Stored, Body]] = []
+        resumed: list[tuple[StoredRun, RunBody]] = []
         reentered: dict[RunId, MessageId] = {}
         asks: list[AnyAsk] = []
         gone: set[str] = set()
@@ -74,7 +81,7 @@ def recover(
                 continue  # It shared the turn of one that has ended, and ended with it.
             waits_in = _find_waiting(tx, run)
             fate = fate_after_crash(
-                Crashed(
+                CrashedRun(
                     state=run.state,
                     cancelled=one.cancelled,
                     waits=waits_in is not None or run.host_run_id in reentered,
@@ -89,14 +96,14 @@ def recover(
             match fate:
                 case None:
                     pass
-                case Resume():
+                case ResumeRun():
                     resumed.append((one, body_of(tx.connection, run.id)))
                     if waits_in is not None:
                         reentered[run.id] = waits_in
                         asks += open_asks_of_run(tx, run.id)
-                case Hold(reason=reason):
+                case HoldRun(reason=reason):
                     hold_run(run.id, reason)(tx)
-                case End(ending=ending):
+                case EndRun(ending=ending):
                     _end(tx, one, ending, ids)
                     gone.add(run.id)
                     if ending.outcome == "interrupted":
@@ -107,7 +114,7 @@ def recover(
         close_open_messages(tx, but=reentered.values())
         end_lost_agents(tx)
         held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
-        return Recovered(resumed, reentered, asks, held, len(gone))
+        return RecoveryReport(resumed, reentered, asks, held, len(gone))
 
     return unit
 
@@ -128,14 +135,14 @@ def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
     return None if "started" in states or has_decided_ask(tx, message.id) else message.id
 
 
-def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:
+def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
     """As `TurnJournal.end`, from what is stored."""
     run = one.run
     answer: Message | None = None
     if run.state == "active":
         answer = _close(tx, one, ending, ids)
     elif run.state == "accepted" and run.kind == "prompt":
-        asked = Asked("prompt", *body_of(tx.connection, run.id))
+        asked = RunRequest("prompt", *body_of(tx.connection, run.id))
         _add(tx, ids, run, "user", asked.parts(), Finish("stop", 0))
         admit_letters(tx, run.id)
         _add_answer(tx, ids, one, ending)
@@ -147,7 +154,7 @@ def _end(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> None:
     )(tx)
 
 
-def _close(tx: Tx, one: Stored, ending: Ending, ids: Ids) -> Message | None:
+def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
     """Let the conversation say how the turn ended; returns the last answer."""
     session_id = one.run.session_id
     message = find_open_message(tx, session_id)
@@ -181,7 +188,7 @@ def _is_final(message: Message) -> bool:
     return message.role == "assistant" and reasons != ["tool_use"]
 
 
-def _add_answer(tx: Tx, ids: Ids, one: Stored, ending: Ending) -> Message:
+def _add_answer(tx: Tx, ids: Ids, one: StoredRun, ending: Ending) -> Message:
     finish = finish_of(ending, tx.now)
     run = one.run
     return _add(tx, ids, run, "assistant", [], finish, run.model, run.provider)

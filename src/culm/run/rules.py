@@ -19,7 +19,7 @@ Stop = Literal["canceled", "interrupted", "budget", "store", "parked", "parent_e
 BEHIND_INTERRUPTED = "the run before it was interrupted"
 
 
-class Standing(Protocol):
+class RunStanding(Protocol):
     """What the decisions look at."""
 
     @property
@@ -38,13 +38,13 @@ class Standing(Protocol):
     def joins(self) -> bool: ...
 
 
-S = TypeVar("S", bound=Standing)
+S = TypeVar("S", bound=RunStanding)
 
 
 # --- acceptance and order
 
 
-def state_at_acceptance(others: Iterable[Standing]) -> Literal["accepted", "queued"]:
+def state_at_acceptance(others: Iterable[RunStanding]) -> Literal["accepted", "queued"]:
     """Queued means: another run of the session was live at acceptance."""
     return "queued" if any(True for _ in others) else "accepted"
 
@@ -54,7 +54,7 @@ def next_run(line: Sequence[S]) -> S | None:
     return next((run for run in line if run.state in ("accepted", "queued", "waiting")), None)
 
 
-def folds(run: Standing, host: Standing) -> bool:
+def folds(run: RunStanding, host: RunStanding) -> bool:
     """Whether a waiting run joins the running turn at its next step.
 
     One whose caller gave an id waits for its own turn, and so does everybody behind a summary, and
@@ -73,7 +73,7 @@ def folds(run: Standing, host: Standing) -> bool:
 # --- cancels
 
 
-def covers(run: Standing) -> bool:
+def covers(run: RunStanding) -> bool:
     """Whether a cancel of the session marks this live run: unless an earlier one did."""
     return not run.cancelled
 
@@ -122,7 +122,7 @@ def settled_by(ending: Ending, *, stopped: bool) -> Settled:
 # --- after a crash
 
 
-class Crashed(NamedTuple):
+class CrashedRun(NamedTuple):
     """A run that had not ended when the server did."""
 
     state: State
@@ -136,37 +136,37 @@ class Crashed(NamedTuple):
     away_s_max: float
 
 
-class End(NamedTuple):
+class EndRun(NamedTuple):
     ending: Ending
 
 
-class Hold(NamedTuple):
+class HoldRun(NamedTuple):
     reason: str
 
 
-class Resume(NamedTuple):
+class ResumeRun(NamedTuple):
     """It is accepted as before, and its turn comes."""
 
 
-def fate_after_crash(run: Crashed) -> End | Hold | Resume | None:
+def fate_after_crash(run: CrashedRun) -> EndRun | HoldRun | ResumeRun | None:
     """What becomes of it; None if it stays as it is."""
     if run.state == "held":
         return None
     if run.cancelled:
-        return End(CANCELED)
+        return EndRun(CANCELED)
     if run.state in ("active", "folded"):
-        return Resume() if run.waits else End(INTERRUPTED)
+        return ResumeRun() if run.waits else EndRun(INTERRUPTED)
     if run.is_waited_for:
-        return End(INTERRUPTED)
+        return EndRun(INTERRUPTED)
     if run.is_letter and not run.unusable:
-        return Resume()
+        return ResumeRun()
     if run.behind_interrupted:
-        return Hold(BEHIND_INTERRUPTED)
+        return HoldRun(BEHIND_INTERRUPTED)
     if run.away_s > run.away_s_max:
-        return Hold(f"the server was away for {_duration(run.away_s)}")
+        return HoldRun(f"the server was away for {_duration(run.away_s)}")
     if run.unusable:
-        return Hold(run.unusable)
-    return Resume()
+        return HoldRun(run.unusable)
+    return ResumeRun()
 
 
 def words_for_call(state: Literal["known", "started"], crash: CrashPolicy) -> str:

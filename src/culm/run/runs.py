@@ -27,17 +27,17 @@ from culm.ids import RunId, SessionId
 from culm.run import rules
 from culm.run.accounts import Accounts
 from culm.run.journal import TurnJournal
-from culm.run.limits import Spent
+from culm.run.limits import RunSpending
 from culm.run.live_run import (
-    Asked,
-    Duty,
+    AgentDuty,
     LiveRun,
+    RunRequest,
     below_session,
     check_room,
     live_again,
     with_below,
 )
-from culm.run.recovery import Recovered
+from culm.run.recovery import RecoveryReport
 from culm.run.titles import Titles
 from culm.run.turn import World, hold_turn, setting_of
 from culm.store.base import Unit
@@ -49,7 +49,7 @@ from culm.store.runs import (
     release_run,
     set_limits,
 )
-from culm.store.stored_runs import Body, Stored
+from culm.store.stored_runs import RunBody, StoredRun
 from culm.wire.config import SelectedModel
 from culm.wire.endings import CANCELED, Ending
 from culm.wire.runs import CancelTarget, Limits, QueueChanged, RunChanged, changed_of
@@ -106,13 +106,13 @@ class Runs:
     def accept(
         self,
         session_id: SessionId,
-        asked: Asked,
+        asked: RunRequest,
         *,
         run_id: RunId | None = None,
         given: bool = True,
         digest: str = "",
         steers: bool = False,
-        duty: Duty | None = None,
+        duty: AgentDuty | None = None,
         above: tuple[SessionId, ...] = (),
         before: Unit | None = None,
     ) -> LiveRun:
@@ -191,11 +191,11 @@ class Runs:
         for host in self.line(session_id)[:1]:
             host.on_join()
 
-    def check_room(self, wanted: Sequence[Asked], line: Sequence[LiveRun] = ()) -> None:
+    def check_room(self, wanted: Sequence[RunRequest], line: Sequence[LiveRun] = ()) -> None:
         """Whether all of these can be accepted, in sessions where no more than these wait."""
         check_room(self.live(), line, wanted, self._world.settings)
 
-    def resume(self, recovered: Recovered) -> None:
+    def resume(self, recovered: RecoveryReport) -> None:
         """Take on what the last server had accepted, each session's in the order of its queue."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
         self._world.clearance.restore(recovered.asks)
@@ -203,10 +203,12 @@ class Runs:
             run = live_again(one, body, one.run.state, self._accounts.open_again(one))
             if run.state == "active":
                 run.state = "waiting"  # As the last server left it.
-            run.account.spent = Spent(one.run.tree_steps, one.run.tree_tokens, one.run.tree_cost)
+            run.account.spent = RunSpending(
+                one.run.tree_steps, one.run.tree_tokens, one.run.tree_cost
+            )
             run.reenters = recovered.reentered.get(run.id)
             tokens = one.run.prompt_tokens + one.run.completion_tokens
-            run.spent = Spent(one.run.steps, tokens, one.run.cost)
+            run.spent = RunSpending(one.run.steps, tokens, one.run.cost)
             run.host = self._by_id.get(RunId(one.run.host_run_id))
             run.accepted.set_result(run.seq)
             if run.state in ("waiting", "folded"):
@@ -222,7 +224,7 @@ class Runs:
         self._titles.forget(session_id)
         self._held = {k: run for k, run in self._held.items() if run.session_id != session_id}
 
-    def release(self, held: Stored, body: Body) -> LiveRun:
+    def release(self, held: StoredRun, body: RunBody) -> LiveRun:
         """Let a held run wait for its turn; as `accept`, durable once `accepted` is."""
         if self._closing:
             raise WorkspaceClosing

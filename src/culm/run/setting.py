@@ -9,7 +9,7 @@ from culm.wire.runs import Used
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class JournalSetting:
     """What its journal must know of it."""
 
     model_id: str = ""

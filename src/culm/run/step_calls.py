@@ -3,17 +3,19 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.messages import Message, ToolCall, ToolResult, ToolResultPart
 
 
 @dataclass(slots=True)
 class StepCalls:
-    known: list[Call] = field(default_factory=list[Call])
+    known: list[CallRequest] = field(default_factory=list[CallRequest])
     started: set[str] = field(default_factory=set[str])
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     answered: dict[str, Message] = field(default_factory=dict[str, Message])  # Stored.
-    before: dict[str, Result] = field(default_factory=dict[str, Result])  # By an earlier server.
+    before: dict[str, CallResult] = field(
+        default_factory=dict[str, CallResult]
+    )  # By an earlier server.
 
     def take_over(self, messages: Iterable[Message]) -> None:
         """Know the results that an earlier server has stored."""
@@ -23,9 +25,9 @@ class StepCalls:
                     result = part.data
                     self.results[result.tool_call_id] = result
                     self.answered[result.tool_call_id] = message
-                    self.before[result.tool_call_id] = Result(result.content, result.is_error)
+                    self.before[result.tool_call_id] = CallResult(result.content, result.is_error)
 
-    def answer(self, call: Call, result: Result) -> ToolResult:
+    def answer(self, call: CallRequest, result: CallResult) -> ToolResult:
         """What is stored of a result."""
         told = self.results[call.id] = ToolResult(
             tool_call_id=call.id,

@@ -25,7 +25,7 @@ class ContextFile(NamedTuple):
     is_cut: bool = False
 
 
-class Surroundings(NamedTuple):
+class ProjectContext(NamedTuple):
     """What is to be known of the place and the day."""
 
     path: str
@@ -35,7 +35,7 @@ class Surroundings(NamedTuple):
     files: tuple[ContextFile, ...] = ()
 
 
-def system_prompt(around: Surroundings, prefix: str = "") -> str:
+def system_prompt(around: ProjectContext, prefix: str = "") -> str:
     """What a model is told before anything else; `prefix` is its provider's own."""
     facts = [
         f"Date: {around.date}" if around.date else "",

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from culm.clock import pause
 from culm.errors import AppError, ModelFailed
 from culm.ids import SessionId
-from culm.model.base import ReasoningDelta, Request, TextDelta
-from culm.model.choice import Chosen, Models
+from culm.model.base import ModelRequest, ReasoningDelta, TextDelta
+from culm.model.choice import ChosenModel, Models
 from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
-from culm.run.live_run import Asked
-from culm.run.loop import Growth, Heard
+from culm.run.live_run import RunRequest
+from culm.run.loop import Growth, ReceivedAnswer
 from culm.run.turn import World
 from culm.store.sessions import set_title
 from culm.wire.config import SelectedModel
@@ -34,7 +34,7 @@ class Titles:
         self._tasks: dict[SessionId, asyncio.Task[None]] = {}
         self._is_stopped = False
 
-    def begin(self, asked: Asked, session: Session) -> None:
+    def begin(self, asked: RunRequest, session: Session) -> None:
         """Beside the turn, and not stopped with it: a cancelled prompt still names its session."""
         if not asked.prompt.strip() or session.id in self._tasks or self._is_stopped:
             return
@@ -55,7 +55,7 @@ class Titles:
             task.cancel()
 
 
-async def give_title(world: World, session: Session, asked: Asked) -> None:
+async def give_title(world: World, session: Session, asked: RunRequest) -> None:
     """Ask the small model, else the large one, and save what it says; never fails a run.
 
     Who wanted a certain model to be asked wants no other to read the prompt.
@@ -70,7 +70,7 @@ async def give_title(world: World, session: Session, asked: Asked) -> None:
         log.exception("no title for session %s", session.id)
 
 
-async def _find_title(world: World, session_id: SessionId, asked: Asked) -> tuple[str, float]:
+async def _find_title(world: World, session_id: SessionId, asked: RunRequest) -> tuple[str, float]:
     for chosen in _candidates(world.models, asked.model):
         try:
             return await _ask_in_time(world, chosen, session_id, asked.prompt)
@@ -79,7 +79,7 @@ async def _find_title(world: World, session_id: SessionId, asked: Asked) -> tupl
     return UNTITLED, 0.0
 
 
-def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[Chosen]:
+def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[ChosenModel]:
     """The one that was wanted, else the small one and then the large one, if they can be used."""
     named = [wanted] if wanted is not None else [models.choose("small"), models.choose("large")]
     for provider, model in dict.fromkeys((n.provider, n.model) for n in named if n is not None):
@@ -88,7 +88,7 @@ def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[Chosen
 
 
 async def _ask_in_time(
-    world: World, chosen: Chosen, session_id: SessionId, prompt: str
+    world: World, chosen: ChosenModel, session_id: SessionId, prompt: str
 ) -> tuple[str, float]:
     """By the world's clock, which `asyncio.timeout` does not know."""
     try:
@@ -106,7 +106,7 @@ async def _ask_in_time(
 
 
 async def _ask(
-    models: Models, chosen: Chosen, session_id: SessionId, prompt: str
+    models: Models, chosen: ChosenModel, session_id: SessionId, prompt: str
 ) -> tuple[str, float]:
     model = await models.open(chosen)
     pieces: list[str] = []
@@ -122,12 +122,12 @@ async def _ask(
             raise ModelFailed("No title", "the answer does not end")
 
     tokens = chosen.info.default_max_tokens if chosen.info.can_reason else TITLE_TOKENS
-    request = Request(
+    request = ModelRequest(
         TITLE_SYSTEM,
         [user_message(session_id, prompt[:PROMPT_CHARS])],
         settings=chosen.settings,
         max_tokens=tokens or None,
     )
-    done = await Heard(grow).listen(model.stream(request))
+    done = await ReceivedAnswer(grow).listen(model.stream(request))
     price = price_of(chosen.info, flat_rate=chosen.flat_rate)
     return title_of("".join(pieces), prompt), used_of(done.usage, price, request, size).cost

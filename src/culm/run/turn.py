@@ -8,24 +8,24 @@ from typing import Any
 
 from culm.clock import Clock, pause
 from culm.errors import AppError, BudgetReached, ModelFailed
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId
-from culm.model.choice import Chosen, Models
-from culm.permission.gate import Clearance
+from culm.model.choice import ChosenModel, Models
+from culm.permission.gate import PermissionGate
 from culm.run.compaction import summarize
 from culm.run.context import has_text
 from culm.run.journal import TurnJournal
 from culm.run.limits import effective, jittered
 from culm.run.live_run import LiveRun
-from culm.run.loop import Turn, take_turn
+from culm.run.loop import TurnInput, take_turn
 from culm.run.messages import Messages
 from culm.run.model_chain import open_lineup
 from culm.run.rules import ending_of_error
-from culm.run.setting import Setting
-from culm.run.system_prompt import Surroundings
+from culm.run.setting import JournalSetting
+from culm.run.system_prompt import ProjectContext
 from culm.settings import Settings
 from culm.store.store import Store
-from culm.tools.base import Call, Tool, Watch
+from culm.tools.base import CallRequest, Tool, Watch
 from culm.tools.question import QUESTION
 from culm.wire.codec import encode
 from culm.wire.endings import Ending
@@ -44,9 +44,9 @@ class World:
     messages: Messages
     models: Models
     tools: Callable[[], Mapping[str, Tool]]  # As they are configured now.
-    clearance: Clearance
-    look_around: Callable[[], Awaitable[Surroundings]]
-    tell: Callable[[Live], None]
+    clearance: PermissionGate
+    look_around: Callable[[], Awaitable[ProjectContext]]
+    tell: Callable[[TransientEvent], None]
     # The processes of a run's calls that are still there after it was stopped.
     find_left: Callable[[str], Awaitable[list[int]]]
     # Holds the turn of an agent's run, which a process of its own does.
@@ -83,7 +83,7 @@ async def _hold(
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         retry = RunRetry(run.id, run.session_id, delay_s, failure.title, failure.message)
-        world.tell(Live("run_retry", run.session_id, encode(retry)))
+        world.tell(TransientEvent("run_retry", run.session_id, encode(retry)))
         await pause(world.clock, jittered(delay_s, world.ids.chance()))
 
     if run.kind == "summary":
@@ -108,7 +108,7 @@ async def _hold(
     tools = dict(world.tools())
     if run.asked.consent.headless:
         tools.pop(QUESTION, None)  # Nobody is there to answer.
-    turn = Turn(
+    turn = TurnInput(
         speakers=speakers,
         tools=tools,
         admit=lambda tool, call: world.clearance.admit(tool, call, run.asked.consent),
@@ -123,7 +123,7 @@ async def _hold(
     return await take_turn(turn, journal.reentered)
 
 
-def _watch(world: World, call: Call) -> Watch:
+def _watch(world: World, call: CallRequest) -> Watch:
     """Let whoever watches see what a call puts out, as it comes."""
     offset = 0
 
@@ -131,22 +131,22 @@ def _watch(world: World, call: Call) -> Watch:
         nonlocal offset
         output = CallOutput(SessionId(call.session_id), call.id, offset, text)
         offset += len(text)
-        world.tell(Live("call_output", call.session_id, encode(output)))
+        world.tell(TransientEvent("call_output", call.session_id, encode(output)))
 
     return watch
 
 
-def setting_of(world: World, run: LiveRun) -> Setting:
+def setting_of(world: World, run: LiveRun) -> JournalSetting:
     """What its journal must know of the model recorded at its acceptance."""
     if world.models.why_not(run.provider, run.model):
         return _setting(world, run.provider, run.model, window=0)
     return _setting_of(world, world.models.get(run.provider, run.model))
 
 
-def _setting_of(world: World, chosen: Chosen) -> Setting:
+def _setting_of(world: World, chosen: ChosenModel) -> JournalSetting:
     window = chosen.info.context_window
     return _setting(world, chosen.provider_id, chosen.settings.model, window=window)
 
 
-def _setting(world: World, provider_id: str, model_id: str, *, window: int) -> Setting:
-    return Setting(model_id, provider_id, window, world.tools(), world.models.compacts)
+def _setting(world: World, provider_id: str, model_id: str, *, window: int) -> JournalSetting:
+    return JournalSetting(model_id, provider_id, window, world.tools(), world.models.compacts)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from culm.server.auth import Gate
+from culm.server.auth import RequestAuth
 from culm.server.connection import Connection
 from culm.server.problems import (
     BODY_BYTES_MAX,
@@ -51,7 +51,7 @@ def _hints_of(handler: Callable[..., Awaitable[object]]) -> dict[str, Any]:
     return get_type_hints(handler)
 
 
-class HeadOnly(dict[str, str]):
+class HeadersOnly(dict[str, str]):
     """An answer without a body that says something in its head."""
 
 
@@ -92,7 +92,7 @@ def bind(route: Route) -> Endpoint:
         value = await route.handler(**given)
         if responds:
             return value
-        if value is None or isinstance(value, HeadOnly):
+        if value is None or isinstance(value, HeadersOnly):
             return done(status=route.status, headers=value)
         return answer(value, status=route.status)
 
@@ -109,7 +109,7 @@ class _Node:
     methods: dict[str, Endpoint] = field(default_factory=dict[str, Endpoint])
 
 
-class Table:
+class RouteTable:
     """All routes, found by walking the path: aiohttp's own table tries pattern after pattern."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -156,10 +156,10 @@ class Table:
 class Api:
     """Answers every request of a server."""
 
-    def __init__(self, registry: Registry, gate: Gate, routes: Iterable[Route]) -> None:
+    def __init__(self, registry: Registry, gate: RequestAuth, routes: Iterable[Route]) -> None:
         self._registry = registry
         self._gate = gate
-        self._table = Table(routes)
+        self._table = RouteTable(routes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from culm.server.api import Api
-from culm.server.auth import Gate
+from culm.server.auth import RequestAuth
 from culm.server.connection import HEAD_BYTES_MAX, HEAD_S, Connections
 from culm.server.listen import BACKLOG, Listener, UnixAddress
 from culm.server.routes import ROUTES
@@ -17,7 +17,7 @@ SHUTDOWN_TIMEOUT_S = 2.5  # aiohttp waits so long for a handler, and once more a
 LINGER_S = 3.0  # A client still sending what was refused has this long to read the answer.
 
 
-def make_api(registry: Registry, gate: Gate) -> Api:
+def make_api(registry: Registry, gate: RequestAuth) -> Api:
     return Api(registry, gate, ROUTES)
 
 

@@ -18,7 +18,7 @@ TOKEN_CHARS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class RequestAuth:
     """What a request over TCP must show; a unix socket's peer is known by its uid."""
 
     token: str | None  # None: no authentication was asked for.

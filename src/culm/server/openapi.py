@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from culm import __version__
-from culm.server.api import HeadOnly, Route, is_response
+from culm.server.api import HeadersOnly, Route, is_response
 from culm.server.routes import BY_NOUN
 from culm.wire.agent import RUN_HEADER
 from culm.wire.agents import Agent, RawAgent
@@ -117,11 +117,11 @@ def _said(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands 
 
 
 def _has_schema(kind: Any) -> bool:  # noqa: ANN401
-    return kind is not HeadOnly and not is_response(kind)
+    return kind is not HeadersOnly and not is_response(kind)
 
 
 def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
-    if kind is HeadOnly:
+    if kind is HeadersOnly:
         header = {"description": "The run that was accepted.", "schema": {"type": "string"}}
         words = f"{HTTPStatus(route.status).phrase}, with the run in the head."
         return {"description": words, "headers": {RUN_HEADER: header}}

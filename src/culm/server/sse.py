@@ -9,7 +9,7 @@ from culm.events.stream import feed
 from culm.events.views import Filter
 from culm.wire.events import CURSOR_HEADER, PAYLOADS
 from culm.wire.queries import EventsQuery, split_names
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
 class EventResponse(web.StreamResponse):
@@ -37,7 +37,7 @@ class EventResponse(web.StreamResponse):
 
 
 async def stream_events(
-    request: web.BaseRequest, workspace: Workspace, query: EventsQuery
+    request: web.BaseRequest, workspace: LiveWorkspace, query: EventsQuery
 ) -> EventResponse:
     """Stream what happens in a workspace, from now on or from a cursor."""
     filter_ = _filter(query)

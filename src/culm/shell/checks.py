@@ -6,8 +6,8 @@ Each check raises `NotFree` unless it knows every part of what it is given.
 import re
 from collections.abc import Callable, Sequence
 
-from culm.shell.entries import Entry
-from culm.shell.options import NotFree, Reading, check_operands, parse_options
+from culm.shell.entries import ReadOnlyEntry
+from culm.shell.options import NotReadOnly, ReadOnlyCheck, check_operands, parse_options
 from culm.shell.table import TABLE
 from culm.shell.words import Word, names
 
@@ -46,7 +46,7 @@ _NUMERIC_OPERAND = re.compile(r"[0-9]*")
 _SETTINGS = names("-e +e -u +u -f -eu -ue -euo -o +o pipefail errexit nounset noglob")
 
 
-def check_find(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_find(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     pending = list(reversed(words))
     in_expression = False
     while pending:
@@ -54,7 +54,7 @@ def check_find(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
         if word.is_pattern:
             reading.expanded(word)
             if in_expression:
-                raise NotFree("has a pattern that the shell expands")
+                raise NotReadOnly("has a pattern that the shell expands")
             continue
         text = reading.known(word)
         if not in_expression and text in ("-H", "-P"):
@@ -69,14 +69,14 @@ def check_find(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
             known = reading.known(value)
             if value.is_pattern:
                 reading.expanded(value)
-                raise NotFree("has a pattern that the shell expands")
+                raise NotReadOnly("has a pattern that the shell expands")
             if text in _FIND_PATH:
                 reading.path(known)
         elif text not in _FIND_ALONE:
-            raise NotFree(f"has a part that is not in the table: `{text[:60]}`")
+            raise NotReadOnly(f"has a part that is not in the table: `{text[:60]}`")
 
 
-def check_sed(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_sed(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     scripts: list[str] = []
     rest: list[Word] = []
     pending = list(reversed(words))
@@ -87,16 +87,16 @@ def check_sed(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
             if "e" in text:
                 scripts.append(reading.known(pending.pop() if pending else Word("", None)))
                 if rest:
-                    raise NotFree("has an option after its operands")
+                    raise NotReadOnly("has an option after its operands")
         elif text in entry.flags:
             continue
         elif text.startswith("-") and text != "-":
-            raise NotFree(f"has an option that is not in the table: `{text[:60]}`")
+            raise NotReadOnly(f"has an option that is not in the table: `{text[:60]}`")
         else:
             rest.append(word)
     if not scripts and rest:
         if rest[0].is_pattern:
-            raise NotFree("has a pattern that the shell expands")
+            raise NotReadOnly("has a pattern that the shell expands")
         scripts.append(reading.known(rest.pop(0)))
     for word in rest:
         for path in reading.expanded(word):
@@ -110,40 +110,40 @@ def _check_sed_script(script: str) -> None:
     while at < len(script):
         found = _SED_COMMAND.match(script, at)
         if found is None or found.end() == at:
-            raise NotFree("has a script that may do more than print")
+            raise NotReadOnly("has a script that may do more than print")
         # Programs differ on a delimiter between brackets, which could end the expression early.
         for part in (found["range"], found["old"]):
             if part and "[" in _BRACKETS.sub("", part):
-                raise NotFree("has a script that may do more than print")
+                raise NotReadOnly("has a script that may do more than print")
         at = found.end()
 
 
-def check_jq(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_jq(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     for text in parsed.operands[:1]:
         if _JQ_REFUSED.search(text):
-            raise NotFree("has a filter that may read the environment or other files")
+            raise NotReadOnly("has a filter that may read the environment or other files")
     for path in parsed.operands[1:]:
         reading.path(path)
 
 
-def check_echo(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_echo(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     for word in words:
         if not word.is_printable:
             reading.expanded(word)
 
 
-def check_printf(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_printf(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     rest = list(words)
     if rest and rest[0].text == "--":
         rest.pop(0)
     form = reading.known(rest[0]) if rest else ""
     if rest and (rest[0].is_pattern or form.startswith("-") or not _FORMAT.fullmatch(form)):
-        raise NotFree("has a format that may do more than print")
+        raise NotReadOnly("has a format that may do more than print")
     check_echo(entry, rest[1:], reading)
 
 
-def check_test(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_test(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     """`test`, `[` and `[[`: literal operands and the operators that only look."""
     # Operands of numeric tests are arithmetic, which runs what a variable holds.
     allowed = _NUMERIC_OPERAND if is_numeric_test(words) else _TEST_OPERAND
@@ -154,7 +154,7 @@ def check_test(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
         if text in _TEST_UNARY or text in _TEST_BINARY or text in _TEST_NUMERIC:
             continue
         if text.startswith("-") or not allowed.fullmatch(text) or word.is_pattern:
-            raise NotFree(f"has a part that is not in the table: `{text[:60]}`")
+            raise NotReadOnly(f"has a part that is not in the table: `{text[:60]}`")
         reading.path(text)
 
 
@@ -162,64 +162,64 @@ def is_numeric_test(words: Sequence[Word]) -> bool:
     return any(word.text in _TEST_NUMERIC for word in words)
 
 
-def check_set(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_set(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     texts = [reading.known(word) for word in words]
     ends_open = bool(texts) and texts[-1].endswith("o") and texts[-1][0] in "-+"
     if not texts or ends_open or any(text not in _SETTINGS for text in texts):
-        raise NotFree("shows or changes more than the settings in the table")
+        raise NotReadOnly("shows or changes more than the settings in the table")
 
 
-def check_date(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_date(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     if any(not operand.startswith("+") for operand in parsed.operands):
-        raise NotFree("could set the clock")
+        raise NotReadOnly("could set the clock")
 
 
-def check_ps(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_ps(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     # Some versions show the environment of processes.
     if any("env" in (value or "").lower() for _, value in parsed.options):
-        raise NotFree("may show the environment of processes")
+        raise NotReadOnly("may show the environment of processes")
     if any(operand not in ("aux", "ax", "axu", "u", "x") for operand in parsed.operands):
-        raise NotFree("has an operand that is not in the table")
+        raise NotReadOnly("has an operand that is not in the table")
 
 
-def check_diff(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_diff(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     """Of directories it compares what they hold, and follows links there."""
     for operand in parse_options(entry, words, reading).operands:
         for path in reading.held(operand):
             reading.path(path)
 
 
-def check_strings(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_strings(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     if any(operand.startswith("@") for operand in parsed.operands):
-        raise NotFree("would read further arguments from a file")
+        raise NotReadOnly("would read further arguments from a file")
     check_operands(entry, parsed, reading)
 
 
-def check_git_list(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_git_list(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     """`git branch` and `git tag`: a name alone would make one."""
     parsed = parse_options(entry, words, reading)
     listing = ("--list", "--contains", "--no-contains", "--merged", "--no-merged")
     # The `-l` of older versions of `git branch` makes a name, so it is not in the table there.
     if parsed.operands and not parsed.has("-l", *listing):
-        raise NotFree("with a name makes or changes something")
+        raise NotReadOnly("with a name makes or changes something")
 
 
-def check_git_reflog(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_git_reflog(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     if parsed.operands and parsed.operands[0] != "show":
-        raise NotFree("has an operand that is not in the table")
+        raise NotReadOnly("has an operand that is not in the table")
 
 
-def check_git_grep(entry: Entry, words: Sequence[Word], reading: Reading) -> None:
+def check_git_grep(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     parsed = parse_options(entry, words, reading)
     for path in parsed.operands if parsed.has("-e") else parsed.operands[1:]:
         reading.path(path)
 
 
-_CHECKS: dict[str, Callable[[Entry, Sequence[Word], Reading], None]] = {
+_CHECKS: dict[str, Callable[[ReadOnlyEntry, Sequence[Word], ReadOnlyCheck], None]] = {
     "find": check_find,
     "sed": check_sed,
     "jq": check_jq,
@@ -240,7 +240,7 @@ _CHECKS: dict[str, Callable[[Entry, Sequence[Word], Reading], None]] = {
 }
 
 
-def check(name: str, words: Sequence[Word], reading: Reading) -> None:
+def check(name: str, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     """Raise `NotFree` unless the command, given by its line and the words after it, only reads."""
     entry = TABLE[name]
     if entry.operands not in ("text", "names"):
@@ -254,10 +254,10 @@ def check(name: str, words: Sequence[Word], reading: Reading) -> None:
         _check_git(words, reading)
 
 
-def _check_git(words: Sequence[Word], reading: Reading) -> None:
+def _check_git(words: Sequence[Word], reading: ReadOnlyCheck) -> None:
     # A format can ask for signatures, which runs the program the configuration names.
     if any(_SIGNATURE.search(word.text or "") for word in words):
-        raise NotFree("may run a program to check signatures")
+        raise NotReadOnly("may run a program to check signatures")
     for directory in reading.directories or ():
         if not reading.places.owns_repository(directory):
-            raise NotFree("would use a repository that is not the workspace's own")
+            raise NotReadOnly("would use a repository that is not the workspace's own")

@@ -11,7 +11,7 @@ Operands = Literal["paths", "pattern", "text", "none", "names", "check"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ReadOnlyEntry:
     name: str  # The program, with its subcommand if it has them.
     operands: Operands
     flags: frozenset[str]  # Take no value.
@@ -36,8 +36,8 @@ def entry(
     numbers: bool = False,
     operands_max: int = 1_000,
     note: str = "",
-) -> tuple[str, Entry]:
-    return name, Entry(
+) -> tuple[str, ReadOnlyEntry]:
+    return name, ReadOnlyEntry(
         name,
         operands,
         names(flags),

@@ -7,9 +7,9 @@ An expansion is walked for what it runs and replaced by a mark; the rest of the 
 import re
 from collections.abc import Callable
 
-from culm.shell.script import Directories, Outcome, Sink
+from culm.shell.script import Directories, Outcome, Redirection
 from culm.shell.tree import Node
-from culm.shell.words import NUMBER, OUTPUT, PLAIN, UNKNOWN, Odd, Word, names, scan
+from culm.shell.words import NUMBER, OUTPUT, PLAIN, UNKNOWN, UnexpectedWord, Word, names, scan
 
 EXPANSIONS = names(
     "simple_expansion expansion command_substitution arithmetic_expansion process_substitution"
@@ -36,7 +36,7 @@ _ARITHMETIC = re.compile(r"[0-9 \t+*/%()<>=!&|^~?:-]*")
 
 class Expander:
     def __init__(
-        self, source: bytes, sink: Sink, statement: Callable[[Node, Directories], Outcome]
+        self, source: bytes, sink: Redirection, statement: Callable[[Node, Directories], Outcome]
     ) -> None:
         self._source = source
         self._sink = sink
@@ -61,7 +61,7 @@ class Expander:
             return Word(raw, raw)
         try:
             return scan(self.mask(node, directories), raw)
-        except Odd:
+        except UnexpectedWord:
             self._sink.unclear("a word in it cannot be told")
             return Word(raw, None)
 

@@ -5,7 +5,7 @@ programs a configuration names are not here, nor are those that look into submod
 configuration of their own.
 """
 
-from culm.shell.entries import Entry, entry
+from culm.shell.entries import ReadOnlyEntry, entry
 
 _LOG = (
     "-p -u -s -z --patch --no-patch --oneline --stat --shortstat --numstat --name-only"
@@ -32,7 +32,7 @@ _LOG_OPTIONAL = (
 _REFS_VALUES = "--sort --format --points-at"
 _REFS_OPTIONAL = "--contains --no-contains --merged --no-merged --color --column"
 
-GIT: dict[str, Entry] = dict(
+GIT: dict[str, ReadOnlyEntry] = dict(
     (
         entry(
             "git status",

@@ -13,9 +13,9 @@ from string import ascii_letters, digits
 
 from culm.shell.checks import check, is_numeric_test
 from culm.shell.grains import SUBCOMMANDS, grain, is_interpreter, runner_length, runs_words
-from culm.shell.options import NotFree, Reading
-from culm.shell.places import NULL, Disk, Places, RealDisk
-from culm.shell.script import Directories, Outcome, Simple
+from culm.shell.options import NotReadOnly, ReadOnlyCheck
+from culm.shell.places import NULL, PathDisk, ReadablePaths, RealDisk
+from culm.shell.script import Directories, Outcome, SimpleCommand
 from culm.shell.table import TABLE, VERSIONS
 from culm.shell.words import Word, names
 from culm.shell.wrappers import WRAPPERS, fill_in, unwrap
@@ -64,11 +64,11 @@ class Judgement:
     asked: tuple[str, ...] = ()
 
 
-def judge(command: str, cwd: Path, inside: Sequence[Path], disk: Disk = _DISK) -> Judgement:
+def judge(command: str, cwd: Path, inside: Sequence[Path], disk: PathDisk = _DISK) -> Judgement:
     """Judge one command line, to be run by bash in `cwd`. Never raises on any text."""
     from culm.shell.walk import walk  # tree-sitter is paid for by the first command judged.
 
-    places = Places(inside, disk)
+    places = ReadablePaths(inside, disk)
     real = places.real("", str(cwd))
     start = None if real is None else (real,)
     report = _Report(places, start)
@@ -82,7 +82,7 @@ def judge(command: str, cwd: Path, inside: Sequence[Path], disk: Disk = _DISK) -
 class _Report:
     """Told by the walk of everything that would run; adds it up."""
 
-    def __init__(self, places: Places, start: Directories) -> None:
+    def __init__(self, places: ReadablePaths, start: Directories) -> None:
         self._places = places
         self._commands: dict[str, bool] = {}  # And whether each is not free by itself.
         self._grains: set[str] = set()
@@ -133,7 +133,7 @@ class _Report:
         self._grains.add(f"function {name}")
         self._because("It defines a function.")
 
-    def simple(self, command: Simple) -> Outcome:
+    def simple(self, command: SimpleCommand) -> Outcome:
         for assignment in command.assignments:
             self._assign(assignment.name, assignment.value, assignment.raw)
         if not command.words:
@@ -158,13 +158,13 @@ class _Report:
             if text is None and not target.is_printable:
                 self._because("Text given to it on its input cannot be told.")
             return
-        reading = Reading(self._places, directories)
+        reading = ReadOnlyCheck(self._places, directories)
         sign = "<" if operator == "<" else ">"
         try:
             if text is None or target.is_pattern:
-                raise NotFree("")
+                raise NotReadOnly("")
             reading.path(text)
-        except NotFree:
+        except NotReadOnly:
             self._tell(f"{sign} {target.raw}")
             self.unclear("the target of a redirection is not written out")
             return
@@ -286,11 +286,11 @@ class _Report:
         prefix: Sequence[str] = (),
     ) -> None:
         """A command of the table: is this use of it free?"""
-        reading = Reading(self._places, directories)
+        reading = ReadOnlyCheck(self._places, directories)
         text = " ".join(shown)
         try:
             check(line, rest, reading)
-        except NotFree as reason:
+        except NotReadOnly as reason:
             self._because(f"`{line}` {reason}.")
             if line not in _PRINTING:
                 # With other options it may write, or run what it is told to.

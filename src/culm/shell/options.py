@@ -8,23 +8,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from culm.shell.entries import Entry
-from culm.shell.places import NULL, Places
+from culm.shell.entries import ReadOnlyEntry
+from culm.shell.places import NULL, ReadablePaths
 from culm.shell.script import Directories
 from culm.shell.words import Word
 
 _NUMBER = re.compile(r"-[0-9]+")
 
 
-class NotFree(Exception):
+class NotReadOnly(Exception):
     """Why a command is asked about, as the end of a sentence that begins with the command."""
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadOnlyCheck:
     """One command that may only read: the paths it names are resolved and noted here."""
 
-    places: Places
+    places: ReadablePaths
     directories: Directories
     real: list[str] = field(default_factory=list[str])
     outside: list[str] = field(default_factory=list[str])
@@ -32,17 +32,17 @@ class Reading:
     def here(self) -> Sequence[str]:
         """Where it runs, which many commands read if they are not told what to read."""
         if self.directories is None:
-            raise NotFree("runs in a directory that cannot be told")
+            raise NotReadOnly("runs in a directory that cannot be told")
         self.outside += [path for path in self.directories if not self.places.contains(path)]
         return self.directories
 
     def path(self, text: str) -> None:
         if self.directories is None:
-            raise NotFree("runs in a directory that cannot be told")
+            raise NotReadOnly("runs in a directory that cannot be told")
         for directory in self.directories:
             real = self.places.real(directory, text)
             if real is None:
-                raise NotFree(f"names a path that cannot be resolved: {_short(text)}")
+                raise NotReadOnly(f"names a path that cannot be resolved: {_short(text)}")
             self.real.append(real)
             if real != NULL and not self.places.contains(real):
                 self.outside.append(real)
@@ -53,13 +53,15 @@ class Reading:
         for directory in self.directories or ():
             names = self.places.names(directory, text)
             if names is None:
-                raise NotFree(f"names a directory that holds too much: {_short(text)}")
+                raise NotReadOnly(f"names a directory that holds too much: {_short(text)}")
             found += [f"{text}/{name}" for name in names]
         return found
 
     def known(self, word: Word) -> str:
         if word.text is None:
-            raise NotFree(f"has an argument that cannot be told from the text: {_short(word.raw)}")
+            raise NotReadOnly(
+                f"has an argument that cannot be told from the text: {_short(word.raw)}"
+            )
         return word.text
 
     def expanded(self, word: Word) -> list[str]:
@@ -68,23 +70,23 @@ class Reading:
         if not word.is_pattern:
             return [text]
         if self.directories is None:
-            raise NotFree("runs in a directory that cannot be told")
+            raise NotReadOnly("runs in a directory that cannot be told")
         found: list[str] = []
         for directory in self.directories:
             matches = self.places.matches(directory, text)
             if matches is None:
-                raise NotFree(f"has a pattern that matches too much: {_short(text)}")
+                raise NotReadOnly(f"has a pattern that matches too much: {_short(text)}")
             found += matches
         for match in found:
             # A file can have the name of an option, and what is matched may lie anywhere.
             if match.startswith("-"):
-                raise NotFree(f"has a pattern that matches an option: {_short(match)}")
+                raise NotReadOnly(f"has a pattern that matches an option: {_short(match)}")
             self.path(match)
         return found
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedOptions:
     """The words of a command, sorted into options and operands."""
 
     options: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
@@ -94,9 +96,11 @@ class Parsed:
         return any(option in names for option, _ in self.options)
 
 
-def parse_options(entry: Entry, words: Sequence[Word], reading: Reading) -> Parsed:
+def parse_options(
+    entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck
+) -> ParsedOptions:
     """Sort the words after the name. Raises `NotFree` on any that the entry does not list."""
-    parsed = Parsed()
+    parsed = ParsedOptions()
     pending = list(reversed(words))
     while pending:
         word = pending.pop()
@@ -115,11 +119,17 @@ def parse_options(entry: Entry, words: Sequence[Word], reading: Reading) -> Pars
         else:
             _cluster(entry, text, pending, parsed, reading)
     if len(parsed.operands) > entry.operands_max:
-        raise NotFree("has more operands than it reads")
+        raise NotReadOnly("has more operands than it reads")
     return parsed
 
 
-def _long(entry: Entry, text: str, pending: list[Word], parsed: Parsed, reading: Reading) -> None:
+def _long(
+    entry: ReadOnlyEntry,
+    text: str,
+    pending: list[Word],
+    parsed: ParsedOptions,
+    reading: ReadOnlyCheck,
+) -> None:
     name, equals, value = text.partition("=")
     if equals and (name in entry.values or name in entry.optional):
         parsed.options.append((name, value))
@@ -131,11 +141,15 @@ def _long(entry: Entry, text: str, pending: list[Word], parsed: Parsed, reading:
     elif not equals and (name in entry.values or name in entry.paths):
         parsed.options.append((name, _value(entry, name, pending, parsed, reading)))
     else:
-        raise NotFree(f"has an option that is not in the table: {_short(name)}")
+        raise NotReadOnly(f"has an option that is not in the table: {_short(name)}")
 
 
 def _cluster(
-    entry: Entry, text: str, pending: list[Word], parsed: Parsed, reading: Reading
+    entry: ReadOnlyEntry,
+    text: str,
+    pending: list[Word],
+    parsed: ParsedOptions,
+    reading: ReadOnlyCheck,
 ) -> None:
     """`-la`, `-n5`, `-n 5`."""
     if text in entry.flags:
@@ -155,17 +169,23 @@ def _cluster(
             value = rest or _value(entry, name, pending, parsed, reading)
             parsed.options.append((name, value))
         else:
-            raise NotFree(f"has an option that is not in the table: {_short(name)}")
+            raise NotReadOnly(f"has an option that is not in the table: {_short(name)}")
         return
 
 
-def _value(entry: Entry, name: str, pending: list[Word], parsed: Parsed, reading: Reading) -> str:
+def _value(
+    entry: ReadOnlyEntry,
+    name: str,
+    pending: list[Word],
+    parsed: ParsedOptions,
+    reading: ReadOnlyCheck,
+) -> str:
     if not pending:
-        raise NotFree(f"has an option without its value: {name}")
+        raise NotReadOnly(f"has an option without its value: {name}")
     word = pending.pop()
     value = reading.known(word)
     if word.is_pattern:
-        raise NotFree(f"has a pattern as the value of an option: {_short(value)}")
+        raise NotReadOnly(f"has a pattern as the value of an option: {_short(value)}")
     # Where the program on this machine takes no value here, or stops looking for options at its
     # first operand, the word is an operand: it must be harmless as a path, too.
     is_pattern = name in entry.patterns and not parsed.operands
@@ -174,7 +194,7 @@ def _value(entry: Entry, name: str, pending: list[Word], parsed: Parsed, reading
     return value
 
 
-def check_operands(entry: Entry, parsed: Parsed, reading: Reading) -> None:
+def check_operands(entry: ReadOnlyEntry, parsed: ParsedOptions, reading: ReadOnlyCheck) -> None:
     """What the table says of operands, where no check of its own is named."""
     match entry.operands:
         case "paths":
@@ -183,7 +203,7 @@ def check_operands(entry: Entry, parsed: Parsed, reading: Reading) -> None:
             named = parsed.has(*entry.patterns, "-f", "--file", "--files", "--type-list")
             paths = parsed.operands if named else parsed.operands[1:]
         case "none" if parsed.operands:
-            raise NotFree(f"has an operand: {_short(parsed.operands[0])}")
+            raise NotReadOnly(f"has an operand: {_short(parsed.operands[0])}")
         case _:
             paths = []
     for path in paths:

@@ -18,7 +18,7 @@ MATCHES_MAX = 500  # A pattern that matches more is asked about rather than reso
 NULL = "/dev/null"
 
 
-class Disk(Protocol):
+class PathDisk(Protocol):
     def real(self, path: str) -> str | None:
         """The path with every link followed; None if it cannot be told."""
         ...
@@ -72,10 +72,10 @@ class RealDisk:
             return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
-class Places:
+class ReadablePaths:
     """The directories whose contents may be read without asking."""
 
-    def __init__(self, inside: Sequence[Path], disk: Disk) -> None:
+    def __init__(self, inside: Sequence[Path], disk: PathDisk) -> None:
         self._disk = disk
         # One judgement sees one state of the disk, and asks about each path once.
         self._found: dict[str, str | None] = {}

@@ -14,22 +14,22 @@ DIRECTORIES_MAX = 8  # A text with more turns than that is not judged for free.
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class VariableAssignment:
     name: str
     value: Word
     raw: str  # All of it, as it is written.
 
 
 @dataclass(frozen=True, slots=True)
-class Simple:
+class SimpleCommand:
     """A simple command as it stands in the text, before wrappers are looked through."""
 
     words: tuple[Word, ...]  # Empty if it only assigns.
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[VariableAssignment, ...]
     directories: Directories
 
 
-class Sink(Protocol):
+class Redirection(Protocol):
     def unclear(self, why: str) -> None:
         """What would run cannot be told from the text."""
         ...
@@ -38,7 +38,7 @@ class Sink(Protocol):
         """A function of that name; its body is told of like everything else."""
         ...
 
-    def simple(self, command: Simple) -> Outcome: ...
+    def simple(self, command: SimpleCommand) -> Outcome: ...
 
     def test(self, words: Sequence[Word], directories: Directories) -> None:
         """`[ … ]` or `[[ … ]]`, brackets included."""

@@ -5,7 +5,7 @@ shortened in a way that is not listed. When in doubt a line is left out. `docs/p
 this table, as `table_markdown` writes it.
 """
 
-from culm.shell.entries import Entry, entry
+from culm.shell.entries import ReadOnlyEntry, entry
 from culm.shell.git_table import GIT
 from culm.shell.words import names
 
@@ -21,7 +21,7 @@ _GREP_VALUES = (
     "-m -A -B -C -d -D --max-count --after-context --before-context --context --include --exclude"
     " --exclude-dir --directories --devices --binary-files --label"
 )
-TABLE: dict[str, Entry] = dict(
+TABLE: dict[str, ReadOnlyEntry] = dict(
     (
         entry(
             "ls",

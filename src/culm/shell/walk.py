@@ -8,7 +8,14 @@ is not decided here; the `Sink` is told of each.
 import re
 
 from culm.shell.expansions import EXPANSIONS, WORD_PARTS, Expander
-from culm.shell.script import Assignment, Directories, Outcome, Simple, Sink, union
+from culm.shell.script import (
+    Directories,
+    Outcome,
+    Redirection,
+    SimpleCommand,
+    VariableAssignment,
+    union,
+)
 from culm.shell.tree import Node, parse
 from culm.shell.words import UNKNOWN, Word, names
 
@@ -25,7 +32,7 @@ _KEYWORDS = names(
 )
 
 
-def walk(text: str, directories: Directories, sink: Sink) -> Outcome:
+def walk(text: str, directories: Directories, sink: Redirection) -> Outcome:
     """Tell the sink of everything the text would run."""
     try:
         source = text.encode()
@@ -43,7 +50,7 @@ def walk(text: str, directories: Directories, sink: Sink) -> Outcome:
 
 
 class _Walker:
-    def __init__(self, source: bytes, sink: Sink) -> None:
+    def __init__(self, source: bytes, sink: Redirection) -> None:
         self._source = source
         self._sink = sink
         self._words = Expander(source, sink, self._statement)
@@ -161,7 +168,9 @@ class _Walker:
             return
         body = next((one for one in node.children if one.type == "do_group"), node)
         raw = self._source[node.start_byte : body.start_byte].decode().rstrip("; \t\n")
-        self._sink.simple(Simple((), (Assignment(name, Word(raw, None), raw),), directories))
+        self._sink.simple(
+            SimpleCommand((), (VariableAssignment(name, Word(raw, None), raw),), directories)
+        )
 
     def _function(self, node: Node, directories: Directories) -> None:
         for child in self._children(node):
@@ -194,7 +203,7 @@ class _Walker:
 
     def _command(self, node: Node, directories: Directories) -> Outcome:
         words: list[Word] = []
-        assignments: list[Assignment] = []
+        assignments: list[VariableAssignment] = []
         end = node.start_byte
         for child in node.children:
             gap = self._source[end : child.start_byte]
@@ -212,14 +221,14 @@ class _Walker:
                 words.append(Word(kind, kind))
             else:
                 words.append(self._words.word(child, directories))
-        return self._sink.simple(Simple(tuple(words), tuple(assignments), directories))
+        return self._sink.simple(SimpleCommand(tuple(words), tuple(assignments), directories))
 
     def _assignments(self, node: Node, directories: Directories) -> None:
         nodes = [node] if node.type == "variable_assignment" else self._children(node)
         found = tuple(self._assignment(child, directories) for child in nodes)
-        self._sink.simple(Simple((), found, directories))
+        self._sink.simple(SimpleCommand((), found, directories))
 
-    def _assignment(self, node: Node, directories: Directories) -> Assignment:
+    def _assignment(self, node: Node, directories: Directories) -> VariableAssignment:
         raw = self._words.text(node)
         children = self._children(node)
         name = self._words.text(children[0]) if children else ""
@@ -227,7 +236,7 @@ class _Walker:
             # The subscript of an array is arithmetic, which can run what a variable holds.
             self._sink.unclear("an assignment in it cannot be resolved")
             self._words.odd(node)
-            return Assignment(name, Word(raw, None), raw)
+            return VariableAssignment(name, Word(raw, None), raw)
         value = Word("", "")
         for child in children[2:]:
             if child.type == "array":
@@ -239,7 +248,7 @@ class _Walker:
                 value = self._words.word(child, directories)
         if not raw.startswith((f"{name}=", f"{name}+=")):
             self._sink.unclear("an assignment in it cannot be resolved")
-        return Assignment(name, value, raw)
+        return VariableAssignment(name, value, raw)
 
     def _declaration(self, node: Node, directories: Directories) -> None:
         """`export`, `declare`, `unset` and their like, told of as the simple commands they are."""
@@ -253,7 +262,7 @@ class _Walker:
                 words.append(self._words.word(child, directories))
             else:
                 words.append(Word(text, text))
-        self._sink.simple(Simple(tuple(words), (), directories))
+        self._sink.simple(SimpleCommand(tuple(words), (), directories))
 
     def _test(self, node: Node, directories: Directories) -> None:
         words: list[Word] = []

@@ -27,7 +27,7 @@ class Word:
     is_printable: bool = False
 
 
-class Odd(Exception):
+class UnexpectedWord(Exception):
     """The text of a word is not what a word can be: the grammar took it for something else."""
 
 
@@ -54,7 +54,7 @@ class _Scanner:
     def scan(self, raw: str) -> Word:
         text, end = self._text, len(self._text)
         if text.startswith("#"):
-            raise Odd("a comment")
+            raise UnexpectedWord("a comment")
         while self._at < end:
             char = text[self._at]
             if char == "'":
@@ -73,7 +73,7 @@ class _Scanner:
                 self._live += "x"
                 self._at += 1
             elif char in _META:
-                raise Odd(f"{char!r} in a word")
+                raise UnexpectedWord(f"{char!r} in a word")
             else:
                 self._unquoted(char)
         return self._word(raw)
@@ -103,14 +103,14 @@ class _Scanner:
     def _single(self) -> None:
         end = self._text.find("'", self._at + 1)
         if end < 0:
-            raise Odd("an open quote")
+            raise UnexpectedWord("an open quote")
         self._quoted(self._text[self._at + 1 : end])
         self._at = end + 1
 
     def _escaped(self) -> None:
         following = self._text[self._at + 1 : self._at + 2]
         if not following:
-            raise Odd("a trailing backslash")
+            raise UnexpectedWord("a trailing backslash")
         if following != "\n":  # A joined line leaves nothing.
             self._quoted(following)
         self._at += 2
@@ -121,7 +121,7 @@ class _Scanner:
         while True:
             char = text[at : at + 1]
             if char == "":
-                raise Odd("an open quote")
+                raise UnexpectedWord("an open quote")
             if char == '"':
                 break
             following = text[at + 1 : at + 2]
@@ -131,7 +131,7 @@ class _Scanner:
                 continue
             if char == "`" or (char == "$" and (following.isalnum() or following in "_({@*#?$!-[")):
                 if not (char == "$" and following == ""):
-                    raise Odd("an expansion the grammar does not see")
+                    raise UnexpectedWord("an expansion the grammar does not see")
             elif char in (UNKNOWN, OUTPUT, NUMBER):
                 self._unknown = True
                 self._unprintable |= char == UNKNOWN
@@ -145,7 +145,7 @@ class _Scanner:
         out: list[str] = []
         while (char := text[at : at + 1]) != "'":
             if char == "":
-                raise Odd("an open quote")
+                raise UnexpectedWord("an open quote")
             if char == "\\":
                 at += 1
                 escape = _SIMPLE_ESCAPES.get(text[at : at + 1])

@@ -23,7 +23,7 @@ Op = Literal["created", "updated", "deleted"]
 Connection = sqlite3.Connection  # What a query is a function of.
 
 
-class Event(Struct, frozen=True):  # Not a dataclass: one is made for every durable change.
+class StoredEvent(Struct, frozen=True):  # Not a dataclass: one is made for every durable change.
     """A durable event, numbered inside the transaction that made it true."""
 
     seq: int
@@ -41,7 +41,7 @@ class Tx:
     connection: sqlite3.Connection
     now: int  # Unix seconds, one value for the whole unit.
     seq: int  # The last number given out.
-    events: list[Event] = field(default_factory=list[Event])
+    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
     # Rows of the log, which the group inserts together at its end.
     rows: list[tuple[int, str, str, str, str, str | None, int]] = field(
         default_factory=list[tuple[int, str, str, str, str, str | None, int]]
@@ -75,7 +75,7 @@ class Tx:
         self.seq += 1
         fields = payload.decode() if stored else None
         self.rows.append((self.seq, type_, op, session_id, entity_id, fields, self.now))
-        self.events.append(Event(self.seq, type_, op, session_id, entity_id, payload))
+        self.events.append(StoredEvent(self.seq, type_, op, session_id, entity_id, payload))
 
 
 Unit = Callable[[Tx], object]
@@ -93,14 +93,14 @@ def together(*units: Unit | None) -> Callable[[Tx], None]:
 
 
 @dataclass(slots=True)
-class Job:
+class WriteJob:
     """A unit on its way through the database, and who wants to know how it went."""
 
     unit: Unit
-    settle: "Callable[[Job], None]"  # Called on the event loop, in commit order.
+    settle: "Callable[[WriteJob], None]"  # Called on the event loop, in commit order.
     result: object = None
     error: Exception | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[StoredEvent, ...] = ()
     wrote: bool = False  # Whether it changed anything: only then has it shown that one can.
 
     def fail(self, error: Exception) -> None:
@@ -111,7 +111,7 @@ class Job:
 class Database(Protocol):
     """Runs jobs in submission order, in groups; reads beside them."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         """Queue a job; raises `StoreBusy` if too many wait."""
         ...
 
@@ -124,7 +124,7 @@ class Database(Protocol):
         ...
 
 
-def run_group(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None:
+def run_group(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
     """Commit `jobs` in one transaction; each job knows its fate afterwards.
 
     A job that fails before it wrote anything fails alone. One that fails after writing spoils
@@ -148,7 +148,7 @@ class _Spoilt(Exception):
     """A job failed after it had written."""
 
 
-def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> None:
+def _run_together(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Read here, under the write lock: without our own lock another process may write too.
@@ -162,7 +162,7 @@ def _run_together(connection: sqlite3.Connection, jobs: list[Job], now: int) -> 
             connection.execute("ROLLBACK")
 
 
-def _add_events(connection: sqlite3.Connection, jobs: list[Job], tx: Tx) -> None:
+def _add_events(connection: sqlite3.Connection, jobs: list[WriteJob], tx: Tx) -> None:
     try:
         connection.executemany(QUERIES["add_event"], tx.rows)
     except Exception as exc:  # boundary: which job brought the row is found by trying each alone
@@ -186,7 +186,7 @@ def store_error(exc: sqlite3.Error) -> StoreBusy:
     return StoreBusy(str(exc))
 
 
-def _run_job(job: Job, tx: Tx) -> None:
+def _run_job(job: WriteJob, tx: Tx) -> None:
     changes, before, tx.events = tx.connection.total_changes, tx.seq, []
     rows = len(tx.rows)
     try:
@@ -204,7 +204,7 @@ def _run_job(job: Job, tx: Tx) -> None:
         job.wrote = bool(job.events) or tx.connection.total_changes != changes
 
 
-def settle_group(jobs: list[Job]) -> None:
+def settle_group(jobs: list[WriteJob]) -> None:
     for job in jobs:
         try:
             job.settle(job)

@@ -15,7 +15,7 @@ import msgspec
 
 from culm.errors import Failed, SchemaTooNew
 from culm.store.agents import agent_links, cut_agent, rebuild
-from culm.store.base import Connection, Job, Tx, run_group
+from culm.store.base import Connection, Tx, WriteJob, run_group
 from culm.store.sql import MIGRATIONS, schema_version
 from culm.store.writer import connect
 
@@ -27,7 +27,7 @@ PROBLEMS_MAX = 5  # The first ones say what it is; a damaged file has thousands.
 _DERIVED = ("agents", "runs")  # The tables that `rebuild` works on.
 
 
-class Unreadable(Failed):
+class UnreadableDatabase(Failed):
     """The file is not there for us to read, or is no database."""
 
     code = "store_unreadable"
@@ -51,7 +51,7 @@ def open_reader(path: Path) -> Generator[Connection]:
             connection.execute("BEGIN")
             yield connection
     except sqlite3.Error as exc:
-        raise Unreadable(path, str(exc)) from exc
+        raise UnreadableDatabase(path, str(exc)) from exc
 
 
 def read_store(path: Path, query: Callable[[Connection], T]) -> T:
@@ -68,11 +68,11 @@ def read_store(path: Path, query: Callable[[Connection], T]) -> T:
         try:
             return query(connection)
         except msgspec.ValidationError as exc:
-            raise Unreadable(path, str(exc)) from exc
+            raise UnreadableDatabase(path, str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class DatabaseReport:
     """What was found in a file. What depends on a sound one is empty if it is not."""
 
     schema: int
@@ -87,7 +87,7 @@ class Examined:
         return self.schema == len(MIGRATIONS)
 
 
-def examine(path: Path, at_work: Callable[[], None] | None = None) -> Examined:
+def examine(path: Path, at_work: Callable[[], None] | None = None) -> DatabaseReport:
     """Read all of a file, and call `at_work` now and then meanwhile; raises `Unreadable`."""
     with open_reader(path) as connection:
         _tell(connection, at_work)
@@ -95,9 +95,9 @@ def examine(path: Path, at_work: Callable[[], None] | None = None) -> Examined:
         rows = connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})").fetchall()
         problems = tuple(str(row[0]) for row in rows if row[0] != "ok")
         if problems or schema != len(MIGRATIONS):
-            return Examined(schema, problems)
+            return DatabaseReport(schema, problems)
         links = agent_links(connection)
-        return Examined(
+        return DatabaseReport(
             schema,
             agents=len(links),
             wrong=_count_wrong(connection),
@@ -135,7 +135,7 @@ def _count_wrong(connection: Connection) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairReport:
     rows: int  # Whose derived columns were otherwise.
     cut: tuple[str, ...] = ()  # Agents that nobody is above any more.
 
@@ -149,28 +149,28 @@ def _tell(connection: sqlite3.Connection, at_work: Callable[[], None] | None) ->
     connection.set_progress_handler(told if at_work else None, STEPS)
 
 
-def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> Repaired:
+def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> RepairReport:
     """Make indices and derived columns anew, and cut what leads back to itself.
 
     All of it happens, or nothing; `at_work` is called now and then. Raises `Unreadable`,
     `AppError`.
     """
-    job = Job(_repair, settle=lambda _: None)
+    job = WriteJob(_repair, settle=lambda _: None)
     try:
         with closing(connect(path)) as connection:
             _tell(connection, at_work)
             run_group(connection, [job], now)
     except sqlite3.Error as exc:
-        raise Unreadable(path, str(exc)) from exc
+        raise UnreadableDatabase(path, str(exc)) from exc
     if isinstance(job.error, sqlite3.Error):
-        raise Unreadable(path, str(job.error)) from job.error
+        raise UnreadableDatabase(path, str(job.error)) from job.error
     if job.error is not None:
         raise job.error
-    assert isinstance(job.result, Repaired), "what the unit returns"
+    assert isinstance(job.result, RepairReport), "what the unit returns"
     return job.result
 
 
-def _repair(tx: Tx) -> Repaired:
+def _repair(tx: Tx) -> RepairReport:
     # First: what is read below may be found by an index.
     tx.connection.execute("REINDEX")
     parents = {link.agent_id: link.parent_id for link in agent_links(tx.connection)}
@@ -178,4 +178,4 @@ def _repair(tx: Tx) -> Repaired:
     cut = tuple(circle[0] for circle in _circles_in(parents))
     for agent_id in cut:
         cut_agent(tx, agent_id)
-    return Repaired(rebuild(tx), cut)
+    return RepairReport(rebuild(tx), cut)

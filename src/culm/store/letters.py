@@ -79,7 +79,7 @@ def list_letters(agent_id: str, limit: int) -> Callable[[sqlite3.Connection], li
     return query
 
 
-class LeftAsk(NamedTuple):
+class UnansweredAsk(NamedTuple):
     """One that was read in a run which has ended, and got no reply."""
 
     no: int  # Its place among all letters.
@@ -89,12 +89,12 @@ class LeftAsk(NamedTuple):
 
 def unanswered_asks(
     since: int, after: int, limit: int
-) -> Callable[[sqlite3.Connection], list[LeftAsk]]:
+) -> Callable[[sqlite3.Connection], list[UnansweredAsk]]:
     """The first behind the letter with the number `after`, whose asker may still be there."""
 
-    def query(connection: sqlite3.Connection) -> list[LeftAsk]:
+    def query(connection: sqlite3.Connection) -> list[UnansweredAsk]:
         rows = connection.execute(QUERIES["unanswered_asks"], (since, after, limit))
-        return [LeftAsk(row["no"], letter_of(row), row["outcome"] or "?") for row in rows]
+        return [UnansweredAsk(row["no"], letter_of(row), row["outcome"] or "?") for row in rows]
 
     return query
 

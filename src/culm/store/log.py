@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from culm.store.base import Event, Tx, find_meta, last_seq
+from culm.store.base import StoredEvent, Tx, find_meta, last_seq
 from culm.store.history import file_of
 from culm.store.messages import load_message
 from culm.store.sessions import session_of
@@ -15,34 +15,34 @@ PAGE_BYTES = 1 << 20  # A page of replay ends here even if few events are in it.
 TRIM_MAX = 10_000  # Rows a trim may delete at once, so that no commit waits long behind it.
 
 
-class Replay(NamedTuple):
+class ReplayedEvents(NamedTuple):
     """Events after a cursor, as far as one read went."""
 
-    events: list[Event]
+    events: list[StoredEvent]
     upto: int  # Everything up to here was looked at, skipped rows included.
 
 
 def replay(
     after: int, upto: int, limit: int, wanted: Callable[[str, str], bool]
-) -> Callable[[sqlite3.Connection], Replay | None]:
+) -> Callable[[sqlite3.Connection], ReplayedEvents | None]:
     """Numbered events in (after, upto], or None if some of them are trimmed.
 
     The body is the present one; an event whose row is gone is skipped. `wanted(type, session_id)`
     spares reading the bodies that a filter would drop anyway.
     """
 
-    def query(connection: sqlite3.Connection) -> Replay | None:
+    def query(connection: sqlite3.Connection) -> ReplayedEvents | None:
         if after < bounds(connection)[0]:
             return None
         rows = connection.execute(QUERIES["events_after"], (after, upto, limit)).fetchall()
         bodies: dict[tuple[str, str], bytes | None] = {}
-        events: list[Event] = []
+        events: list[StoredEvent] = []
         size = 0
         for seq, type_, op, session_id, entity_id, fields in rows:
             if not wanted(type_, session_id):
                 continue
             if size > PAGE_BYTES:
-                return Replay(events, seq - 1)
+                return ReplayedEvents(events, seq - 1)
             if fields is not None:
                 payload: bytes | None = fields.encode()
             else:
@@ -51,9 +51,9 @@ def replay(
                     bodies[key] = _present_body(connection, type_, entity_id)
                 payload = bodies[key]
             if payload is not None:
-                events.append(Event(seq, type_, op, session_id, entity_id, payload))
+                events.append(StoredEvent(seq, type_, op, session_id, entity_id, payload))
                 size += len(payload)
-        return Replay(events, rows[-1][0] if len(rows) == limit else upto)
+        return ReplayedEvents(events, rows[-1][0] if len(rows) == limit else upto)
 
     return query
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed
-from culm.store.base import Job, run_group, settle_group
+from culm.store.base import WriteJob, run_group, settle_group
 from culm.store.sql import migrate
 
 T = TypeVar("T")
@@ -59,13 +59,13 @@ class MemoryDatabase:
         file.database = self
         self._file = file
         self._clock = clock
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[WriteJob] = deque()
         self._commit_due = False
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         if self._closing or self._file.busy:
             raise StoreClosed if self._closing else StoreBusy("too many writes are waiting")
         self._jobs.append(job)

@@ -30,7 +30,7 @@ LARGE_BYTES = 8 << 10  # A listing stays fast while the rows it walks over stay 
 PROMPTS_MAX = 2000  # Prompt history is for the Up arrow, not an archive.
 
 
-class Chunk(NamedTuple):
+class TextChunk(NamedTuple):
     message_id: MessageId
     rev: int
     part: int
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     text: str
 
 
-class Captured(NamedTuple):
+class CapturedMessage(NamedTuple):
     """A message as it is now: the writer stores and tells this, whatever grows meanwhile."""
 
     id: MessageId
@@ -52,7 +52,7 @@ class Captured(NamedTuple):
     payload: bytes
 
 
-def capture(message: Message) -> Captured:
+def capture(message: Message) -> CapturedMessage:
     bodies = [encode(part) for part in message.parts]
     large = [(n, body.decode()) for n, body in enumerate(bodies) if len(body) > LARGE_BYTES]
     for n, _ in large:
@@ -65,7 +65,7 @@ def capture(message: Message) -> Captured:
         message.created_at,
         message.run_id,
     )
-    return Captured(
+    return CapturedMessage(
         id=message.id,
         session_id=message.session_id,
         row=row,
@@ -77,7 +77,7 @@ def capture(message: Message) -> Captured:
     )
 
 
-def add_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
+def add_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
     """Insert at the end of its session; the session's changed row is told right after."""
 
     def unit(tx: Tx) -> None:
@@ -102,7 +102,7 @@ def add_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
     return unit
 
 
-def save_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
+def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
     """Write all of an open message; its chunks are in it and go. Raises `MessageNotFound`."""
 
     def unit(tx: Tx) -> None:
@@ -126,7 +126,7 @@ def save_message(message: Captured, *, is_open: bool) -> Callable[[Tx], None]:
     return unit
 
 
-def add_chunks(chunks: list[Chunk]) -> Callable[[Tx], None]:
+def add_chunks(chunks: list[TextChunk]) -> Callable[[Tx], None]:
     """Keep open text. A chunk for a message that ended or moved to another rev is dropped."""
 
     def unit(tx: Tx) -> None:
@@ -264,13 +264,13 @@ def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], li
     return query
 
 
-def _tell(tx: Tx, message: Captured, op: Op) -> None:
+def _tell(tx: Tx, message: CapturedMessage, op: Op) -> None:
     tx.tell(
         "message", op, session_id=message.session_id, entity_id=message.id, payload=message.payload
     )
 
 
-def _put_parts(tx: Tx, message: Captured) -> None:
+def _put_parts(tx: Tx, message: CapturedMessage) -> None:
     for n, body in message.large:
         tx.run("add_part", message.id, n, body)
 

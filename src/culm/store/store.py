@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
 from culm.ids import Epoch, Ids
-from culm.store.base import Database, Event, Job, Op, Tx, find_meta, last_seq
+from culm.store.base import Database, Op, StoredEvent, Tx, WriteJob, find_meta, last_seq
 from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
 from culm.store.sql import QUERIES
@@ -25,7 +25,7 @@ T = TypeVar("T")
 MARK_TIMEOUT_S = 5.0
 TRIAL_BYTES = 64 << 10  # More than a page: a full file has to grow for it.
 
-Tell = Callable[[tuple[Event, ...]], None]
+Tell = Callable[[tuple[StoredEvent, ...]], None]
 
 
 class Store:
@@ -65,7 +65,7 @@ class Store:
                 future.set_exception(error)
                 future.exception()  # Seen: a writer that does not wait has chosen so.
 
-        def settle(job: Job) -> None:
+        def settle(job: WriteJob) -> None:
             if job.error is not None:
                 self._mind_health(job.error)
                 fail(job.error)
@@ -82,7 +82,7 @@ class Store:
                 future.set_result(result)
 
         try:
-            self._database.submit(Job(unit, settle))
+            self._database.submit(WriteJob(unit, settle))
         except StoreBusy as exc:
             # Overloaded or closed, which says nothing about the health of the file.
             fail(exc)
@@ -147,7 +147,7 @@ class Store:
         self.on_health(health)
 
 
-def _tell_nobody(events: tuple[Event, ...]) -> None:
+def _tell_nobody(events: tuple[StoredEvent, ...]) -> None:
     pass
 
 

@@ -16,7 +16,7 @@ from culm.wire.rules import Approve, parse_approve
 from culm.wire.runs import Limits, Run
 
 
-class Bound(NamedTuple):
+class BudgetScope(NamedTuple):
     """A run for which another works: what it may use up with its tree, and what it has."""
 
     run_id: RunId
@@ -26,7 +26,7 @@ class Bound(NamedTuple):
     cost: float
 
 
-class Stored(NamedTuple):
+class StoredRun(NamedTuple):
     """A run with what clients are not shown of it."""
 
     run: Run
@@ -37,40 +37,40 @@ class Stored(NamedTuple):
     approve: Approve | None
     path: tuple[str, ...] = ()  # Of agents, from the top down to the one that does it ...
     above: tuple[SessionId, ...] = ()  # ... and the sessions of those before it.
-    bounds: tuple[Bound, ...] = ()  # Of the runs it works for, the nearest first.
+    bounds: tuple[BudgetScope, ...] = ()  # Of the runs it works for, the nearest first.
     is_letter: bool = False  # It brings one.
 
 
-class Body(NamedTuple):
+class RunBody(NamedTuple):
     """What was asked, in full."""
 
     prompt: str
     attachments: list[Attachment]
 
 
-def unfinished_runs(tx: Tx) -> list[Stored]:
+def unfinished_runs(tx: Tx) -> list[StoredRun]:
     """What was left behind, each session's in the order of its queue."""
     return [_stored_of(tx.connection, row) for row in tx.run("unfinished_runs").fetchall()]
 
 
-def find_stored(connection: sqlite3.Connection, run_id: str) -> Stored | None:
+def find_stored(connection: sqlite3.Connection, run_id: str) -> StoredRun | None:
     row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
     return None if row is None else _stored_of(connection, row)
 
 
-def body_of(connection: sqlite3.Connection, run_id: str) -> Body:
+def body_of(connection: sqlite3.Connection, run_id: str) -> RunBody:
     """Until it starts; from then on its user message has it."""
     row = connection.execute(QUERIES["get_body"], (run_id,)).fetchone()
     if row is None:
-        return Body("", [])
-    return Body(row["prompt"], decode(row["attachments"], list[Attachment]))
+        return RunBody("", [])
+    return RunBody(row["prompt"], decode(row["attachments"], list[Attachment]))
 
 
-def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
+def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredRun:
     cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
     agent = find_agent(row["agent_id"])(connection) if row["agent_id"] else None
     above = connection.execute(QUERIES["sessions_above"], (row["session_id"],)).fetchall()
-    return Stored(
+    return StoredRun(
         run=run_of(row),
         digest=row["digest"],
         limits=decode(row["limits"], Limits),
@@ -84,7 +84,7 @@ def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
     )
 
 
-def _bounds_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Iterator[Bound]:
+def _bounds_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Iterator[BudgetScope]:
     seen = {row["id"]}  # Rows that somebody else wrote may lead back to themselves.
     above: str = row["parent_run_id"]
     while above and above not in seen:
@@ -93,5 +93,5 @@ def _bounds_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Iterator[Bou
         if found is None:
             return
         used = found["tree_steps"], found["tree_tokens"], float(found["tree_cost"])
-        yield Bound(found["id"], decode(found["limits"], Limits), *used)
+        yield BudgetScope(found["id"], decode(found["limits"], Limits), *used)
         above = found["parent_run_id"]

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
-from culm.store.base import Job, run_group, settle_group, store_error
+from culm.store.base import WriteJob, run_group, settle_group, store_error
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class FileDatabase:
         self._inode = path.stat().st_ino
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[WriteJob | None] = SimpleQueue()
         self._closing = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="culm-read")
         self._idle_readers: deque[sqlite3.Connection] = deque()
@@ -78,7 +78,7 @@ class FileDatabase:
         self._thread = threading.Thread(target=self._write, name="culm-write", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         if self._closing:
             raise StoreClosed
         if self._jobs.qsize() >= JOBS_MAX:
@@ -147,7 +147,7 @@ class FileDatabase:
     # --- on the writer thread
 
     def _write(self) -> None:
-        group: list[Job] = []
+        group: list[WriteJob] = []
         try:
             while group := self._take():
                 run_group(self._writer, group, int(self._clock.now_s()))
@@ -170,9 +170,9 @@ class FileDatabase:
             self._writer.close()
             self._loop.call_soon_threadsafe(self._end)
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[WriteJob]:
         """Wait for work and take all of it; empty when closing and nothing is left."""
-        group: list[Job] = []
+        group: list[WriteJob] = []
         job = self._next()
         while job is not None:
             group.append(job)
@@ -183,7 +183,7 @@ class FileDatabase:
             self._jobs.put(None)  # Closing: commit these, then come back for the end.
         return group
 
-    def _next(self) -> Job | None:
+    def _next(self) -> WriteJob | None:
         """The next job; whoever waits for it long enough minds the log meanwhile."""
         if self._wal_grew:
             try:

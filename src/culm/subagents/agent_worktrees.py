@@ -9,10 +9,10 @@ from msgspec.structs import replace as with_
 
 from culm.ids import AgentId
 from culm.store.agents import NewAgent
-from culm.subagents.start_policy import KeptWorktree, Terms, Unfit
+from culm.subagents.start_policy import AgentTerms, KeptWorktree, StartRefused
 from culm.wire.codec import decode, encode
 from culm.worktrees.notes import noted_in
-from culm.worktrees.worktree import Settled, Worktree, WorktreeFailed, Worktrees
+from culm.worktrees.worktree import Worktree, WorktreeFailed, WorktreeOutcome, Worktrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class AgentWorktrees:
                 made[agent_id] = await self.worktrees.make(self.workspace, folder, agent_id)
             is_done = True
         except WorktreeFailed as exc:
-            raise Unfit(str(exc)) from exc
+            raise StartRefused(str(exc)) from exc
         finally:
             if not is_done:
                 await self.undo(made.values())
@@ -41,7 +41,7 @@ class AgentWorktrees:
         """An agent that works in its worktree, if it has one."""
         if made is None:
             return new
-        terms, kept = decode(new.terms, Terms), kept_of(made)
+        terms, kept = decode(new.terms, AgentTerms), kept_of(made)
         terms = encode(with_(terms, worktree=kept)).decode()
         return replace(new, terms=terms, worktree=kept.workspace, branch=kept.branch)
 
@@ -49,7 +49,7 @@ class AgentWorktrees:
         for worktree in made:
             await self.worktrees.remove(worktree)
 
-    async def settle(self, terms: Terms) -> Settled | None:
+    async def settle(self, terms: AgentTerms) -> WorktreeOutcome | None:
         """At the end of an assignment: what was changed; it goes if nothing was."""
         kept = terms.worktree
         if kept is None:

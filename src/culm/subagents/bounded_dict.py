@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class BoundedDict(Generic[T]):
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
         self._entries: dict[str, T] = {}

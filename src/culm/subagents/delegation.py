@@ -10,18 +10,33 @@ from typing import assert_never
 
 from culm.errors import AppError, NotFound
 from culm.ids import AgentId
-from culm.run.live_run import Asked, Duty, LiveRun
+from culm.run.live_run import AgentDuty, LiveRun, RunRequest
 from culm.run.runs import Runs
 from culm.run.turn import World
 from culm.store.agents import StoredAgent
 from culm.store.sessions import find_session
-from culm.subagents.bounded_dict import Kept
-from culm.subagents.results import Report, listing_of, result_of
-from culm.subagents.start_policy import Above, Terms, Unfit, allowed_tools, places_of, top
-from culm.subagents.starter import END_S, Caller, Starter, all_ended, check_going
-from culm.subagents.tree import Agents
-from culm.tools.agent_requests import Errand, List, Mail, Send, Start, Stop, Wait
-from culm.tools.base import Call, Result, Watch
+from culm.subagents.bounded_dict import BoundedDict
+from culm.subagents.results import AgentReport, listing_of, result_of
+from culm.subagents.start_policy import (
+    AgentTerms,
+    ParentAgent,
+    StartRefused,
+    allowed_tools,
+    places_of,
+    top,
+)
+from culm.subagents.starter import END_S, AgentCaller, AgentStarter, all_ended, check_going
+from culm.subagents.tree import AgentTree
+from culm.tools.agent_requests import (
+    Errand,
+    ListAgents,
+    MailRequest,
+    StartAgents,
+    SteerAgent,
+    StopAgents,
+    WaitForAgents,
+)
+from culm.tools.base import CallRequest, CallResult, Watch
 from culm.tools.process.waiting import within
 from culm.wire.agents import Agent, Until, outcome_of_run
 from culm.wire.codec import decode
@@ -29,36 +44,36 @@ from culm.wire.config import SelectedModel
 
 # By which each errand is wanted: a worker is not relied on to offer only what an agent may use.
 TOOLS: Mapping[type[Errand], str] = {
-    Start: "agent",
-    Wait: "agent_wait",
-    Send: "agent_send",
-    Stop: "agent_stop",
-    List: "agent_list",
-    Mail: "mail",
+    StartAgents: "agent",
+    WaitForAgents: "agent_wait",
+    SteerAgent: "agent_send",
+    StopAgents: "agent_stop",
+    ListAgents: "agent_list",
+    MailRequest: "mail",
 }
 TOLD_MAX = 10_000  # Ends that were told; a forgotten one is told again.
 WAIT_MAX = 50  # Agents whose reports a model reads in one result, if it has named none.
 
 
-class TreeOffice:
+class TreeDelegation:
     """Implements `Office` for the agents of one workspace."""
 
     def __init__(
         self,
         world: World,
-        agents: Agents,
+        agents: AgentTree,
         runs: Runs,
-        starter: Starter,
-        write: Callable[[Caller, Mail], Awaitable[Result]],
+        starter: AgentStarter,
+        write: Callable[[AgentCaller, MailRequest], Awaitable[CallResult]],
     ) -> None:
         self._world = world
         self._agents = agents
         self._runs = runs
         self._starter = starter
         self._write = write  # A letter.
-        self._told = Kept[str](TOLD_MAX)  # Runs whose end an agent was told.
+        self._told = BoundedDict[str](TOLD_MAX)  # Runs whose end an agent was told.
 
-    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
         run = self._runs.find(call.run_id)
         if run is None:
             return _refused("the run that wants it has ended")
@@ -67,36 +82,38 @@ class TreeOffice:
             if (name := TOOLS[type(errand)]) not in caller.above.tools:
                 return _refused(f"there is no tool {name!r} for this agent")
             match errand:
-                case Start():
+                case StartAgents():
                     return await self._start(errand, caller, run, call, watch)
-                case Wait():
+                case WaitForAgents():
                     return await self._wait(errand, caller, run, watch)
-                case Send():
+                case SteerAgent():
                     return await self._send(errand, caller, run, watch)
-                case Stop():
+                case StopAgents():
                     return await self._stop(errand, caller)
-                case List():
+                case ListAgents():
                     return await self._list(errand, caller)
-                case Mail():
+                case MailRequest():
                     return await self._write(caller, errand)
                 case _:
                     assert_never(errand)
-        except Unfit as exc:
+        except StartRefused as exc:
             return _refused(str(exc))
         except AppError as exc:
             return _refused(f"{exc.message}; {exc.hint}" if exc.hint else exc.message)
 
-    async def caller_of(self, run: LiveRun) -> Caller:
+    async def caller_of(self, run: LiveRun) -> AgentCaller:
         """A run, as whoever starts agents."""
         names = list(self._world.tools())
         model = SelectedModel(model=run.model, provider=run.provider)
         if run.duty is None:
             session_id = run.session_id
             above = top(names, model)
-            return Caller(session_id, (session_id,), (session_id,), above, run.asked.consent, run)
+            return AgentCaller(
+                session_id, (session_id,), (session_id,), above, run.asked.consent, run
+            )
         stored = await self._agents.get(run.agent_id)
-        agent, terms = stored.agent, decode(stored.terms, Terms)
-        above = Above(
+        agent, terms = stored.agent, decode(stored.terms, AgentTerms)
+        above = ParentAgent(
             agent.depth,
             allowed_tools(names, terms),
             is_narrowed=terms.tools is not None,
@@ -105,17 +122,22 @@ class TreeOffice:
             model=model,
         )
         sessions = (*run.duty.above, run.session_id)
-        return Caller(agent.agent_id, stored.path, sessions, above, run.asked.consent, run)
+        return AgentCaller(agent.agent_id, stored.path, sessions, above, run.asked.consent, run)
 
     # --- starting and waiting
 
     async def _start(
-        self, errand: Start, caller: Caller, run: LiveRun, call: Call, watch: Watch
-    ) -> Result:
+        self,
+        errand: StartAgents,
+        caller: AgentCaller,
+        run: LiveRun,
+        call: CallRequest,
+        watch: Watch,
+    ) -> CallResult:
         detached = not errand.wait
         runs = await self._starter.start(errand.assignments, caller, call, detached=detached)
         if detached:
-            reports = [Report((await self._agents.get(one.agent_id)).agent) for one in runs]
+            reports = [AgentReport((await self._agents.get(one.agent_id)).agent) for one in runs]
             return result_of(reports, "They work now; agent_wait gets what they report.")
         try:
             async with self._agents.away(run):
@@ -125,7 +147,9 @@ class TreeOffice:
             raise
         return result_of([await self._report(one) for one in runs])
 
-    async def _wait(self, errand: Wait, caller: Caller, run: LiveRun, watch: Watch) -> Result:
+    async def _wait(
+        self, errand: WaitForAgents, caller: AgentCaller, run: LiveRun, watch: Watch
+    ) -> CallResult:
         if errand.agents:
             wanted = [(await self._get_own(name, caller)).agent for name in errand.agents]
         else:  # Of those that nobody named, what was told before is not told again.
@@ -166,39 +190,41 @@ class TreeOffice:
     def _is_told(self, agent: Agent) -> bool:
         return self._told.find(agent.run_id) is not None
 
-    async def _report(self, run: LiveRun) -> Report:
+    async def _report(self, run: LiveRun) -> AgentReport:
         self._told.keep(run.id, run.agent_id)
         done = self._agents.done(run.id)
         try:
             agent = (await self._agents.get(run.agent_id)).agent
         except NotFound:
             agent = _gone(run)
-        return Report(agent, run.answer, done.files, done.note)
+        return AgentReport(agent, run.answer, done.files, done.note)
 
-    async def _report_of(self, agent_id: str) -> Report:
+    async def _report_of(self, agent_id: str) -> AgentReport:
         details = await self._agents.details(agent_id)
         if details.agent.state != "ended":
-            return Report(details.agent)
+            return AgentReport(details.agent)
         run_id = details.agent.run_id
         self._told.keep(run_id, agent_id)
         done = self._agents.done(run_id)
-        return Report(details.agent, details.result, done.files, done.note)
+        return AgentReport(details.agent, details.result, done.files, done.note)
 
     # --- sending, stopping, listing
 
-    async def _send(self, errand: Send, caller: Caller, run: LiveRun, watch: Watch) -> Result:
+    async def _send(
+        self, errand: SteerAgent, caller: AgentCaller, run: LiveRun, watch: Watch
+    ) -> CallResult:
         stored = await self._get_own(errand.agent, caller)
         agent = stored.agent
         if not errand.text.strip():
             return _refused("there is nothing to say")
-        duty = Duty(
+        duty = AgentDuty(
             agent.agent_id,
             stored.path,
             await self._agents.sessions_above(agent.session_id),
             works_for=run,
             is_detached=not errand.wait,
         )
-        asked = Asked(
+        asked = RunRequest(
             prompt=errand.text,
             limits=agent.budget,
             model=agent.selected,
@@ -214,7 +240,7 @@ class TreeOffice:
             await asyncio.shield(sent.accepted)
             how = "it reads it before its next step" if was_at_work else "it works on it now"
             present = (await self._agents.get(agent.agent_id)).agent
-            return result_of([Report(present)], f"Sent: {how}.")
+            return result_of([AgentReport(present)], f"Sent: {how}.")
         try:
             await asyncio.shield(sent.accepted)
             async with self._agents.away(run):
@@ -224,7 +250,7 @@ class TreeOffice:
             raise
         return result_of([await self._report(sent.host or sent)])
 
-    async def _stop(self, errand: Stop, caller: Caller) -> Result:
+    async def _stop(self, errand: StopAgents, caller: AgentCaller) -> CallResult:
         wanted = [await self._get_own(name, caller) for name in errand.agents]
         stopped: list[LiveRun] = []
         for stored in wanted:
@@ -233,10 +259,10 @@ class TreeOffice:
                 await asyncio.shield(commit)
         await within(self._world.clock, END_S, all_ended(stopped))
         again = [await self._agents.get(stored.agent.agent_id) for stored in wanted]
-        result = result_of([Report(stored.agent) for stored in again])
-        return Result(result.content, metadata=result.metadata)
+        result = result_of([AgentReport(stored.agent) for stored in again])
+        return CallResult(result.content, metadata=result.metadata)
 
-    async def _list(self, errand: List, caller: Caller) -> Result:
+    async def _list(self, errand: ListAgents, caller: AgentCaller) -> CallResult:
         top, depth = caller.agent_id, caller.above.depth
         if errand.agent:
             stored = await self._get_own(errand.agent, caller)
@@ -244,18 +270,18 @@ class TreeOffice:
         agents = [decode(one, Agent) for one in await self._agents.list(top)]
         return listing_of(agents, depth)
 
-    async def _get_own(self, name: str, caller: Caller) -> StoredAgent:
+    async def _get_own(self, name: str, caller: AgentCaller) -> StoredAgent:
         """An agent below the caller; raises `Unfit` with what is known of any other."""
         try:
             stored = await self._agents.get(name)
         except NotFound:
             if await self._world.store.read(find_session(name)) is not None:
-                raise Unfit(f"agent {name} does not work for you; mail reaches it") from None
-            raise Unfit(f"there is no agent {name!r} in this project") from None
+                raise StartRefused(f"agent {name} does not work for you; mail reaches it") from None
+            raise StartRefused(f"there is no agent {name!r} in this project") from None
         if caller.agent_id not in stored.path[:-1]:
             agent = stored.agent
             state = agent.outcome if agent.state == "ended" else agent.state
-            raise Unfit(f"agent {name} ({state}) does not work for you; mail reaches it")
+            raise StartRefused(f"agent {name} ({state}) does not work for you; mail reaches it")
         return stored
 
 
@@ -290,5 +316,5 @@ def _gone(run: LiveRun) -> Agent:
     )
 
 
-def _refused(words: str) -> Result:
-    return Result(f"Not done: {words}.", is_error=True)
+def _refused(words: str) -> CallResult:
+    return CallResult(f"Not done: {words}.", is_error=True)

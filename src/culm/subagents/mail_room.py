@@ -14,7 +14,7 @@ from culm.clock import Clock, Timer, pause
 from culm.errors import AppError, Unavailable
 from culm.fleet.names import is_safe_stem
 from culm.ids import Ids, LetterId, RunId
-from culm.mail.base import Claim, Mailbox, NoMailbox, Post
+from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice
 from culm.mail.letters import (
     Letter,
     Sender,
@@ -25,13 +25,13 @@ from culm.mail.letters import (
     unanswered,
 )
 from culm.mail.order import LETTERS_MAX
-from culm.permission.gate import Consent
-from culm.run.live_run import Asked, LiveRun
+from culm.permission.gate import ApprovalPolicy
+from culm.run.live_run import LiveRun, RunRequest
 from culm.run.runs import Runs
 from culm.store.base import Tx, together
 from culm.store.late import expire_run
 from culm.store.letters import (
-    LeftAsk,
+    UnansweredAsk,
     add_letter,
     answer_letter,
     close_letter,
@@ -40,8 +40,8 @@ from culm.store.letters import (
 )
 from culm.store.runs import find_run
 from culm.store.store import Store
-from culm.subagents.means import Blocking
-from culm.subagents.outgoing_mail import Outbox, Recipient
+from culm.subagents.means import BlockingCall
+from culm.subagents.outgoing_mail import MailRecipient, OutgoingMail
 from culm.wire.agents import OUTSIDE, LetterShown
 from culm.wire.codec import Json, printable
 from culm.wire.runs import Run
@@ -61,14 +61,14 @@ SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anythi
 class MailRoom:
     def __init__(
         self,
-        post: Post,
-        outbox: Outbox,
+        post: PostOffice,
+        outbox: OutgoingMail,
         runs: Runs,
         store: Store,
         clock: Clock,
         ids: Ids,
         tasks: asyncio.TaskGroup,
-        blocking: Blocking,
+        blocking: BlockingCall,
     ) -> None:
         self.on_busy: Callable[[], None] = _ignore  # `busy` has changed.
         self._post = post
@@ -195,7 +195,7 @@ class MailRoom:
 
     # --- bringing a letter
 
-    async def _bring(self, address: str, claims: Sequence[Claim]) -> bool:
+    async def _bring(self, address: str, claims: Sequence[ClaimedLetter]) -> bool:
         """Each in its order; False if there is no room. Raises `AppError`, OSError."""
         recipient = await self._outbox.find_recipient(address) if claims else None
         for place, claim in enumerate(claims):
@@ -206,11 +206,13 @@ class MailRoom:
             return False
         return True
 
-    async def _put_back(self, address: str, claims: Sequence[Claim]) -> None:
+    async def _put_back(self, address: str, claims: Sequence[ClaimedLetter]) -> None:
         left = [one for one in claims if one.letter.id not in self._held]
         await self._on(address, lambda box: [box.put_back(one) for one in left])
 
-    async def _is_taken(self, address: str, claim: Claim, recipient: Recipient | None) -> bool:
+    async def _is_taken(
+        self, address: str, claim: ClaimedLetter, recipient: MailRecipient | None
+    ) -> bool:
         """Take one; False if there is no room for it now."""
         try:
             return await self._take(address, claim, recipient)
@@ -223,12 +225,14 @@ class MailRoom:
             await self._give_up(address, claim, "the server failed at it")
         return True
 
-    async def _give_up(self, address: str, claim: Claim, why: str) -> None:
+    async def _give_up(self, address: str, claim: ClaimedLetter, why: str) -> None:
         """Nobody will read it."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
         await self._decline(address, claim, why)
 
-    async def _take(self, address: str, claim: Claim, recipient: Recipient | None) -> bool:
+    async def _take(
+        self, address: str, claim: ClaimedLetter, recipient: MailRecipient | None
+    ) -> bool:
         """Bring it, or put it away; False if there is no room for it now."""
         letter = claim.letter
         stored = await self._store.read(find_run(letter.id))
@@ -256,7 +260,7 @@ class MailRoom:
             self._hold(address, claim, run)
         return True
 
-    def _hold(self, address: str, claim: Claim, run: LiveRun) -> None:
+    def _hold(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
         def settled(_: object) -> None:
             del self._held[claim.letter.id]
             self.on_busy()
@@ -268,7 +272,7 @@ class MailRoom:
         task.add_done_callback(settled)
 
     async def _is_its_own(
-        self, letter: Letter, address: str, recipient: Recipient | None, stored: Run | None
+        self, letter: Letter, address: str, recipient: MailRecipient | None, stored: Run | None
     ) -> bool:
         """Whether what is known by its id, a letter or a run, is this letter's. Notes it then."""
         session_id = "" if recipient is None else recipient.session_id
@@ -281,15 +285,15 @@ class MailRoom:
         shown = await self._store.read(find_letter(letter.id))
         return shown is not None and shown.to == to
 
-    async def _accept(self, letter: Letter, recipient: Recipient) -> LiveRun | None:
+    async def _accept(self, letter: Letter, recipient: MailRecipient) -> LiveRun | None:
         """The run that brings it; None if there is no room for it now."""
         words = words_of(letter)
         # What a person allowed for her own prompt is not for whoever writes letters.
-        asked = Asked(
+        asked = RunRequest(
             prompt=words,
             limits=recipient.limits,
             model=recipient.model,
-            consent=Consent(headless=True),
+            consent=ApprovalPolicy(headless=True),
             joins=True,
         )
         digest = hashlib.sha256(words.encode()).hexdigest()
@@ -308,7 +312,7 @@ class MailRoom:
             return None
         return run
 
-    async def _see_through(self, address: str, claim: Claim, run: LiveRun) -> None:
+    async def _see_through(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
         """Acknowledge it when it is read; answer it when that is done and nobody has."""
         letter = claim.letter
         late = self._expire_in_time(letter, run)
@@ -342,7 +346,7 @@ class MailRoom:
             self._store.write(close_letter(letter.id, expired=True))
             self._runs.cancel_run(run)
 
-    async def _put_away(self, address: str, claim: Claim) -> None:
+    async def _put_away(self, address: str, claim: ClaimedLetter) -> None:
         """Its run has begun, or has ended without: then somebody cancelled it, unread."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
         shown = await self._store.read(find_letter(claim.letter.id))
@@ -354,7 +358,7 @@ class MailRoom:
         await self._decline(address, claim, why)
 
     async def _decline(
-        self, address: str, claim: Claim, why: str, *, is_answer: bool = True
+        self, address: str, claim: ClaimedLetter, why: str, *, is_answer: bool = True
     ) -> None:
         """Bury it. Whoever asks is told first: what is buried comes to nobody's mind again."""
         await self._outbox.decline(claim.letter, address, why, is_answer=is_answer)
@@ -377,7 +381,7 @@ class MailRoom:
     async def _answer_left(self) -> None:
         """What was asked under an earlier server, which could not answer, gets a reply now."""
         since = int(self._clock.now_s() - STILL_ASKED_S)
-        left: list[LeftAsk] = []
+        left: list[UnansweredAsk] = []
         unheard: set[str] = set()  # A mailbox that is locked is waited for once.
         try:
             while left := await self._store.read(
@@ -391,7 +395,7 @@ class MailRoom:
         except (AppError, OSError) as exc:
             log.warning("what was asked of an earlier server cannot be answered: %s", exc)
 
-    async def _answer_late(self, ask: LeftAsk) -> bool:
+    async def _answer_late(self, ask: UnansweredAsk) -> bool:
         letter = ask.letter
         sender = Sender(session_id=letter.to, agent_id=letter.to)
         words = unanswered(
@@ -430,7 +434,7 @@ class MailRoom:
         return [claim.letter for claim in claims]
 
 
-def _is_at_rest(stored: Run | None, recipient: Recipient | None) -> bool:
+def _is_at_rest(stored: Run | None, recipient: MailRecipient | None) -> bool:
     """Whether the run that brings a letter is held."""
     if stored is None or recipient is None or stored.state != "held":
         return False

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from culm.fleet.host.dispatch import Fleet
-from culm.mail.base import Post
+from culm.mail.base import PostOffice
 
 T = TypeVar("T")
 
 
-class Blocking(Protocol):
+class BlockingCall(Protocol):
     """Does what blocks as the disk does, beside the event loop."""
 
     async def __call__(self, job: Callable[[], T]) -> T: ...
@@ -21,5 +21,5 @@ class Blocking(Protocol):
 class Means:
     fleet: Fleet  # Whose workers do what agents are given.
     fabric_dir: Path  # Where those are found.
-    make_post: Callable[[Path], Post]  # The mailboxes in a folder.
-    blocking: Blocking
+    make_post: Callable[[Path], PostOffice]  # The mailboxes in a folder.
+    blocking: BlockingCall

@@ -15,18 +15,18 @@ from culm.errors import AppError, LetterNotFound, NotFound
 from culm.fleet.names import is_safe_stem
 from culm.fleet.times import format_time
 from culm.ids import Ids, SessionId
-from culm.mail.base import NoMailbox, Post, check_address, has_mailbox
+from culm.mail.base import NoMailbox, PostOffice, check_address, has_mailbox
 from culm.mail.letters import Letter, Sender, body_of, shown_of, unanswered
-from culm.run.live_run import Duty
+from culm.run.live_run import AgentDuty
 from culm.store.base import together
 from culm.store.letters import add_letter, answer_letter, find_letter, list_letters
 from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.subagents.means import Blocking
-from culm.subagents.starter import Caller
-from culm.subagents.tree import Agents
-from culm.tools.agent_requests import Mail
-from culm.tools.base import Result
+from culm.subagents.means import BlockingCall
+from culm.subagents.starter import AgentCaller
+from culm.subagents.tree import AgentTree
+from culm.tools.agent_requests import MailRequest
+from culm.tools.base import CallResult
 from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, PERSON, LetterKind, LetterShown
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
@@ -36,25 +36,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipient:
+class MailRecipient:
     """Whose conversation a letter becomes part of."""
 
     session_id: SessionId
     address: str  # The one mailbox it has, whatever it was called.
     model: SelectedModel | None = None
     limits: Limits = field(default_factory=Limits)
-    duty: Duty | None = None
+    duty: AgentDuty | None = None
 
 
-class Outbox:
+class OutgoingMail:
     def __init__(
         self,
-        post: Post,
-        agents: Agents,
+        post: PostOffice,
+        agents: AgentTree,
         store: Store,
         clock: Clock,
         ids: Ids,
-        blocking: Blocking,
+        blocking: BlockingCall,
     ) -> None:
         self.on_delivered: Callable[[str], None] = _ignore  # Told the address.
         self._post = post
@@ -68,15 +68,17 @@ class Outbox:
 
     # --- who can be written to
 
-    async def find_recipient(self, address: str) -> Recipient | None:
+    async def find_recipient(self, address: str) -> MailRecipient | None:
         """An agent by its id or its session's, or the agent of a session that people began."""
         if not is_safe_stem(address):
             return None
         if (found := await self._agents.find_duty(address)) is not None:
             agent, duty = found
-            return Recipient(agent.session_id, agent.agent_id, agent.selected, agent.budget, duty)
+            return MailRecipient(
+                agent.session_id, agent.agent_id, agent.selected, agent.budget, duty
+            )
         session = await self._store.read(find_session(address))
-        return None if session is None else Recipient(session.id, session.id)
+        return None if session is None else MailRecipient(session.id, session.id)
 
     async def _address_of(self, to: str) -> str:
         """Whose mailbox it is; raises `NoMailbox`."""
@@ -175,7 +177,7 @@ class Outbox:
             except (AppError, OSError) as exc:
                 log.info("nobody hears of letter %s: %s", letter.id, exc)
 
-    async def serve(self, caller: Caller, errand: Mail) -> Result:
+    async def serve(self, caller: AgentCaller, errand: MailRequest) -> CallResult:
         """What an agent wants of the mail; raises `AppError`."""
         sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
         match errand.action:
@@ -184,19 +186,21 @@ class Outbox:
                 words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
                 if errand.kind == "ask":
                     words += " The answer comes as a letter to you."
-                return Result(words)
+                return CallResult(words)
             case "reply":
                 letter = await self.get(errand.letter)
                 if letter.to != caller.agent_id:
                     raise LetterNotFound(errand.letter)
                 sent = await self.reply(letter.letter_id, letter.from_, errand.text, sender)
-                return Result(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
+                return CallResult(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
             case "status":
                 letter = await self.get(errand.letter)
                 if caller.agent_id not in (letter.from_, letter.to):
                     raise LetterNotFound(errand.letter)
                 answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
-                return Result(f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}.")
+                return CallResult(
+                    f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}."
+                )
 
     # --- looking
 

@@ -11,25 +11,25 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw
 
-from culm.config.tooling import Tooling
+from culm.config.tooling import ToolConfig
 from culm.fleet.protocol.frames import LogicalSession, RunSpec
 from culm.fleet.provision import (
     PROVISION_VERSION,
     Capabilities,
-    Context,
-    Extension,
+    CulmExtension,
     Identity,
-    Limits,
     ModelName,
     Provision,
+    ProvisionContext,
+    ProvisionLimits,
     RuntimeKind,
 )
-from culm.model.choice import Chosen
-from culm.permission.gate import HEADLESS_WAIT_S, Consent
+from culm.model.choice import ChosenModel
+from culm.permission.gate import HEADLESS_WAIT_S, ApprovalPolicy
 from culm.run.live_run import LiveRun
 from culm.run.project_context import ContextPaths
 from culm.subagents.roles import roles_with, words_of
-from culm.subagents.start_policy import Terms, allowed_tools, places_of
+from culm.subagents.start_policy import AgentTerms, allowed_tools, places_of
 from culm.wire.agents import Agent
 from culm.wire.codec import Json, encode
 from culm.wire.messages import (
@@ -46,14 +46,14 @@ INTERACTIVE_WAIT_S = 3600  # People who are there are given more time than a cal
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AgentPlace:
     """Where agents work, and what holds there."""
 
     workspace: Path  # Real and absolute.
     fabric_dir: Path
     project_key: str
     env: Mapping[str, str]
-    tooling: Tooling
+    tooling: ToolConfig
     tools: Collection[str]  # The names of all there are.
     context: ContextPaths
     depth_max: int
@@ -62,7 +62,7 @@ class Place:
 
 
 def provision_of(
-    agent: Agent, terms: Terms, chosen: Chosen, consent: Consent, place: Place
+    agent: Agent, terms: AgentTerms, chosen: ChosenModel, consent: ApprovalPolicy, place: AgentPlace
 ) -> Provision:
     """For a worker that does this agent's assignments, and those of agents that are alike."""
     allowed = allowed_tools(place.tools, terms)
@@ -82,7 +82,7 @@ def provision_of(
         model=ModelName(chosen.provider_id, chosen.settings.model),
         # Also what is configured away: a worker has every tool that it is not told to leave out.
         disabled_tools=sorted({*place.tooling.disabled_tools, *place.tools} - set(allowed)),
-        limits=Limits(max_rounds=place.steps_max or None),
+        limits=ProvisionLimits(max_rounds=place.steps_max or None),
         capabilities=Capabilities(
             enforce_permissions=True,
             nested_spawn="agent" in allowed,
@@ -94,10 +94,14 @@ def provision_of(
 
 
 def _extension(
-    terms: Terms, chosen: Chosen, consent: Consent, place: Place, elsewhere: list[str]
-) -> Extension:
+    terms: AgentTerms,
+    chosen: ChosenModel,
+    consent: ApprovalPolicy,
+    place: AgentPlace,
+    elsewhere: list[str],
+) -> CulmExtension:
     tooling = place.tooling
-    return Extension(
+    return CulmExtension(
         host_calls=True,
         env=dict(place.env),
         prompt=terms.prompt,
@@ -111,7 +115,7 @@ def _extension(
         hooks=_plain(tooling.hooks),
         own_tools=_plain(tooling.own_tools),
         allowed_tools=list(tooling.allowed_tools),
-        context_paths=Context(list(place.context.project), list(place.context.user)),
+        context_paths=ProvisionContext(list(place.context.project), list(place.context.user)),
         compacts=place.compacts,
     )
 

@@ -13,13 +13,13 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.fleet.host.callbacks import WorkerAsk
 from culm.ids import RunId, SessionId
-from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
+from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.codec import Json, clean, encode
 from culm.wire.endings import Ending, ending_of_finish
 from culm.wire.events import CallOutput
@@ -67,38 +67,38 @@ _decoder = msgspec.json.Decoder(_Event)
 _message_decoder = msgspec.json.Decoder(Message)
 
 
-class Desk(Protocol):
+class ReplayHost(Protocol):
     """Who decides and does what a run wants of its host."""
 
     async def decide(self, run: LiveRun, message_id: str, ask: WorkerAsk) -> bool: ...
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None: ...
 
-    async def carry_out(self, run: LiveRun, call: Call, args: Mapping[str, Json]) -> Json:
+    async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
         """Raises `CallFailed`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class ReplayContext:
     """What a replay needs of the workspace."""
 
-    desk: Desk
-    tell: Callable[[Live], None]
+    desk: ReplayHost
+    tell: Callable[[TransientEvent], None]
     on_begin: Callable[[LiveRun], None]  # A worker was heard.
 
 
-def call_of(run: LiveRun, call_id: str, name: str, message_id: str = "") -> Call:
+def call_of(run: LiveRun, call_id: str, name: str, message_id: str = "") -> CallRequest:
     """A call of which only the worker knows the arguments."""
     about = {"session_id": run.session_id, "run_id": run.id, "message_id": message_id}
-    return Call(call_id, name, "", None, **about)
+    return CallRequest(call_id, name, "", None, **about)
 
 
-class Replay:
+class WorkerReplay:
     """Implements `Overseer`, for one run. The journal has begun its first step."""
 
     def __init__(
-        self, run: LiveRun, journal: TurnJournal, around: Around, steer: Callable[[], None]
+        self, run: LiveRun, journal: TurnJournal, around: ReplayContext, steer: Callable[[], None]
     ) -> None:
         self._run = run
         self._journal = journal
@@ -107,7 +107,7 @@ class Replay:
         self._open_id = ""  # The worker's own name for the answer that is open.
         self._is_first = True  # The step that the journal began by itself is not taken yet.
         self.admitted: set[str] = set()  # What was said to it, and it has heard.
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, CallRequest] = {}
         self._offsets: dict[str, int] = {}  # How much each call has put out.
         self._used: Used | None = None
         self._has_gap = False
@@ -269,7 +269,7 @@ class Replay:
     async def _know_calls(self, message: Message) -> None:
         calls = [part.data for part in message.parts if isinstance(part, ToolCallPart)]
         for key, call in enumerate(calls):
-            self._journal.grow(CallBegan(key, call.id, call.name))
+            self._journal.grow(CallStarted(key, call.id, call.name))
             self._journal.grow(CallDelta(key, call.input))
         self.count()
         self._calls = {call.id: call for call in await self._journal.know_calls()}
@@ -282,7 +282,7 @@ class Replay:
     async def _answer(self, result: ToolResult) -> None:
         call = self._calls.get(result.tool_call_id)
         if call is not None:
-            known = Result(
+            known = CallResult(
                 result.content,
                 is_error=result.is_error,
                 metadata=result.metadata,
@@ -305,9 +305,9 @@ class Replay:
         self._offsets[call_id] = offset + len(text)
         session_id = self._run.session_id
         output = CallOutput(SessionId(session_id), call_id, offset, clean(text))
-        self._around.tell(Live("call_output", session_id, encode(output)))
+        self._around.tell(TransientEvent("call_output", session_id, encode(output)))
 
     def _retry(self, told: _Event) -> None:
         run = self._run
         retry = RunRetry(RunId(run.id), run.session_id, told.delay_s, told.title, told.details)
-        self._around.tell(Live("run_retry", run.session_id, encode(retry)))
+        self._around.tell(TransientEvent("run_retry", run.session_id, encode(retry)))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from culm.tools.base import Result
+from culm.tools.base import CallResult
 from culm.wire.agents import Agent
 from culm.wire.codec import Json, encode
 
@@ -14,7 +14,7 @@ ANSWERS_CHARS_MAX = 800_000  # ... and of all in a result, which is cut off a li
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgentReport:
     """One agent, and what came of its latest assignment."""
 
     agent: Agent
@@ -23,16 +23,16 @@ class Report:
     note: str = ""  # Of its worktree.
 
 
-def result_of(reports: Sequence[Report], words: str = "") -> Result:
+def result_of(reports: Sequence[AgentReport], words: str = "") -> CallResult:
     """Of agents that have ended, or were waited for long enough."""
     room = min(ANSWER_CHARS_MAX, ANSWERS_CHARS_MAX // max(1, len(reports)))
     shown = [_shown(report, room, is_alone=len(reports) == 1) for report in reports]
     content = "\n\n".join(filter(None, (*shown, words)))
     is_error = bool(reports) and not any(_is_good(report) for report in reports)
-    return Result(content or "There are none.", is_error=is_error, metadata=_metadata(reports))
+    return CallResult(content or "There are none.", is_error=is_error, metadata=_metadata(reports))
 
 
-def _is_good(report: Report) -> bool:
+def _is_good(report: AgentReport) -> bool:
     """Who ended well and says nothing has not done what it was for."""
     if report.agent.state != "ended":
         return True
@@ -40,7 +40,7 @@ def _is_good(report: Report) -> bool:
     return report.agent.outcome == "completed" and has_answered
 
 
-def _shown(report: Report, room: int, *, is_alone: bool) -> str:
+def _shown(report: AgentReport, room: int, *, is_alone: bool) -> str:
     agent, answer = report.agent, (report.answer or "").strip()
     if len(answer) > room:
         answer = f"{answer[:room]}\n[The rest was cut off; its session has it.]"
@@ -50,7 +50,7 @@ def _shown(report: Report, room: int, *, is_alone: bool) -> str:
     return "\n".join(filter(None, (head, answer, f"[{' · '.join(_facts(report))}]")))
 
 
-def _facts(report: Report) -> list[str]:
+def _facts(report: AgentReport) -> list[str]:
     agent = report.agent
     facts = [f"agent {agent.agent_id}", _state(agent)]
     if report.files:
@@ -71,7 +71,7 @@ def _state(agent: Agent) -> str:
     return f"{agent.outcome}: {reason}" if reason else str(agent.outcome)
 
 
-def _metadata(reports: Sequence[Report]) -> str:
+def _metadata(reports: Sequence[AgentReport]) -> str:
     """For clients."""
     agents: list[Json] = [
         {
@@ -90,10 +90,10 @@ def _metadata(reports: Sequence[Report]) -> str:
     return encode({"agents": agents}).decode()
 
 
-def listing_of(agents: Sequence[Agent], top: int) -> Result:
+def listing_of(agents: Sequence[Agent], top: int) -> CallResult:
     """A tree, each agent below the one it works for."""
     if not agents:
-        return Result("No agent was started.")
+        return CallResult("No agent was started.")
     by_parent: dict[str, list[Agent]] = {}
     known = {agent.agent_id for agent in agents}
     for agent in agents:
@@ -109,4 +109,6 @@ def listing_of(agents: Sequence[Agent], top: int) -> Result:
         lines.append(f"{margin}- {agent.agent_id} {about}: {_state(agent)}; {cost}")
     if len(lines) < len(agents):
         lines.append(f"[{len(agents) - len(lines)} more are not shown.]")
-    return Result("\n".join(lines), metadata=_metadata([Report(one) for one in agents[:LIST_MAX]]))
+    return CallResult(
+        "\n".join(lines), metadata=_metadata([AgentReport(one) for one in agents[:LIST_MAX]])
+    )

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 
 
-class Slots:
+class AgentSlots:
     """Of one tree. First come, first served."""
 
     def __init__(self, slots_max: int) -> None:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from culm.config.schema import Role
+from culm.config.schema import AgentRole
 from culm.errors import InvalidRequest
 from culm.run.limits import check_limits
 from culm.subagents.roles import DEFAULT
-from culm.tools.agent_requests import Assignment
+from culm.tools.agent_requests import AgentAssignment
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 
 NAME_CHARS = 60  # Of a name that is made of an assignment's first line.
 
 
-class Unfit(Exception):
+class StartRefused(Exception):
     """An agent cannot be started so. Says why, and what would be right."""
 
 
@@ -34,7 +34,7 @@ class KeptWorktree(Struct, frozen=True):
     entry: str
 
 
-class Terms(Struct, frozen=True, omit_defaults=True):
+class AgentTerms(Struct, frozen=True, omit_defaults=True):
     """What its row keeps of it; each further assignment is done by the same."""
 
     prompt: str = ""  # Its role's words.
@@ -45,7 +45,7 @@ class Terms(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class ParentAgent:
     """What whoever starts an agent has itself."""
 
     depth: int
@@ -56,20 +56,20 @@ class Above:
     model: SelectedModel
 
 
-def top(tools: Collection[str], model: SelectedModel) -> Above:
+def top(tools: Collection[str], model: SelectedModel) -> ParentAgent:
     """Whoever people talk to has all there is."""
-    return Above(0, tools, is_narrowed=False, places=(), is_read_only=False, model=model)
+    return ParentAgent(0, tools, is_narrowed=False, places=(), is_read_only=False, model=model)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedAgent:
     """An agent that can be started."""
 
-    assignment: Assignment
+    assignment: AgentAssignment
     name: str
     role: str
     model: SelectedModel
-    terms: Terms
+    terms: AgentTerms
     is_read_only: bool
     limits: Limits
 
@@ -79,31 +79,33 @@ class Planned:
 
 
 def plan_agent(
-    assignment: Assignment,
-    above: Above,
-    roles: Mapping[str, Role],
+    assignment: AgentAssignment,
+    above: ParentAgent,
+    roles: Mapping[str, AgentRole],
     choose: Callable[[str, SelectedModel], SelectedModel],
     *,
     depth_max: int,
-) -> Planned:
+) -> PlannedAgent:
     """Raises `Unfit`. `choose` finds a model by its name, beside the one above, or raises it."""
     if above.depth >= depth_max:
-        raise Unfit(f"agents nest at most {depth_max} deep, and this one is at {above.depth}")
+        raise StartRefused(
+            f"agents nest at most {depth_max} deep, and this one is at {above.depth}"
+        )
     name = assignment.role or DEFAULT
     role = roles.get(name)
     if role is None:
-        raise Unfit(f"there is no role {name!r}; roles are {', '.join(sorted(roles))}")
+        raise StartRefused(f"there is no role {name!r}; roles are {', '.join(sorted(roles))}")
     if not assignment.prompt.strip():
-        raise Unfit("an assignment needs a prompt")
+        raise StartRefused("an assignment needs a prompt")
     is_read_only = assignment.read_only or role.read_only or above.is_read_only
     if is_read_only and assignment.worktree:
-        raise Unfit("an agent that may only read gets no worktree: leave out `worktree`")
-    return Planned(
+        raise StartRefused("an agent that may only read gets no worktree: leave out `worktree`")
+    return PlannedAgent(
         assignment,
         assignment.name.strip() or _name_of(assignment.prompt),
         name,
         choose(assignment.model or role.model, above.model),
-        Terms(role.prompt, _tools(assignment, role, above), places=list(above.places)),
+        AgentTerms(role.prompt, _tools(assignment, role, above), places=list(above.places)),
         is_read_only,
         _limits(assignment.limits, role.limits),
     )
@@ -114,13 +116,13 @@ def _name_of(prompt: str) -> str:
     return line if len(line) <= NAME_CHARS else f"{line[: NAME_CHARS - 1]}…"
 
 
-def _tools(assignment: Assignment, role: Role, above: Above) -> list[str] | None:
+def _tools(assignment: AgentAssignment, role: AgentRole, above: ParentAgent) -> list[str] | None:
     """Those that everybody above lets it have; what was named and is not there is an error."""
     for named in (assignment.tools, role.tools):
         unknown = sorted(set(named or ()) - set(above.tools))
         if unknown:
             known = ", ".join(sorted(above.tools)) or "none"
-            raise Unfit(f"there is no tool {unknown[0]!r} to give it; tools are {known}")
+            raise StartRefused(f"there is no tool {unknown[0]!r} to give it; tools are {known}")
     narrowed = [named for named in (assignment.tools, role.tools) if named is not None]
     if not narrowed and not above.is_narrowed:
         return None
@@ -132,7 +134,7 @@ def _limits(asked: Limits, of_role: Limits) -> Limits:
     try:
         check_limits(asked)
     except InvalidRequest as exc:
-        raise Unfit(exc.message) from exc
+        raise StartRefused(exc.message) from exc
 
     def lower(one: float, other: float) -> float:
         return min(one, other) if one and other else one or other
@@ -145,11 +147,11 @@ def _limits(asked: Limits, of_role: Limits) -> Limits:
     )
 
 
-def places_of(worktree: str, terms: Terms) -> list[str]:
+def places_of(worktree: str, terms: AgentTerms) -> list[str]:
     """Where an agent and all above it work, if not in the workspace itself; its own is the last."""
     return [*terms.places, worktree] if worktree else terms.places
 
 
-def allowed_tools(names: Collection[str], terms: Terms) -> list[str]:
+def allowed_tools(names: Collection[str], terms: AgentTerms) -> list[str]:
     """Of the tools there are now, those that an agent of these terms may use."""
     return sorted(name for name in names if terms.tools is None or name in terms.tools)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from culm.clock import Clock
-from culm.config.tooling import Tooling
+from culm.config.tooling import ToolConfig
 from culm.errors import LimitExceeded
 from culm.ids import AgentId, Ids, SessionId
 from culm.model.choice import Models
-from culm.permission.gate import Consent
+from culm.permission.gate import ApprovalPolicy
 from culm.run.budget import Account
-from culm.run.live_run import Asked, Duty, LiveRun
+from culm.run.live_run import AgentDuty, LiveRun, RunRequest
 from culm.run.runs import STOP_S, Runs
 from culm.settings import Settings
 from culm.store.agents import NewAgent, add_agent
@@ -20,9 +20,9 @@ from culm.store.sessions import add_session, count_sessions
 from culm.store.store import Store
 from culm.subagents.agent_worktrees import AgentWorktrees
 from culm.subagents.roles import roles_with
-from culm.subagents.start_policy import Above, Planned, Unfit, plan_agent
-from culm.tools.agent_requests import Assignment
-from culm.tools.base import Call
+from culm.subagents.start_policy import ParentAgent, PlannedAgent, StartRefused, plan_agent
+from culm.tools.agent_requests import AgentAssignment
+from culm.tools.base import CallRequest
 from culm.tools.process.waiting import within
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
@@ -31,14 +31,14 @@ END_S = STOP_S - 0.5  # For agents to end before the call that waits for them is
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class AgentCaller:
     """Who starts agents: a run and its agent, or a client that talks to none."""
 
     agent_id: str
     path: tuple[str, ...]  # Of agents, down to it.
     sessions: tuple[SessionId, ...]  # Of those, where they have one.
-    above: Above
-    consent: Consent
+    above: ParentAgent
+    consent: ApprovalPolicy
     run: LiveRun | None = None
 
     @property
@@ -47,14 +47,14 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
+class AgentStarter:
     """Of one workspace."""
 
     store: Store
     models: Models
     runs: Runs
     worktrees: AgentWorktrees
-    tooling: Callable[[], Tooling]
+    tooling: Callable[[], ToolConfig]
     clock: Clock
     ids: Ids
     settings: Settings
@@ -62,9 +62,9 @@ class Starter:
 
     async def start(
         self,
-        assignments: Sequence[Assignment],
-        caller: Caller,
-        call: Call | None,
+        assignments: Sequence[AgentAssignment],
+        caller: AgentCaller,
+        call: CallRequest | None,
         *,
         detached: bool,
     ) -> list[LiveRun]:
@@ -86,7 +86,7 @@ class Starter:
             await self.worktrees.undo(made.values())
             raise
 
-    def _plan(self, assignment: Assignment, caller: Caller) -> Planned:
+    def _plan(self, assignment: AgentAssignment, caller: AgentCaller) -> PlannedAgent:
         roles = roles_with(self.tooling().roles)
         depth_max = self.settings.agents_depth_max
         return plan_agent(assignment, caller.above, roles, self._choose, depth_max=depth_max)
@@ -103,18 +103,18 @@ class Starter:
         reason = self.models.why_not(provider, model) or self.models.why_unlisted(provider, model)
         if reason:
             usable = ", ".join(self.models.names()) or "none"
-            raise Unfit(f"model {wanted!r} cannot be used: {reason}; there are {usable}")
+            raise StartRefused(f"model {wanted!r} cannot be used: {reason}; there are {usable}")
         return SelectedModel(model=model, provider=provider)
 
-    def check_room(self, caller: Caller, more: int) -> None:
+    def check_room(self, caller: AgentCaller, more: int) -> None:
         limit = self.settings.agents_children_max
         duties = (run.duty for run in self.runs.live() if run.duty is not None)
         at_work = len({duty.agent_id for duty in duties if duty.path[:-1] == caller.path})
         left = max(0, limit - at_work)
         if more > left:
-            raise Unfit(f"an agent may have {limit} others at work; {left} more can be")
+            raise StartRefused(f"an agent may have {limit} others at work; {left} more can be")
         if caller.run is not None and (used := _used_up(caller.run.account)):
-            raise Unfit(used)
+            raise StartRefused(used)
 
     async def _check_sessions(self, more: int) -> None:
         """Each has one; what would be refused one by one is refused before there is any."""
@@ -126,9 +126,9 @@ class Starter:
         self,
         number: int,
         agent_id: AgentId,
-        planned: Planned,
-        caller: Caller,
-        call: Call | None,
+        planned: PlannedAgent,
+        caller: AgentCaller,
+        call: CallRequest | None,
         *,
         detached: bool,
     ) -> NewAgent:
@@ -150,7 +150,7 @@ class Starter:
         )
 
     async def _begin(
-        self, news: Sequence[NewAgent], planned: Sequence[Planned], caller: Caller
+        self, news: Sequence[NewAgent], planned: Sequence[PlannedAgent], caller: AgentCaller
     ) -> list[LiveRun]:
         """Accept them in one step; if one cannot be, none goes on."""
         check_going(caller.run)
@@ -171,7 +171,7 @@ class Starter:
             raise
         return runs
 
-    def _accept(self, new: NewAgent, asked: Asked, caller: Caller) -> LiveRun:
+    def _accept(self, new: NewAgent, asked: RunRequest, caller: AgentCaller) -> LiveRun:
         """Its row, its session and its first run are there together, or not at all."""
         if not new.parent_id:
             self.on_root(new.session_id)
@@ -184,7 +184,7 @@ class Starter:
         return self.runs.accept(
             new.session_id,
             asked,
-            duty=Duty(
+            duty=AgentDuty(
                 new.id,
                 (*new.path, new.id),
                 caller.sessions,
@@ -202,8 +202,8 @@ class Starter:
         await within(self.clock, END_S, all_ended(stopping))
 
 
-def _asked(planned: Planned, caller: Caller) -> Asked:
-    return Asked(
+def _asked(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
+    return RunRequest(
         prompt=planned.assignment.prompt,
         limits=planned.limits,
         model=planned.model,
@@ -214,10 +214,10 @@ def _asked(planned: Planned, caller: Caller) -> Asked:
 def check_going(run: LiveRun | None) -> None:
     """In the step in which something is accepted for a run: raises `Unfit` if that is over."""
     if run is not None and (run.stop is not None or run.ended.is_set()):
-        raise Unfit("the run that wants it is being stopped")
+        raise StartRefused("the run that wants it is being stopped")
 
 
-def session_id_of(call: Call, number: int) -> SessionId:
+def session_id_of(call: CallRequest, number: int) -> SessionId:
     """As a Crush client expects it of a call's first; further ones are numbered."""
     of_call = f"{call.message_id}$${call.id}"
     return SessionId(of_call if number == 1 else f"{of_call}.{number}")

@@ -19,14 +19,14 @@ import msgspec
 from msgspec.structs import replace as with_
 
 from culm.errors import AgentNotFound, AppError, BudgetReached
-from culm.fleet.executor import CallFailed, NotAsked
+from culm.fleet.executor import ApprovalUnavailable, HostCallFailed
 from culm.fleet.host.callbacks import WorkerAsk
 from culm.fleet.host.dispatch import Fleet
 from culm.ids import SessionId
-from culm.permission.gate import NobodyThere, Petition
+from culm.permission.gate import NoApprover, PendingApproval
 from culm.run.journal import TurnJournal
-from culm.run.limits import Estimate
-from culm.run.live_run import Duty, LiveRun
+from culm.run.limits import UsageEstimate
+from culm.run.live_run import AgentDuty, LiveRun
 from culm.run.rules import ending_of_error
 from culm.run.runs import Runs
 from culm.run.turn import World
@@ -42,14 +42,14 @@ from culm.store.agents import (
 from culm.store.messages import conversation
 from culm.store.sessions import sessions_above
 from culm.subagents.agent_worktrees import AgentWorktrees, kept_of
-from culm.subagents.bounded_dict import Kept
-from culm.subagents.provisioning import Place
-from culm.subagents.replay import Around, call_of
-from culm.subagents.slots import Slots
-from culm.subagents.start_policy import Terms, Unfit, allowed_tools
-from culm.subagents.worker_turn import Held, Holder
-from culm.tools.agent_requests import Errand, Office, Reserve, Reserved
-from culm.tools.base import Action, Call, Inquiry, Result
+from culm.subagents.bounded_dict import BoundedDict
+from culm.subagents.provisioning import AgentPlace
+from culm.subagents.replay import ReplayContext, call_of
+from culm.subagents.slots import AgentSlots
+from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
+from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
+from culm.tools.agent_requests import Delegation, Errand, ReserveBudget, ReservedBudget
+from culm.tools.base import CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.tools.question import QUESTION
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
 from culm.wire.asks import Question
@@ -57,7 +57,7 @@ from culm.wire.codec import Json, decode, encode
 from culm.wire.endings import Ending
 from culm.wire.messages import full_text
 from culm.wire.runs import Limits
-from culm.worktrees.sweeper import Sweeper
+from culm.worktrees.sweeper import WorktreeSweeper
 from culm.worktrees.worktree import describe
 
 log = logging.getLogger(__name__)
@@ -75,14 +75,14 @@ class _Questions(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedRun:
     """What is known of a run that has ended here, beyond what is stored."""
 
     files: tuple[str, ...] = ()
     note: str = ""
 
 
-class Agents:
+class AgentTree:
     """Made with its workspace. Implements `Desk`."""
 
     def __init__(
@@ -90,28 +90,28 @@ class Agents:
         world: World,
         fleet: Fleet,
         worktrees: AgentWorktrees,
-        place: Callable[[], Place],
+        place: Callable[[], AgentPlace],
     ) -> None:
         self._world = world
         self._worktrees = worktrees
         # By the top of a tree, as long as somebody works in it.
-        self._slots: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+        self._slots: weakref.WeakValueDictionary[str, AgentSlots] = weakref.WeakValueDictionary()
         self._waits: dict[str, list[Waiting]] = {}  # By agent, what it waits for, the latest last.
         self._away: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
-        self._done = Kept[Done](DONE_MAX)  # By run.
-        self.sweeper = Sweeper(worktrees, world.store, world.tasks, self._live)
+        self._done = BoundedDict[FinishedRun](DONE_MAX)  # By run.
+        self.sweeper = WorktreeSweeper(worktrees, world.store, world.tasks, self._live)
         self.roots: set[str] = set()  # Sessions of agents that a client started.
         self._fleet = fleet
         self._place = place
         self.runs: Runs | None = None
-        self.office: Office | None = None
-        self._holder: Holder | None = None
+        self.office: Delegation | None = None
+        self._holder: WorkerTurns | None = None
 
-    def join(self, runs: Runs, office: Office) -> None:
+    def join(self, runs: Runs, office: Delegation) -> None:
         """Know who accepts their runs, and who does what they want of each other."""
         self.runs, self.office = runs, office
-        around = Around(self, self._world.tell, self._note)
-        self._holder = Holder(self._fleet, self._world.models, runs, self._place, around)
+        around = ReplayContext(self, self._world.tell, self._note)
+        self._holder = WorkerTurns(self._fleet, self._world.models, runs, self._place, around)
 
     # --- a turn
 
@@ -136,7 +136,7 @@ class Agents:
             return GONE
         try:
             stored = await self._placed(stored)
-        except Unfit as exc:
+        except StartRefused as exc:
             return Ending("error", "There is nowhere to work", str(exc))
         slots = self._slots_of(run)
         async with self._waiting(run, "slot", when=slots.is_full):
@@ -144,26 +144,26 @@ class Agents:
         try:
             held = await self._holder.hold(run, journal, stored)
         except AppError as exc:
-            held = Held(ending_of_error(exc))
+            held = WorkerTurnResult(ending_of_error(exc))
         finally:
             slots.leave()
         try:
             done = await self._settle(stored, held.files)
         except Exception:  # boundary: how a turn ended does not depend on its worktree
             log.exception("the worktree of agent %s cannot be looked at", run.agent_id)
-            done = Done(held.files, "Its worktree could not be looked at; it is kept.")
+            done = FinishedRun(held.files, "Its worktree could not be looked at; it is kept.")
         self._done.keep(run.id, done)
         return held.ending
 
     async def forget(self, stored: StoredAgent) -> None:
         """Its session is deleted; its worktree goes, too, unless there is work in it."""
         self.roots.discard(stored.agent.session_id)
-        await self._worktrees.settle(decode(stored.terms, Terms))
+        await self._worktrees.settle(decode(stored.terms, AgentTerms))
         self.sweeper.sweep(stored.path[:-1])
 
     async def _placed(self, stored: StoredAgent) -> StoredAgent:
         """An agent whose worktree went, unchanged, gets another for its further work."""
-        agent, terms = stored.agent, decode(stored.terms, Terms)
+        agent, terms = stored.agent, decode(stored.terms, AgentTerms)
         if terms.worktree is None or agent.worktree:
             return stored
         await self._worktrees.clear(agent.agent_id)  # A server was killed as it had this one made.
@@ -179,16 +179,16 @@ class Agents:
         await asyncio.shield(self._world.store.write(unit))
         return await self.get(agent.agent_id)
 
-    async def _settle(self, stored: StoredAgent, files: tuple[str, ...]) -> Done:
+    async def _settle(self, stored: StoredAgent, files: tuple[str, ...]) -> FinishedRun:
         """Which files were changed; of a worktree git says so, and it goes if none was."""
-        terms = decode(stored.terms, Terms)
+        terms = decode(stored.terms, AgentTerms)
         if terms.worktree is not None and self.sweeper.has_below(stored.agent.agent_id):
             note = f"Others still work in its worktree, {terms.worktree.path}."
-            return Done(files, note)
+            return FinishedRun(files, note)
         settled = await self.sweeper.settle(stored)
         if settled is None:
-            return Done(tuple(map(self._seen_from_here, files)))
-        return Done(tuple(settled.files), describe(settled))
+            return FinishedRun(tuple(map(self._seen_from_here, files)))
+        return FinishedRun(tuple(settled.files), describe(settled))
 
     def _live(self) -> Sequence[LiveRun]:
         assert self.runs is not None, "they were joined"
@@ -200,13 +200,13 @@ class Agents:
         path = PurePosixPath(self._world.path)
         return str(inside.relative_to(path)) if inside.is_relative_to(path) else file
 
-    def done(self, run_id: str) -> Done:
-        return self._done.find(run_id) or Done()
+    def done(self, run_id: str) -> FinishedRun:
+        return self._done.find(run_id) or FinishedRun()
 
-    def _slots_of(self, run: LiveRun) -> Slots:
+    def _slots_of(self, run: LiveRun) -> AgentSlots:
         """Those of all that are below one whom people talk to, or whom a client started."""
         top = _duty(run).path[0]
-        return self._slots.setdefault(top, Slots(self._world.settings.agents_at_once))
+        return self._slots.setdefault(top, AgentSlots(self._world.settings.agents_at_once))
 
     @asynccontextmanager
     async def away(self, run: LiveRun) -> AsyncGenerator[None]:
@@ -261,7 +261,7 @@ class Agents:
         duty, body = _duty(run), ask.body
         call = call_of(run, _text(body, "tool_call_id"), ask.tool_name, message_id)
         grains = body.get("grains")
-        action = Action(
+        action = ResolvedAction(
             tool=ask.tool_name,
             name=ask.permission,
             description=ask.question,
@@ -269,7 +269,7 @@ class Agents:
             params=body.get("params"),
             grains=tuple(map(str, cast("list[Json]", grains))) if isinstance(grains, list) else (),
         )
-        petition = Petition(
+        petition = PendingApproval(
             call,
             action,
             digest=_text(body, "digest"),
@@ -281,24 +281,24 @@ class Agents:
         try:
             async with self._waiting(run, "ask"):
                 return await self._world.clearance.allow_agent(petition, consent, duty.above)
-        except NobodyThere as exc:
-            raise NotAsked(str(exc)) from exc
+        except NoApprover as exc:
+            raise ApprovalUnavailable(str(exc)) from exc
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
         """Its rules let a call through, and nobody was asked."""
         self._world.clearance.tell_allowed(call_of(run, call_id, ""), by)
 
-    async def carry_out(self, run: LiveRun, call: Call, args: Mapping[str, Json]) -> Json:
+    async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
         try:
             match args.get("op"):
                 case "reserve":
-                    return await self._reserve(run, msgspec.convert(args, Reserve))
+                    return await self._reserve(run, msgspec.convert(args, ReserveBudget))
                 case "question":
                     return await self._ask_people(run, call, msgspec.convert(args, _Questions))
                 case _:
                     errand = msgspec.convert(args, Errand)
         except msgspec.ValidationError as exc:
-            raise CallFailed(f"it cannot be read: {exc}") from exc
+            raise HostCallFailed(f"it cannot be read: {exc}") from exc
         assert self.office is not None, "they were joined"
         result = await self.office.do(call, errand, lambda _: None)
         return {
@@ -307,19 +307,19 @@ class Agents:
             "metadata": result.metadata,
         }
 
-    async def _reserve(self, run: LiveRun, wanted: Reserve) -> Json:
+    async def _reserve(self, run: LiveRun, wanted: ReserveBudget) -> Json:
         try:
-            reservation = await run.account.reserve(Estimate(wanted.tokens, wanted.cost))
+            reservation = await run.account.reserve(UsageEstimate(wanted.tokens, wanted.cost))
         except BudgetReached as exc:
-            return msgspec.to_builtins(Reserved(refused=exc.message))
-        return msgspec.to_builtins(Reserved(id=reservation))
+            return msgspec.to_builtins(ReservedBudget(refused=exc.message))
+        return msgspec.to_builtins(ReservedBudget(id=reservation))
 
-    async def _ask_people(self, run: LiveRun, call: Call, asked: _Questions) -> Json:
+    async def _ask_people(self, run: LiveRun, call: CallRequest, asked: _Questions) -> Json:
         if not await self._may_ask(run):
-            raise CallFailed(f"there is no tool {QUESTION!r} for this agent")
-        inquiry = Inquiry(
+            raise HostCallFailed(f"there is no tool {QUESTION!r} for this agent")
+        inquiry = QuestionPlan(
             asked.questions,
-            lambda _request, _responses: Result(""),  # The worker says what its model reads.
+            lambda _request, _responses: CallResult(""),  # The worker says what its model reads.
             asked.confirm_title,
             asked.confirm_description,
         )
@@ -327,16 +327,16 @@ class Agents:
             answered = await self._world.clearance.ask_people(
                 inquiry, call, run.asked.consent, _duty(run).path
             )
-        if isinstance(answered, Result):
+        if isinstance(answered, CallResult):
             if answered.ends_turn is None:
-                raise CallFailed(answered.content)
+                raise HostCallFailed(answered.content)
             return {"declined": answered.content}
         request, responses = answered
         return msgspec.to_builtins({"request": request, "responses": list(responses)})
 
     async def _may_ask(self, run: LiveRun) -> bool:
         """Whether it has the tool; as with errands, a worker's word for it is not enough."""
-        terms = decode((await self.get(run.agent_id)).terms, Terms)
+        terms = decode((await self.get(run.agent_id)).terms, AgentTerms)
         has_tool = QUESTION in allowed_tools(self._world.tools(), terms)
         return has_tool and not run.asked.consent.headless
 
@@ -379,13 +379,13 @@ class Agents:
         """Whether an agent works there, and not the session's own."""
         return "$$" in session_id or session_id in self.roots
 
-    async def find_duty(self, agent_id: str) -> tuple[Agent, Duty] | None:
+    async def find_duty(self, agent_id: str) -> tuple[Agent, AgentDuty] | None:
         """That of a run which somebody outside wants of an agent, by its id or its session's."""
         stored = await self._world.store.read(find_agent(agent_id))
         if stored is None:
             return None
         above = await self.sessions_above(stored.agent.session_id)
-        return stored.agent, Duty(stored.agent.agent_id, stored.path, above, is_detached=True)
+        return stored.agent, AgentDuty(stored.agent.agent_id, stored.path, above, is_detached=True)
 
     async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
         """For its present assignment and for further ones; raises `AgentNotFound`."""
@@ -397,7 +397,7 @@ class Agents:
         return await asyncio.shield(self._world.store.write(set_budget(agent.agent_id, budget)))
 
 
-def _duty(run: LiveRun) -> Duty:
+def _duty(run: LiveRun) -> AgentDuty:
     assert run.duty is not None, "only agents' runs are held elsewhere"
     return run.duty
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from culm.errors import AppError
 from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
 from culm.fleet.host.dispatch import Fleet
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.run_control import RunControl
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store.agents import StoredAgent
-from culm.subagents.provisioning import Place, provision_of, spec_of
-from culm.subagents.replay import Around, Replay
-from culm.subagents.start_policy import Terms
+from culm.subagents.provisioning import AgentPlace, provision_of, spec_of
+from culm.subagents.replay import ReplayContext, WorkerReplay
+from culm.subagents.start_policy import AgentTerms
 from culm.wire.codec import decode
 from culm.wire.endings import Ending
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class WorkerTurnResult:
     """How a turn went, for who wants to know more than its end."""
 
     ending: Ending
@@ -35,26 +35,28 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class WorkerTurns:
     """What all turns of a workspace's agents are held with."""
 
     fleet: Fleet
     models: Models
     runs: Runs
-    place: Callable[[], Place]
-    around: Around
+    place: Callable[[], AgentPlace]
+    around: ReplayContext
 
-    async def hold(self, run: LiveRun, journal: TurnJournal, stored: StoredAgent) -> Held:
+    async def hold(
+        self, run: LiveRun, journal: TurnJournal, stored: StoredAgent
+    ) -> WorkerTurnResult:
         """Raises `AppError`."""
-        agent, terms = stored.agent, decode(stored.terms, Terms)
+        agent, terms = stored.agent, decode(stored.terms, AgentTerms)
         history = list(journal.history)
         await journal.begin_step()  # Durable before the worker does anything.
         chosen = await self.models.resolve(self.models.get(run.provider, run.model))
         consent = run.asked.consent
         provision = provision_of(agent, terms, chosen, consent, self.place())
         spec = spec_of(run, [*history, *journal.said_messages], agent.parent_session_id)
-        controls = Controls()
-        replay = Replay(run, journal, self.around, lambda: self._steer(run, controls))
+        controls = RunControl()
+        replay = WorkerReplay(run, journal, self.around, lambda: self._steer(run, controls))
         run.hears = lambda other: other.id in replay.admitted
         run.on_join = replay.steer
         run.pid = lambda: controls.pid or 0
@@ -68,9 +70,9 @@ class Holder:
         ending = _ending_of(driven.outcome, replay.ending if driven.is_told else None)
         if ending.outcome == "end_turn" and replay.ending is None:
             await replay.finish(replay.answer or driven.outcome.result or "")
-        return Held(ending, tuple(replay.files))
+        return WorkerTurnResult(ending, tuple(replay.files))
 
-    def _steer(self, run: LiveRun, controls: Controls) -> None:
+    def _steer(self, run: LiveRun, controls: RunControl) -> None:
         """Say to the worker what waits to join, each once."""
         for other in self.runs.joining(run):
             if other.is_told or other.asked.attachments:

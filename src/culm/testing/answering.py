@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from culm.testing.base import Answer, Asked, Dialect
-from culm.testing.request_log import Seen
+from culm.testing.base import AnswerHeader, Dialect, RequestShape
+from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply
-from culm.testing.sender import Sending
+from culm.testing.sender import AnswerSender
 from culm.testing.steps import content_of, steps, usage_of
 
 JSON = "application/json"
@@ -17,13 +17,13 @@ CHARS_PER_TOKEN = 4  # The usual rule of thumb, for a plausible count.
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ModelExchange:
     """What is asked, and what is to be answered."""
 
     request: web.Request
     transport: asyncio.Transport
-    seen: Seen
-    asked: Asked
+    seen: SeenRequest
+    asked: RequestShape
     reply: Reply
     kind: type[Dialect]
 
@@ -37,7 +37,7 @@ class Exchange:
             return self._plain(reply.body.encode() or self.kind.problem(reply.status, words))
         options = self.asked.stream_options
         dialect = self.kind(
-            Answer(
+            AnswerHeader(
                 n=self.seen.n,
                 model=self.asked.model,
                 created_s=int(self.seen.at),
@@ -52,7 +52,7 @@ class Exchange:
         response.content_type = "text/event-stream"
         response.headers.update(reply.headers)
         await response.prepare(self.request)
-        sending = Sending(response, self.transport, seen.released)
+        sending = AnswerSender(response, self.transport, seen.released)
         try:
             pieces = steps(reply, seen.n, self._input_tokens, dialect, time.monotonic_ns)
             await sending.send(pieces, reply.rate)

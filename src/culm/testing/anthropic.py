@@ -2,7 +2,7 @@
 
 import msgspec
 
-from culm.testing.base import Answer, Block, Filled
+from culm.testing.base import AnswerHeader, FilledBlock, ScriptBlock
 from culm.testing.script import ScriptedUsage
 from culm.wire.codec import Json, encode
 
@@ -24,10 +24,10 @@ _DELTAS = {
 }
 
 
-class Anthropic:
+class AnthropicDialect:
     """One answer. What the deltas of a block share is encoded once, as thousands may follow."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: AnswerHeader) -> None:
         self._answer = answer
         self._before: dict[int, bytes] = {}  # By the block's index.
 
@@ -48,7 +48,7 @@ class Anthropic:
             message["usage"] = _usage(usage) | {"output_tokens": 1}
         return _event("message_start", message=message) + _event("ping")
 
-    def began(self, block: Block) -> bytes:
+    def began(self, block: ScriptBlock) -> bytes:
         start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
         self._before[block.index] = start % block.index + _DELTAS[block.kind]
         content: dict[str, Json]
@@ -61,10 +61,10 @@ class Anthropic:
                 content = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
         return _event("content_block_start", index=block.index, content_block=content)
 
-    def delta(self, block: Block, text: str) -> bytes:
+    def delta(self, block: ScriptBlock, text: str) -> bytes:
         return self._before[block.index] + encode(text) + b"}}\n\n"
 
-    def ended(self, block: Block) -> bytes:
+    def ended(self, block: ScriptBlock) -> bytes:
         signed = b""
         if block.kind == "reasoning":
             delta = {"type": "signature_delta", "signature": SIGNATURE}
@@ -86,7 +86,7 @@ class Anthropic:
         data = self.problem(529, "the script says that this answer fails here")
         return b"event: error\ndata: " + data + b"\n\n"
 
-    def whole(self, content: list[Filled], finish: str, usage: ScriptedUsage | None) -> bytes:
+    def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
         body = self._message()
         body["content"] = [_whole_block(block, text) for block, text in content]
         body["stop_reason"] = FINISH.get(finish, finish)
@@ -104,7 +104,7 @@ def _event(kind: str, **fields: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
-def _whole_block(block: Block, text: str) -> Json:
+def _whole_block(block: ScriptBlock, text: str) -> Json:
     match block.kind:
         case "text":
             return {"type": "text", "text": text}

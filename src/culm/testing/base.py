@@ -13,7 +13,7 @@ from culm.wire.codec import Json, decode, encode
 Kind = Literal["reasoning", "text", "call"]
 
 
-class Block(Struct, frozen=True, gc=False):
+class ScriptBlock(Struct, frozen=True, gc=False):
     """One stretch of an answer: its reasoning, its text, or one of its calls."""
 
     kind: Kind
@@ -23,10 +23,10 @@ class Block(Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class Filled(NamedTuple):
+class FilledBlock(NamedTuple):
     """A block with all of its text, for an answer that is not streamed."""
 
-    block: Block
+    block: ScriptBlock
     text: str
 
 
@@ -34,7 +34,7 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class Asked(Struct, frozen=True):
+class RequestShape(Struct, frozen=True):
     """What of a request decides the shape of its answer; both dialects name it alike."""
 
     messages: Raw
@@ -50,7 +50,7 @@ class Asked(Struct, frozen=True):
         return encode(parts).decode()
 
 
-class Answer(Struct, frozen=True):
+class AnswerHeader(Struct, frozen=True):
     """What an answer says of itself."""
 
     n: int  # The request's number.
@@ -62,19 +62,19 @@ class Answer(Struct, frozen=True):
 class Dialect(Protocol):
     """One answer in a provider's words. Everything but `whole` is bytes of an event stream."""
 
-    def __init__(self, answer: Answer) -> None: ...
+    def __init__(self, answer: AnswerHeader) -> None: ...
 
     def head(self, usage: ScriptedUsage | None) -> bytes:
         """What comes before everything."""
         ...
 
-    def began(self, block: Block) -> bytes: ...
+    def began(self, block: ScriptBlock) -> bytes: ...
 
-    def delta(self, block: Block, text: str) -> bytes:
+    def delta(self, block: ScriptBlock, text: str) -> bytes:
         """One piece of a block, as one event."""
         ...
 
-    def ended(self, block: Block) -> bytes: ...
+    def ended(self, block: ScriptBlock) -> bytes: ...
 
     def tail(self, finish: str, usage: ScriptedUsage | None) -> bytes:
         """What comes after everything."""
@@ -92,7 +92,7 @@ class Dialect(Protocol):
         """An error that comes when the answer has begun."""
         ...
 
-    def whole(self, content: list[Filled], finish: str, usage: ScriptedUsage | None) -> bytes:
+    def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
         """The answer to a client that did not ask for a stream."""
         ...
 

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from culm.clock import LoopClock
 from culm.errors import AppError, InvalidRequest, ListenFailed
-from culm.testing.answering import JSON, Exchange, problem
-from culm.testing.anthropic import Anthropic
-from culm.testing.base import Asked, Dialect
-from culm.testing.openai import OpenAI
-from culm.testing.request_log import UNREADABLE, History, Seen
+from culm.testing.answering import JSON, ModelExchange, problem
+from culm.testing.anthropic import AnthropicDialect
+from culm.testing.base import Dialect, RequestShape
+from culm.testing.openai import OpenAiDialect
+from culm.testing.request_log import UNREADABLE, RequestLog, SeenRequest
 from culm.testing.script import Player, Reply, Script, parse_script
 from culm.wire.codec import decode, encode
 
@@ -27,8 +27,8 @@ STREAMS_MAX = 2_000
 BACKLOG = 2_000  # As many may connect at once.
 CLOSE_S = 5.0  # A handler that was cancelled needs no time; this bounds a mistake.
 DIALECTS: dict[str, type[Dialect]] = {
-    "/v1/chat/completions": OpenAI,
-    "/v1/messages": Anthropic,
+    "/v1/chat/completions": OpenAiDialect,
+    "/v1/messages": AnthropicDialect,
 }
 # One list for both dialects: each finds the fields it looks for.
 MODELS = encode(
@@ -59,14 +59,14 @@ class ModelServer:
     def __init__(self, script: Script) -> None:
         self.url = ""  # Ends in `/v1`.
         self._player = Player(script)
-        self._history = History()
+        self._history = RequestLog()
         self._clock = LoopClock()
         # The task of each connection that is being answered, and what it writes to.
         self._live: dict[asyncio.Task[None], asyncio.Transport] = {}
         self._closing = False
 
     @property
-    def requests(self) -> list[Seen]:
+    def requests(self) -> list[SeenRequest]:
         """Every request for an answer, in the order they came; the newest 10,000."""
         return self._history.requests
 
@@ -149,18 +149,18 @@ class ModelServer:
         self,
         request: web.Request,
         transport: asyncio.Transport,
-        seen: Seen,
+        seen: SeenRequest,
         dialect: type[Dialect],
-    ) -> Exchange | web.Response:
+    ) -> ModelExchange | web.Response:
         if len(self._live) > STREAMS_MAX:
             return problem(dialect, 503, f"at most {STREAMS_MAX} answers at a time")
         try:
-            asked = decode(seen.raw, Asked)
+            asked = decode(seen.raw, RequestShape)
             reply = self._player.find_reply(lambda: asked.text)
         except UNREADABLE as exc:
             return problem(dialect, 400, f"the request is not usable: {exc}")
         if reply is not None:
-            return Exchange(request, transport, seen, asked, reply, dialect)
+            return ModelExchange(request, transport, seen, asked, reply, dialect)
         return problem(
             dialect,
             500,
@@ -181,19 +181,21 @@ class ModelServer:
                 raise InvalidRequest("`n` must be the number of a request")
             self.release(None if n is None else int(n))
         except AppError as exc:
-            return problem(OpenAI, exc.status, exc.message)
+            return problem(OpenAiDialect, exc.status, exc.message)
         return web.json_response({"ok": True})
 
     async def _script(self, request: web.Request) -> web.Response:
         try:
             self.play(parse_script(await request.read()))
         except AppError as exc:
-            return problem(OpenAI, exc.status, exc.message)
+            return problem(OpenAiDialect, exc.status, exc.message)
         return web.json_response({"ok": True})
 
     async def _elsewhere(self, request: web.Request) -> web.Response:
         known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in DIALECTS)])
-        return problem(OpenAI, 404, f"no {request.method} {request.path} here; there is {known}")
+        return problem(
+            OpenAiDialect, 404, f"no {request.method} {request.path} here; there is {known}"
+        )
 
 
 @asynccontextmanager

@@ -1,16 +1,16 @@
 """An answer as OpenAI's chat completions word it."""
 
-from culm.testing.base import Answer, Block, Filled
+from culm.testing.base import AnswerHeader, FilledBlock, ScriptBlock
 from culm.testing.script import ScriptedUsage
 from culm.wire.codec import Json, encode
 
 FINISH = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 
 
-class OpenAI:
+class OpenAiDialect:
     """One answer. What all its chunks share is encoded once, as thousands may follow."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: AnswerHeader) -> None:
         self._answer = answer
         self._id = f"chatcmpl-{answer.n}"
         shared = encode(self._named("chat.completion.chunk"))[:-1]
@@ -29,14 +29,14 @@ class OpenAI:
     def head(self, usage: ScriptedUsage | None) -> bytes:
         return self._before + b'{"role":"assistant","content":""}' + self._after
 
-    def began(self, block: Block) -> bytes:
+    def began(self, block: ScriptBlock) -> bytes:
         if block.kind != "call":
             return b""
         call = _call(block, "")
         call["index"] = block.number
         return self._before + encode({"tool_calls": [call]}) + self._after
 
-    def delta(self, block: Block, text: str) -> bytes:
+    def delta(self, block: ScriptBlock, text: str) -> bytes:
         if block.kind == "text":
             return self._text + encode(text) + self._close
         if block.kind == "reasoning":
@@ -44,7 +44,7 @@ class OpenAI:
         piece = {"index": block.number, "function": {"arguments": text}}
         return self._before + encode({"tool_calls": [piece]}) + self._after
 
-    def ended(self, block: Block) -> bytes:
+    def ended(self, block: ScriptBlock) -> bytes:
         return b""
 
     def tail(self, finish: str, usage: ScriptedUsage | None) -> bytes:
@@ -70,7 +70,7 @@ class OpenAI:
             b"data: " + self.problem(500, "the script says that this answer fails here") + b"\n\n"
         )
 
-    def whole(self, content: list[Filled], finish: str, usage: ScriptedUsage | None) -> bytes:
+    def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
         message: dict[str, Json] = {"role": "assistant", "content": None}
         calls: list[Json] = []
         for block, text in content:
@@ -98,7 +98,7 @@ class OpenAI:
         return encode({"error": error})
 
 
-def _call(block: Block, arguments: str) -> dict[str, Json]:
+def _call(block: ScriptBlock, arguments: str) -> dict[str, Json]:
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 

@@ -17,7 +17,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
+class SeenRequest:
     """One request for an answer."""
 
     n: int  # The first is 1.
@@ -38,19 +38,19 @@ class Seen:
             return None
 
 
-class History:
+class RequestLog:
     """Remembers requests in the order they came."""
 
     def __init__(self) -> None:
-        self.requests: list[Seen] = []  # The newest `REQUESTS_MAX`.
+        self.requests: list[SeenRequest] = []  # The newest `REQUESTS_MAX`.
         self.count = 0  # Of all that ever came.
-        self._with_body: deque[Seen] = deque()
+        self._with_body: deque[SeenRequest] = deque()
         self._body_bytes = 0
         self._changed = asyncio.Event()
 
-    def record(self, path: str, headers: Mapping[str, str], raw: bytes, at: float) -> Seen:
+    def record(self, path: str, headers: Mapping[str, str], raw: bytes, at: float) -> SeenRequest:
         self.count += 1
-        seen = Seen(self.count, path, headers, at, raw)
+        seen = SeenRequest(self.count, path, headers, at, raw)
         self.requests.append(seen)
         self._with_body.append(seen)
         self._body_bytes += len(raw)
@@ -61,7 +61,7 @@ class History:
         self.tell()
         return seen
 
-    def get(self, n: int) -> Seen:
+    def get(self, n: int) -> SeenRequest:
         """Request `n`; raises `NotFound` if it has not come or is forgotten."""
         if self.requests and 0 <= (at := n - self.requests[0].n) < len(self.requests):
             return self.requests[at]
@@ -92,7 +92,7 @@ class History:
             ]
         )
 
-    def _drop_body(self, seen: Seen) -> None:
+    def _drop_body(self, seen: SeenRequest) -> None:
         # Bodies are dropped in the order they came, and so is this one.
         if self._with_body and self._with_body[0] is seen:
             self._with_body.popleft()

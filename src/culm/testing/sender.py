@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from culm.testing.steps import Aside, Step, Stop
+from culm.testing.steps import FaultStep, RawStep, Step
 
 # Flat out, so many deltas share a write, and then the other answers have their turn. A write costs
 # as much as making ten deltas; but a provider sends them one by one, so there are not many in it.
@@ -19,7 +19,7 @@ BATCH = 8
 EARLY_S = 0.0005
 
 
-class Sending:
+class AnswerSender:
     """One streamed answer. `complete` once nothing of it is missing, as the script has it."""
 
     def __init__(
@@ -47,11 +47,11 @@ class Sending:
                 elif len(self._batch) >= BATCH:
                     await self._flush()
                     await asyncio.sleep(0)
-            elif isinstance(step, Aside):
+            elif isinstance(step, RawStep):
                 self._batch.append(step.data)
-            elif step is Stop.END:
+            elif step is FaultStep.END:
                 break
-            elif step is Stop.CUT:
+            elif step is FaultStep.CUT:
                 await self._flush()
                 self.complete = True
                 # Not aborted: what was sent before still arrives.
@@ -65,9 +65,9 @@ class Sending:
         self.complete = True
         await self._response.write_eof(b"".join(self._batch))
 
-    async def _stop(self, stop: Stop) -> None:
+    async def _stop(self, stop: FaultStep) -> None:
         await self._flush()
-        if stop is Stop.HOLD:
+        if stop is FaultStep.HOLD:
             await self._released.wait()
         else:
             await asyncio.Event().wait()

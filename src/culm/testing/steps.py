@@ -11,20 +11,20 @@ from itertools import zip_longest
 
 from msgspec import Struct, UnsetType
 
-from culm.testing.base import Block, Dialect, Filled
+from culm.testing.base import Dialect, FilledBlock, ScriptBlock
 from culm.testing.script import Reply, ScriptedUsage
 
 WORD = re.compile(r"\S+\s*|\s+")
 ARGUMENT_CHARS = 8  # A piece of a call's arguments; providers send two or three tokens at once.
 
 
-class Aside(Struct, frozen=True, gc=False):
+class RawStep(Struct, frozen=True, gc=False):
     """Bytes that are no delta: they are neither counted nor paced."""
 
     data: bytes
 
 
-class Stop(Enum):
+class FaultStep(Enum):
     """What happens instead of sending."""
 
     HOLD = auto()
@@ -33,62 +33,64 @@ class Stop(Enum):
     END = auto()
 
 
-Step = bytes | Aside | Stop  # Plain bytes are one delta.
+Step = bytes | RawStep | FaultStep  # Plain bytes are one delta.
 
 
-class Began(Struct, frozen=True, gc=False):
-    block: Block
+class BlockBegan(Struct, frozen=True, gc=False):
+    block: ScriptBlock
 
 
-class Piece(Struct, frozen=True, gc=False):
-    block: Block
+class BlockPiece(Struct, frozen=True, gc=False):
+    block: ScriptBlock
     text: str
 
 
-class Ended(Struct, frozen=True, gc=False):
-    block: Block
+class BlockEnded(Struct, frozen=True, gc=False):
+    block: ScriptBlock
 
 
 def steps(
     reply: Reply, n: int, input_tokens: int, dialect: Dialect, now_ns: Callable[[], int]
 ) -> Iterator[Step]:
     """A streamed answer to request `n`, made while it is sent; `now_ns` stamps the deltas."""
-    yield Aside(dialect.head(usage_of(reply, input_tokens, 1)))
+    yield RawStep(dialect.head(usage_of(reply, input_tokens, 1)))
     faults = _faults(reply, dialect)
     sent = 0
     while faults and not faults[0][0]:
         yield faults.popleft()[1]
     for event in events(reply, n, now_ns):
-        if isinstance(event, Began):
-            yield Aside(dialect.began(event.block))
+        if isinstance(event, BlockBegan):
+            yield RawStep(dialect.began(event.block))
             if event.block.kind != "text" or not reply.long_line_bytes:
                 continue
             yield _long_line(dialect, event.block, reply.long_line_bytes)
-        elif isinstance(event, Piece):
+        elif isinstance(event, BlockPiece):
             yield dialect.delta(event.block, event.text)
         else:
-            yield Aside(dialect.ended(event.block))
+            yield RawStep(dialect.ended(event.block))
             continue
         sent += 1
         while faults and faults[0][0] <= sent:
             yield faults.popleft()[1]
     for _, step in faults:
         yield step
-    yield Aside(dialect.tail(reply.finish_reason, usage_of(reply, input_tokens, sent)))
+    yield RawStep(dialect.tail(reply.finish_reason, usage_of(reply, input_tokens, sent)))
 
 
-def events(reply: Reply, n: int, now_ns: Callable[[], int]) -> Iterator[Began | Piece | Ended]:
+def events(
+    reply: Reply, n: int, now_ns: Callable[[], int]
+) -> Iterator[BlockBegan | BlockPiece | BlockEnded]:
     """The blocks of an answer and their pieces, in the order in which they are sent."""
     index = 0
     if reply.reasoning:
-        yield from _one_block(Block("reasoning", index), _words(reply.reasoning))
+        yield from _one_block(ScriptBlock("reasoning", index), _words(reply.reasoning))
         index += 1
     if reply.text or reply.deltas or reply.tokens or reply.long_line_bytes:
-        yield from _one_block(Block("text", index), _text(reply, now_ns))
+        yield from _one_block(ScriptBlock("text", index), _text(reply, now_ns))
         index += 1
     calls = [
         (
-            Block(
+            ScriptBlock(
                 "call",
                 index + number,
                 number,
@@ -104,23 +106,23 @@ def events(reply: Reply, n: int, now_ns: Callable[[], int]) -> Iterator[Began | 
             yield from _one_block(block, pieces)
         return
     for block, _ in calls:
-        yield Began(block)
+        yield BlockBegan(block)
     for row in zip_longest(*(pieces for _, pieces in calls)):
         for (block, _), piece in zip(calls, row, strict=True):
             if piece is not None:
-                yield Piece(block, piece)
+                yield BlockPiece(block, piece)
     for block, _ in calls:
-        yield Ended(block)
+        yield BlockEnded(block)
 
 
-def content_of(reply: Reply, n: int, now_ns: Callable[[], int]) -> tuple[list[Filled], int]:
+def content_of(reply: Reply, n: int, now_ns: Callable[[], int]) -> tuple[list[FilledBlock], int]:
     """The blocks of an answer that is not streamed, and how many deltas it would have had."""
-    found: dict[Block, list[str]] = {}
+    found: dict[ScriptBlock, list[str]] = {}
     for event in events(reply, n, now_ns):
         pieces = found.setdefault(event.block, [])
-        if isinstance(event, Piece):
+        if isinstance(event, BlockPiece):
             pieces.append(event.text)
-    content = [Filled(block, "".join(pieces)) for block, pieces in found.items()]
+    content = [FilledBlock(block, "".join(pieces)) for block, pieces in found.items()]
     return content, sum(map(len, found.values()))
 
 
@@ -134,23 +136,25 @@ def usage_of(reply: Reply, input_tokens: int, output_tokens: int) -> ScriptedUsa
 def _faults(reply: Reply, dialect: Dialect) -> deque[tuple[int, Step]]:
     """What goes wrong, after how many deltas; in one place, what lets the answer go on first."""
     planned: list[tuple[int | None, Step]] = [
-        (1 if reply.unknown_event else None, Aside(dialect.unknown())),
-        (reply.malformed_after, Aside(dialect.malformed())),
-        (reply.hold_after, Stop.HOLD),
-        (reply.error_after, Aside(dialect.failed())),
-        (reply.error_after, Stop.END),
-        (reply.stall_after, Stop.STALL),
-        (reply.cut_after, Stop.CUT),
+        (1 if reply.unknown_event else None, RawStep(dialect.unknown())),
+        (reply.malformed_after, RawStep(dialect.malformed())),
+        (reply.hold_after, FaultStep.HOLD),
+        (reply.error_after, RawStep(dialect.failed())),
+        (reply.error_after, FaultStep.END),
+        (reply.stall_after, FaultStep.STALL),
+        (reply.cut_after, FaultStep.CUT),
     ]
     faults = [(after, step) for after, step in planned if after is not None]
     return deque(sorted(faults, key=lambda fault: fault[0]))
 
 
-def _one_block(block: Block, pieces: Iterator[str]) -> Iterator[Began | Piece | Ended]:
-    yield Began(block)
+def _one_block(
+    block: ScriptBlock, pieces: Iterator[str]
+) -> Iterator[BlockBegan | BlockPiece | BlockEnded]:
+    yield BlockBegan(block)
     for text in pieces:
-        yield Piece(block, text)
-    yield Ended(block)
+        yield BlockPiece(block, text)
+    yield BlockEnded(block)
 
 
 def _words(text: str) -> Iterator[str]:
@@ -170,7 +174,7 @@ def _arguments(text: str) -> Iterator[str]:
     return (text[at : at + ARGUMENT_CHARS] for at in range(0, len(text), ARGUMENT_CHARS))
 
 
-def _long_line(dialect: Dialect, block: Block, line_bytes: int) -> bytes:
+def _long_line(dialect: Dialect, block: ScriptBlock, line_bytes: int) -> bytes:
     """A delta whose line has this many bytes, or as few as the dialect can make it."""
     line = dialect.delta(block, "").rstrip(b"\n").rpartition(b"\n")[2]
     return dialect.delta(block, "x" * max(0, line_bytes - len(line)))

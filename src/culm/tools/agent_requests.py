@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct, field
 
-from culm.tools.base import Call, Result, Watch
+from culm.tools.base import CallRequest, CallResult, Watch
 from culm.wire.agents import NAME_CHARS_MAX, PROMPT_CHARS_MAX, Name, Until
 from culm.wire.runs import Limits, Money, Tokens
 
@@ -16,7 +16,7 @@ ASSIGNMENTS_MAX = 50  # In one call; the limits of the tree are checked apart fr
 TIMEOUT_S_MAX = 3600.0
 
 
-class Assignment(Struct, frozen=True, omit_defaults=True):
+class AgentAssignment(Struct, frozen=True, omit_defaults=True):
     prompt: Annotated[
         str,
         Meta(
@@ -45,34 +45,34 @@ class Assignment(Struct, frozen=True, omit_defaults=True):
     ] = field(default_factory=Limits)
 
 
-class Start(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="agent"):
+class StartAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="agent"):
     """Nothing is started unless all of it can be."""
 
-    assignments: Annotated[list[Assignment], Meta(min_length=1, max_length=ASSIGNMENTS_MAX)]
+    assignments: Annotated[list[AgentAssignment], Meta(min_length=1, max_length=ASSIGNMENTS_MAX)]
     wait: bool = True  # Else they are detached, and this returns at once.
 
 
-class Wait(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="wait"):
+class WaitForAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="wait"):
     agents: list[Name] = field(default_factory=list[Name])  # None are all that one has started.
     until: Until = "all"
     timeout_s: Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)] = 600.0
 
 
-class Send(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="send"):
+class SteerAgent(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="send"):
     agent: Name
     text: str
     wait: bool = False
 
 
-class Stop(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="stop"):
+class StopAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="stop"):
     agents: list[Name]
 
 
-class List(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="list"):
+class ListAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="list"):
     agent: Name = ""  # Whose tree; empty is one's own.
 
 
-class Mail(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="mail"):
+class MailRequest(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="mail"):
     """Send a letter, answer one, or ask what became of one."""
 
     action: Literal["send", "reply", "status"]
@@ -82,11 +82,11 @@ class Mail(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="mail"):
     letter: Name = ""  # The one that is answered, or asked about.
 
 
-Errand = Start | Wait | Send | Stop | List | Mail
+Errand = StartAgents | WaitForAgents | SteerAgent | StopAgents | ListAgents | MailRequest
 
 
-class Office(Protocol):
-    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+class Delegation(Protocol):
+    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
         """Do it, and say what came of it. What cannot be done is an error result, in words.
 
         To cancel it ends what it waits for: agents that were started to be waited for.
@@ -97,14 +97,14 @@ class Office(Protocol):
 # --- what else a worker has its host do; not for models
 
 
-class Reserve(Struct, frozen=True, tag_field="op", tag="reserve"):
+class ReserveBudget(Struct, frozen=True, tag_field="op", tag="reserve"):
     """Set something aside for a question to a model, on every budget above."""
 
     tokens: Tokens
     cost: Money
 
 
-class Reserved(Struct, frozen=True, omit_defaults=True):
+class ReservedBudget(Struct, frozen=True, omit_defaults=True):
     """Without an id it was refused, and `refused` says which budget is used up."""
 
     id: str = ""

@@ -16,18 +16,18 @@ from culm.model.base import ToolSpec
 from culm.tools.agent_requests import (
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
-    Assignment,
+    AgentAssignment,
+    Delegation,
     Errand,
-    List,
-    Mail,
-    Office,
-    Send,
-    Start,
-    Stop,
-    Wait,
+    ListAgents,
+    MailRequest,
+    StartAgents,
+    SteerAgent,
+    StopAgents,
+    WaitForAgents,
 )
-from culm.tools.arguments import BadArguments, make_spec, parse_arguments
-from culm.tools.base import Call, Plan, Result, Tool, free_plan
+from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, free_plan
 from culm.wire.agents import PROMPT_CHARS_MAX, Name, Until
 from culm.wire.codec import Json, encodable
 from culm.wire.runs import CrashPolicy
@@ -67,7 +67,7 @@ quicker."""
 _Agents = Annotated[list[Name], Meta(max_length=AGENTS_MAX)]
 
 
-class AgentArguments(Assignment, frozen=True):
+class AgentArguments(AgentAssignment, frozen=True):
     """One assignment as it is, or several of them."""
 
     prompt: Annotated[
@@ -79,13 +79,13 @@ class AgentArguments(Assignment, frozen=True):
         ),
     ] = ""
     assignments: Annotated[
-        list[Assignment],
+        list[AgentAssignment],
         Meta(
             description="Instead of all of the above, several agents: each has a prompt and what "
             "belongs to it.",
             max_length=ASSIGNMENTS_MAX,
         ),
-    ] = field(default_factory=list[Assignment])
+    ] = field(default_factory=list[AgentAssignment])
     wait: Annotated[bool, Meta(description="Whether to wait until they have ended.")] = True
 
 
@@ -133,40 +133,42 @@ class MailArguments(Struct, frozen=True):
 # --- what a model wrote, as an errand
 
 
-def read_start(given: dict[str, Json]) -> Start:
+def read_start(given: dict[str, Json]) -> StartAgents:
     said = parse_arguments(given, AgentArguments)
-    own = Assignment(*(getattr(said, name) for name in Assignment.__struct_fields__))
+    own = AgentAssignment(*(getattr(said, name) for name in AgentAssignment.__struct_fields__))
     if not said.assignments:
         if not said.prompt.strip():
-            raise BadArguments("give a prompt, or assignments that each have one")
-        return Start([own], said.wait)
-    if own != Assignment(""):
+            raise InvalidArguments("give a prompt, or assignments that each have one")
+        return StartAgents([own], said.wait)
+    if own != AgentAssignment(""):
         # To pass over a `read_only` beside them would let them all write.
-        raise BadArguments("beside assignments only wait is taken; put the rest into each of them")
+        raise InvalidArguments(
+            "beside assignments only wait is taken; put the rest into each of them"
+        )
     if any(not one.prompt.strip() for one in said.assignments):
-        raise BadArguments("every one of the assignments needs a prompt")
-    return Start(said.assignments, said.wait)
+        raise InvalidArguments("every one of the assignments needs a prompt")
+    return StartAgents(said.assignments, said.wait)
 
 
-def read_wait(given: dict[str, Json]) -> Wait:
+def read_wait(given: dict[str, Json]) -> WaitForAgents:
     said = parse_arguments(given, AgentWaitArguments)
-    return Wait(said.agents, said.until, said.timeout_s)
+    return WaitForAgents(said.agents, said.until, said.timeout_s)
 
 
-def read_send(given: dict[str, Json]) -> Send:
+def read_send(given: dict[str, Json]) -> SteerAgent:
     said = parse_arguments(given, AgentSendArguments)
-    return Send(said.agent, said.message, said.wait)
+    return SteerAgent(said.agent, said.message, said.wait)
 
 
-def read_stop(given: dict[str, Json]) -> Stop:
-    return Stop(parse_arguments(given, AgentStopArguments).agents)
+def read_stop(given: dict[str, Json]) -> StopAgents:
+    return StopAgents(parse_arguments(given, AgentStopArguments).agents)
 
 
-def read_list(given: dict[str, Json]) -> List:
-    return List(parse_arguments(given, AgentListArguments).agent)
+def read_list(given: dict[str, Json]) -> ListAgents:
+    return ListAgents(parse_arguments(given, AgentListArguments).agent)
 
 
-def read_mail(given: dict[str, Json]) -> Mail:
+def read_mail(given: dict[str, Json]) -> MailRequest:
     said = parse_arguments(given, MailArguments)
     needed = {
         "send": {"to": said.to, "text": said.text},
@@ -174,54 +176,54 @@ def read_mail(given: dict[str, Json]) -> Mail:
         "status": {"letter": said.letter},
     }[said.action]
     if missing := [name for name, value in needed.items() if not value.strip()]:
-        raise BadArguments(f"{said.action} needs {' and '.join(missing)}")
-    return Mail(said.action, said.to, said.kind, said.text, said.letter)
+        raise InvalidArguments(f"{said.action} needs {' and '.join(missing)}")
+    return MailRequest(said.action, said.to, said.kind, said.text, said.letter)
 
 
 # --- the tools
 
 
 @dataclass(frozen=True, slots=True)
-class ErrandTool:
+class AgentTool:
     spec: ToolSpec
     read: Callable[[dict[str, Json]], Errand]  # Raises `BadArguments`.
-    office: Office
+    office: Delegation
     parallel: bool
     crash: CrashPolicy
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             errand = encodable(self.read(call.arguments or {}))
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         return free_plan(call, lambda watch: self.office.do(call, errand, watch))
 
 
 # Their schemas are made once: a worker makes its tools for every run.
 _STARTING = (
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("agent", AGENT, AgentArguments),
         read_start,
         parallel=True,
         crash="ask",
     ),
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("agent_wait", AGENT_WAIT, AgentWaitArguments),
         read_wait,
         parallel=True,
         crash="again",
     ),
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("agent_send", AGENT_SEND, AgentSendArguments),
         read_send,
         parallel=False,
         crash="ask",
     ),
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("agent_stop", AGENT_STOP, AgentStopArguments),
         read_stop,
         parallel=False,
@@ -230,14 +232,14 @@ _STARTING = (
 )
 _OTHERS = (
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("agent_list", AGENT_LIST, AgentListArguments),
         read_list,
         parallel=True,
         crash="again",
     ),
     partial(
-        ErrandTool,
+        AgentTool,
         make_spec("mail", MAIL, MailArguments),
         read_mail,
         parallel=False,
@@ -246,7 +248,7 @@ _OTHERS = (
 )
 
 
-def make_agent_tools(office: Office, *, may_start: bool, roles: str = "") -> dict[str, Tool]:
+def make_agent_tools(office: Delegation, *, may_start: bool, roles: str = "") -> dict[str, Tool]:
     """Those of an agent; one that may start no others has nobody to wait for, or to stop.
 
     `roles` is what a model is told of those that there are.
@@ -256,7 +258,7 @@ def make_agent_tools(office: Office, *, may_start: bool, roles: str = "") -> dic
     return {tool.spec.name: _with_roles(tool, roles) for tool in tools}
 
 
-def _with_roles(tool: ErrandTool, roles: str) -> ErrandTool:
+def _with_roles(tool: AgentTool, roles: str) -> AgentTool:
     if tool.spec.name != "agent" or not roles:
         return tool
     described = f"{tool.spec.description} Roles: {roles}"

@@ -17,7 +17,7 @@ FilePath = Annotated[
 ]
 
 
-class BadArguments(Exception):
+class InvalidArguments(Exception):
     """Arguments that a tool cannot take. Says which, and what would be right."""
 
 
@@ -33,9 +33,9 @@ def parse_arguments(given: dict[str, Json], kind: type[A]) -> A:
         place = place.rstrip("`")
         about = _properties(kind).get(place.split("[")[0].split(".")[0], {})
         right = f" - {place}: {about['description']}" if about else ""
-        raise BadArguments(f"{clean(problem)}{right}") from exc
+        raise InvalidArguments(f"{clean(problem)}{right}") from exc
     except ValueError as exc:  # Text with half a surrogate pair has no UTF-8.
-        raise BadArguments(f"an argument cannot be read: {clean(str(exc))}") from exc
+        raise InvalidArguments(f"an argument cannot be read: {clean(str(exc))}") from exc
 
 
 def _without_nulls(value: Json) -> Json:

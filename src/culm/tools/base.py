@@ -19,7 +19,7 @@ Watch = Callable[[str], None]  # Told what a call puts out while it goes on.
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRequest:
     """One complete call of a model, and for whom it is made."""
 
     id: str  # Unique in its message.
@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """What the model reads; an error is a value, too."""
 
     content: str
@@ -44,7 +44,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ResolvedAction:
     """What a call will do, resolved: this is judged, shown to people and bound by its digest."""
 
     tool: str
@@ -72,21 +72,23 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallPlan:
     """A call that can go ahead, once it may."""
 
-    action: Action
+    action: ResolvedAction
     # Does it. Cancelling it must end it, and everything it started, within seconds.
-    run: Callable[[Watch], Awaitable[Result]] = field(compare=False)
+    run: Callable[[Watch], Awaitable[CallResult]] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class QuestionPlan:
     """A call that is nothing but questions to a person."""
 
     questions: Sequence[Question]  # Their ids are made when they are asked.
     # What the model reads, from what was asked and what was answered.
-    answer: Callable[[QuestionRequest, Sequence[QuestionResponse]], Result] = field(compare=False)
+    answer: Callable[[QuestionRequest, Sequence[QuestionResponse]], CallResult] = field(
+        compare=False
+    )
     confirm_title: str = ""
     confirm_description: str = ""
 
@@ -103,12 +105,12 @@ class Tool(Protocol):
     @property
     def crash(self) -> CrashPolicy: ...
 
-    async def prepare(self, call: Call) -> Plan | Inquiry | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | QuestionPlan | CallResult:
         """Say what the call would do, without doing it; a result if it cannot be done."""
         ...
 
 
-def free_plan(call: Call, run: Callable[[Watch], Awaitable[Result]]) -> Plan:
+def free_plan(call: CallRequest, run: Callable[[Watch], Awaitable[CallResult]]) -> CallPlan:
     """Of a call that nobody need be asked about."""
-    action = Action(call.name, "use", resolved=dict(call.arguments or {}), is_free=True)
-    return Plan(action, run)
+    action = ResolvedAction(call.name, "use", resolved=dict(call.arguments or {}), is_free=True)
+    return CallPlan(action, run)

@@ -14,28 +14,28 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.processes.base import Owner, StartFailed
+from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.shell.judge import Judgement, judge
-from culm.tools.arguments import BadArguments, PathText, make_spec, metadata, parse_arguments
-from culm.tools.base import Action, Call, Plan, Result, Watch
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.process.directories import Directories
+from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, Watch
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.process.directories import WorkingDirectories
 from culm.tools.process.environment import command_env, unasked_env, why_git_asks
 from culm.tools.process.exit_text import exit_words
-from culm.tools.process.jobs import RUNNING_MAX, Job, Jobs
-from culm.tools.process.output import Output, make_room
+from culm.tools.process.jobs import RUNNING_MAX, BackgroundJob, BackgroundJobs
+from culm.tools.process.output import CommandOutput, make_room
 from culm.tools.process.running import (
     COMMAND_BYTES_MAX,
-    Command,
-    Ended,
-    Live,
-    Running,
+    CommandRequest,
+    CommandResult,
+    LiveOutput,
+    RunningCommand,
     has_bash,
     hearing,
     start,
 )
 from culm.tools.process.waiting import within
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import printable
 from culm.wire.runs import CrashPolicy
 
@@ -116,73 +116,73 @@ def _limits_of(given: BashArguments) -> _Limits:
 class _Ordered:
     """A call, resolved."""
 
-    call: Call
+    call: CallRequest
     given: BashArguments
     cwd: str
     unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Bash:
-    kit: Kit
-    jobs: Jobs
-    directories: Directories
+class BashTool:
+    kit: ToolContext
+    jobs: BackgroundJobs
+    directories: WorkingDirectories
     spec: ToolSpec
     parallel: bool = False
     crash: CrashPolicy = "ask"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, BashArguments)
             _check(given.command)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         if not given.command.strip():
-            return Result("(no output: the command is empty)")
+            return CallResult("(no output: the command is empty)")
         try:
             return await self.kit.work.run(lambda _: self._resolve(call, given))
-        except Refused as exc:
-            return Result(str(exc), is_error=True)
+        except OpenRefused as exc:
+            return CallResult(str(exc), is_error=True)
         except TimeoutError:
-            return Result(_NO_ANSWER, is_error=True)
+            return CallResult(_NO_ANSWER, is_error=True)
 
-    def _resolve(self, call: Call, given: BashArguments) -> Plan:
+    def _resolve(self, call: CallRequest, given: BashArguments) -> CallPlan:
         """Runs in a thread."""
         cwd = self.directories.resolve(call.session_id, given.working_dir)
         readable = (self.kit.inside.root, self.kit.outputs)
         judged = judge(given.command, Path(cwd), readable)
         action = _action(self.kit, given, cwd, judged)
         ordered = _Ordered(call, given, cwd, unasked=action.is_free)
-        return Plan(action, lambda watch: self._run(ordered, watch))
+        return CallPlan(action, lambda watch: self._run(ordered, watch))
 
-    async def _run(self, ordered: _Ordered, watch: Watch) -> Result:
+    async def _run(self, ordered: _Ordered, watch: Watch) -> CallResult:
         try:
             command = await self.kit.work.run(lambda _: self._command(ordered))
-        except (Refused, TimeoutError) as exc:
-            return Result(str(exc) or _NO_ANSWER, is_error=True)
+        except (OpenRefused, TimeoutError) as exc:
+            return CallResult(str(exc) or _NO_ANSWER, is_error=True)
         if ordered.given.run_in_background and not self.jobs.has_room():
             return _no_room()
         started_s = self.kit.clock.now_s()
-        output = Output(self._overflow)
-        live = Live(watch, self.kit.clock)
+        output = CommandOutput(self._overflow)
+        live = LiveOutput(watch, self.kit.clock)
         try:
             running = await start(self.kit.custody, command, hearing(output, live), started_s)
             return await _Waiting(self, ordered, running, output, started_s).result()
-        except StartFailed as exc:
-            return Result(f"The command could not be started: {exc}", is_error=True)
+        except ProcessStartFailed as exc:
+            return CallResult(f"The command could not be started: {exc}", is_error=True)
         finally:
             live.close()
 
-    def _command(self, ordered: _Ordered) -> Command:
+    def _command(self, ordered: _Ordered) -> CommandRequest:
         """What was planned, if the world still is as it was. Runs in a thread."""
         self.directories.check(ordered.cwd)
         call = ordered.call
         kind = "job" if ordered.given.run_in_background else "call"
-        owner = Owner(self.kit.workspace_id, kind, call.session_id, call.run_id, call.id)
+        owner = ProcessOwner(self.kit.workspace_id, kind, call.session_id, call.run_id, call.id)
         env = command_env(self.kit.env(), ordered.cwd)
         if ordered.unasked:
             env = unasked_env(env, self.kit.inside.root)
-        return Command(ordered.given.command, ordered.cwd, env, owner)
+        return CommandRequest(ordered.given.command, ordered.cwd, env, owner)
 
     def _overflow(self) -> Path:
         make_room(self.kit.outputs)
@@ -193,13 +193,13 @@ class Bash:
 class _Waiting:
     """A command that runs, and the call that waits for it."""
 
-    bash: Bash
+    bash: BashTool
     ordered: _Ordered
-    running: Running
-    output: Output
+    running: RunningCommand
+    output: CommandOutput
     started_s: float
 
-    async def result(self) -> Result:
+    async def result(self) -> CallResult:
         """Wait, and say what came of it. On any other way out the command is ended."""
         async with AsyncExitStack() as ending:
             ending.callback(self.output.close)
@@ -218,10 +218,10 @@ class _Waiting:
                 return self._result(ended)
             return self._result(await self.running.kill(), timeout_s=limits.kill_s)
 
-    async def _wait(self, seconds: float) -> Ended | None:
+    async def _wait(self, seconds: float) -> CommandResult | None:
         return await within(self.bash.kit.clock, seconds, self.running.ended())
 
-    def _become_job(self) -> Job | None:
+    def _become_job(self) -> BackgroundJob | None:
         given, session_id = self.ordered.given, self.ordered.call.session_id
         return self.bash.jobs.adopt(
             self.running,
@@ -232,7 +232,7 @@ class _Waiting:
             cwd=self.ordered.cwd,
         )
 
-    def _job_result(self, job: Job) -> Result:
+    def _job_result(self, job: BackgroundJob) -> CallResult:
         text = self.output.text().rstrip("\n")
         job.seen_bytes = self.output.count
         given = self.ordered.given
@@ -242,9 +242,9 @@ class _Waiting:
             "job_kill ends it."
         )
         about = self._about(text, job.id)
-        return Result(f"{text}\n{note}" if text else note, metadata=about)
+        return CallResult(f"{text}\n{note}" if text else note, metadata=about)
 
-    def _result(self, ended: Ended, timeout_s: float | None = None) -> Result:
+    def _result(self, ended: CommandResult, timeout_s: float | None = None) -> CallResult:
         text = self.output.text().rstrip("\n")
         lines: list[str] = []
         if timeout_s is not None:
@@ -254,9 +254,9 @@ class _Waiting:
         lines += [line for line in (self._moved(ended), exit_words(ended.exit), hint) if line]
         is_error = timeout_s is not None or ended.exit.lost
         about = self._about("\n".join([text, *lines] if text else lines))
-        return Result("\n".join([text or "(no output)", *lines]), is_error, about)
+        return CallResult("\n".join([text or "(no output)", *lines]), is_error, about)
 
-    def _moved(self, ended: Ended) -> str:
+    def _moved(self, ended: CommandResult) -> str:
         """Keep where it ended for the next command, and say so if that is somewhere else."""
         given, session_id = self.ordered.given, self.ordered.call.session_id
         if ended.directory is None or given.working_dir or given.run_in_background:
@@ -278,30 +278,30 @@ class _Waiting:
         )
 
 
-def make_bash(kit: Kit, jobs: Jobs) -> Bash:
+def make_bash(kit: ToolContext, jobs: BackgroundJobs) -> BashTool:
     spec = SPEC
-    return Bash(kit, jobs, Directories(kit.inside), spec)
+    return BashTool(kit, jobs, WorkingDirectories(kit.inside), spec)
 
 
 def _check(command: str) -> None:
     if "\0" in command:
-        raise BadArguments("command: it has a NUL character, which no shell takes")
+        raise InvalidArguments("command: it has a NUL character, which no shell takes")
     if (size := len(command.encode())) > COMMAND_BYTES_MAX:
-        raise BadArguments(
+        raise InvalidArguments(
             f"command: it has {size:,} bytes, more than {COMMAND_BYTES_MAX:,}; write a script first"
         )
 
 
-def _no_room() -> Result:
+def _no_room() -> CallResult:
     text = f"{RUNNING_MAX} background jobs are running; end one with job_kill first."
-    return Result(text, is_error=True)
+    return CallResult(text, is_error=True)
 
 
-def _action(kit: Kit, given: BashArguments, cwd: str, judged: Judgement) -> Action:
+def _action(kit: ToolContext, given: BashArguments, cwd: str, judged: Judgement) -> ResolvedAction:
     why = _why_asked(kit, cwd, judged)
     where = shown(cwd)
     grains = tuple(f"{grain} @ {where}" for grain in judged.grains)
-    return Action(
+    return ResolvedAction(
         "bash",
         "execute",
         description=f"Execute command: {_on_one_line(given.command)}",
@@ -327,7 +327,7 @@ def _action(kit: Kit, given: BashArguments, cwd: str, judged: Judgement) -> Acti
     )
 
 
-def _why_asked(kit: Kit, cwd: str, judged: Judgement) -> str:
+def _why_asked(kit: ToolContext, cwd: str, judged: Judgement) -> str:
     """Empty if nobody need be asked. Blocks as the disk does."""
     if not judged.is_free:
         return judged.why or "It may change something."

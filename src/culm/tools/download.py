@@ -13,22 +13,22 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.tools.arguments import BadArguments, PathText, make_spec, parse_arguments
-from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.arguments import InvalidArguments, PathText, make_spec, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.fetch import grains, look_up, resolved, shown_private, why
-from culm.tools.files.change import Found, find_file, special_place
-from culm.tools.files.file_executor import Stop
+from culm.tools.files.change import FileToChange, find_file, special_place
+from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import size_text
-from culm.tools.files.paths import Inside, Missing
+from culm.tools.files.paths import MissingPath, WorkspacePaths
 from culm.tools.files.read_tool import in_words
-from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.writing import MODE_NEW
-from culm.tools.tool_context import Kit
-from culm.tools.web.addresses import Checked
+from culm.tools.tool_context import ToolContext
+from culm.tools.web.addresses import CheckedTarget
 from culm.tools.web.http_fetch import (
     TIMEOUT_S,
+    FetchedPage,
     Network,
-    Page,
     TimeoutSeconds,
     UrlText,
     bounded,
@@ -57,30 +57,32 @@ SPEC = make_spec("download", DESCRIPTION, DownloadArguments)
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
-    kit: Kit
+class DownloadTool:
+    kit: ToolContext
     network: Network
     bytes_max: int = FILE_BYTES_MAX
     spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "ask"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, DownloadArguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         found = await in_words(self.kit.work, lambda _: _find_new(self.kit.inside, given.file_path))
-        if isinstance(found, Result):
+        if isinstance(found, CallResult):
             return found
         try:
             checked = await look_up(self.kit, self.network, given.url)
-        except Refused as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except OpenRefused as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         action = _action(self.kit, call, given, checked, found)
-        return Plan(action, lambda _: self._run(given, checked, found))
+        return CallPlan(action, lambda _: self._run(given, checked, found))
 
-    async def _run(self, given: DownloadArguments, checked: Checked, found: Found) -> Result:
+    async def _run(
+        self, given: DownloadArguments, checked: CheckedTarget, found: FileToChange
+    ) -> CallResult:
         seconds = given.timeout or TIMEOUT_S
         part = _Part(self.kit.inside, found, f".culm-{self.kit.ids.file()}.tmp")
         try:
@@ -90,23 +92,23 @@ class Download:
                 await self._receive(page, part)
             # Its time is over with the last byte: a file that has its name is not denied.
             unkept = await in_words(self.kit.work, part.finish)
-        except Refused as exc:
-            return Result(str(exc), is_error=True)
+        except OpenRefused as exc:
+            return CallResult(str(exc), is_error=True)
         except TimeoutError:
             said = f"{checked.site.url} took more than {seconds} seconds; nothing was kept."
-            return Result(said, is_error=True)
+            return CallResult(said, is_error=True)
         except OSError as exc:
             reason = exc.strerror or str(exc)
-            return Result(f"{found.shown} cannot be written: {reason}.", is_error=True)
+            return CallResult(f"{found.shown} cannot be written: {reason}.", is_error=True)
         finally:
             part.close()
         if unkept is not None:
             return unkept
         kind = f", {shown(page.kind)[:80]}" if page.kind else ""
         moved = "" if page.site.url == checked.site.url else f" (redirected to {page.site.url})"
-        return Result(f"{found.shown} is there: {size_text(part.size)}{kind}{moved}.")
+        return CallResult(f"{found.shown} is there: {size_text(part.size)}{kind}{moved}.")
 
-    async def _receive(self, page: Page, part: "_Part") -> None:
+    async def _receive(self, page: FetchedPage, part: "_Part") -> None:
         batch = bytearray()
         async with aclosing(page.pieces()) as pieces:
             async for piece in pieces:
@@ -120,15 +122,15 @@ class Download:
 
 
 def make_download(
-    kit: Kit, network: Network | None = None, bytes_max: int = FILE_BYTES_MAX
-) -> Download:
-    return Download(kit, network or Network(), bytes_max)
+    kit: ToolContext, network: Network | None = None, bytes_max: int = FILE_BYTES_MAX
+) -> DownloadTool:
+    return DownloadTool(kit, network or Network(), bytes_max)
 
 
 class _Part:
     """A file that grows under another name. Its methods run in threads, but for `close`."""
 
-    def __init__(self, inside: Inside, found: Found, temporary: str) -> None:
+    def __init__(self, inside: WorkspacePaths, found: FileToChange, temporary: str) -> None:
         self.size = 0
         self._inside = inside
         self._found = found
@@ -136,7 +138,7 @@ class _Part:
         self._directory: int | None = None
         self._file: int | None = None
 
-    def begin(self, stop: Stop) -> None:
+    def begin(self, stop: StopFlag) -> None:
         with self._inside.open_parent(self._found.path, make=True) as (within, _):
             directory = os.dup(within)
         try:
@@ -147,7 +149,7 @@ class _Part:
         self._directory, self._file = directory, file
         if stop.is_set():  # Nobody may be left who would close it.
             self.close()
-            raise Refused(f"{self._found.shown} was not written: there was no time left.")
+            raise OpenRefused(f"{self._found.shown} was not written: there was no time left.")
 
     def write(self, data: bytes | bytearray) -> None:
         assert self._file is not None
@@ -156,13 +158,13 @@ class _Part:
             view = view[os.write(self._file, view) :]
         self.size += len(data)
 
-    def finish(self, stop: Stop) -> None:
+    def finish(self, stop: StopFlag) -> None:
         """Give it its name, if nothing else has taken that meanwhile."""
         assert self._file is not None
         os.fsync(self._file)
         name = self._found.path.rpartition("/")[2]
         if stop.is_set():
-            raise Refused(f"{self._found.shown} was not written: there was no time left.")
+            raise OpenRefused(f"{self._found.shown} was not written: there was no time left.")
         within = self._directory
         try:
             # Not a rename, which would replace what somebody made there meanwhile.
@@ -193,22 +195,26 @@ class _Part:
             os.close(directory)
 
 
-def _find_new(inside: Inside, path: str) -> Found:
+def _find_new(inside: WorkspacePaths, path: str) -> FileToChange:
     """The place of a file that is not there yet; raises `Refused`."""
     try:
         target = inside.resolve(path)
-    except Missing:
+    except MissingPath:
         return find_file(inside, path)
     raise _taken(inside.shown(target.path))
 
 
-def _taken(name: str) -> Refused:
-    return Refused(f"There is a {name} already, and it is not replaced. Use another name.")
+def _taken(name: str) -> OpenRefused:
+    return OpenRefused(f"There is a {name} already, and it is not replaced. Use another name.")
 
 
 def _action(
-    kit: Kit, call: Call, given: DownloadArguments, checked: Checked, found: Found
-) -> Action:
+    kit: ToolContext,
+    call: CallRequest,
+    given: DownloadArguments,
+    checked: CheckedTarget,
+    found: FileToChange,
+) -> ResolvedAction:
     directory = os.path.dirname(found.path)  # noqa: PTH120 - of a text
     # One grain for both: a consent to keep files of one host in one directory is neither a consent
     # to other files of that host nor to other ways of writing.
@@ -216,7 +222,7 @@ def _action(
     whys = [why(checked)] if checked.private else []
     if not kit.inside.holds(found.path):
         whys.append(f"{shown(found.path)} is outside the workspace")
-    return Action(
+    return ResolvedAction(
         call.name,
         "download",
         description=f"Download {checked.site.url}{shown_private(checked)} to {shown(found.path)}",
@@ -233,13 +239,13 @@ def _action(
     )
 
 
-def _check(page: Page, bytes_max: int) -> None:
+def _check(page: FetchedPage, bytes_max: int) -> None:
     if not 200 <= page.status < 300:
         said = f"{page.site.url} answered {page.status} {page.reason}".rstrip()
-        raise Refused(f"{said}; nothing was kept.")
+        raise OpenRefused(f"{said}; nothing was kept.")
     if page.bytes_said is not None and page.bytes_said > bytes_max:
         raise _too_large(page, bytes_max)
 
 
-def _too_large(page: Page, bytes_max: int) -> Refused:
-    return Refused(f"{page.site.url} has more than {size_text(bytes_max)}; nothing was kept.")
+def _too_large(page: FetchedPage, bytes_max: int) -> OpenRefused:
+    return OpenRefused(f"{page.site.url} has more than {size_text(bytes_max)}; nothing was kept.")

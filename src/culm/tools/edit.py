@@ -6,11 +6,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
-from culm.tools.files.diffs import Difference
+from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
+from culm.tools.files.diffs import TextDifference
 from culm.tools.files.replace import replaced
-from culm.tools.files.safe_open import Refused
-from culm.tools.tool_context import Kit
+from culm.tools.files.safe_open import OpenRefused
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean
 
 SHOWN_LINES_MAX = 30
@@ -36,7 +36,7 @@ class EditArguments(Struct, frozen=True):
 SPEC = make_spec("edit", DESCRIPTION, EditArguments)
 
 
-def make_edit(kit: Kit) -> ChangeTool[EditArguments]:
+def make_edit(kit: ToolContext) -> ChangeTool[EditArguments]:
     return ChangeTool(
         kit,
         SPEC,
@@ -47,7 +47,7 @@ def make_edit(kit: Kit) -> ChangeTool[EditArguments]:
     )
 
 
-def _rewrite(given: EditArguments, found: Found) -> Rewrite:
+def _rewrite(given: EditArguments, found: FileToChange) -> Rewrite:
     check_sound(given.new_string)
     if not given.old_string:
         return Rewrite(first_text(found, given.new_string))
@@ -57,21 +57,21 @@ def _rewrite(given: EditArguments, found: Found) -> Rewrite:
     return Rewrite(text)
 
 
-def first_text(found: Found, text: str) -> str:
+def first_text(found: FileToChange, text: str) -> str:
     """The text of a file that has none yet; raises `Refused`."""
     if found.text.text:
-        raise Refused(
+        raise OpenRefused(
             f"{found.shown} exists already. Say with old_string what to replace, or use write."
         )
     return text
 
 
-def check_exists(found: Found) -> None:
+def check_exists(found: FileToChange) -> None:
     if not found.exists:
-        raise Refused(f"There is no {found.shown}. With an empty old_string it would be made.")
+        raise OpenRefused(f"There is no {found.shown}. With an empty old_string it would be made.")
 
 
-def said(change: Change) -> str:
+def said(change: FileChange) -> str:
     """What was done, and how the changed lines are now."""
     verb = "Changed" if change.found.exists else "Made"
     counts = f"+{change.difference.additions} -{change.difference.removals} lines"
@@ -79,7 +79,7 @@ def said(change: Change) -> str:
     return "\n".join([f"{verb} {change.found.shown} ({counts}).", *shown])
 
 
-def _changed_lines(found: Difference) -> list[str]:
+def _changed_lines(found: TextDifference) -> list[str]:
     lines: list[str] = []
     shown = 0  # How many are passed already.
     for block in found.blocks:
@@ -95,7 +95,7 @@ def _changed_lines(found: Difference) -> list[str]:
     return lines
 
 
-def change_fields(change: Change) -> Mapping[str, Json]:
+def change_fields(change: FileChange) -> Mapping[str, Json]:
     before, after = change.excerpts
     return {
         "additions": change.difference.additions,

@@ -14,7 +14,7 @@ from typing import cast
 from culm.model.base import ToolSpec
 from culm.model.dialects import entry_points_of
 from culm.tools.base import Tool
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ GROUP = "culm.tools"
 TOOLS_MAX = 64  # Of all packages; a model that is offered more chooses worse.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # What every provider takes.
 
-MakeTools = Callable[[Kit], Tool | Iterable[Tool]]
+MakeTools = Callable[[ToolContext], Tool | Iterable[Tool]]
 
 
 @cache
@@ -41,7 +41,7 @@ def load_makers() -> dict[str, MakeTools]:
     return makers
 
 
-def package_tools(kit: Kit, taken: Collection[str]) -> dict[str, Tool]:
+def package_tools(kit: ToolContext, taken: Collection[str]) -> dict[str, Tool]:
     """The tools of other packages for a workspace; none of them has a name that is `taken`."""
     tools: dict[str, Tool] = {}
     for name, make in load_makers().items():

@@ -9,16 +9,16 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.tools.arguments import BadArguments, make_spec, parse_arguments
-from culm.tools.base import Action, Call, Plan, Result
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.tool_context import Kit
-from culm.tools.web.addresses import Checked, parse_site, private_text
+from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.tool_context import ToolContext
+from culm.tools.web.addresses import CheckedTarget, parse_site, private_text
 from culm.tools.web.http_fetch import (
     LOOKUP_S,
     TIMEOUT_S,
+    FetchedPage,
     Network,
-    Page,
     TimeoutSeconds,
     UrlText,
     bounded,
@@ -64,21 +64,21 @@ SPEC = make_spec("fetch", DESCRIPTION, FetchArguments)
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    kit: Kit
+class FetchTool:
+    kit: ToolContext
     network: Network
     spec: ToolSpec = SPEC
     parallel: bool = True
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, FetchArguments)
             checked = await look_up(self.kit, self.network, given.url)
-        except (BadArguments, Refused) as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except (InvalidArguments, OpenRefused) as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         params = {"url": checked.site.url, "format": given.format, "timeout": given.timeout}
-        action = Action(
+        action = ResolvedAction(
             call.name,
             "fetch",
             description=f"Fetch {checked.site.url}{shown_private(checked)}",
@@ -88,23 +88,31 @@ class Fetch:
             grains=grains("fetch", checked),
             why=why(checked),
         )
-        return Plan(action, lambda _: self._run(given, checked))
+        return CallPlan(action, lambda _: self._run(given, checked))
 
-    async def _run(self, given: FetchArguments, checked: Checked) -> Result:
+    async def _run(self, given: FetchArguments, checked: CheckedTarget) -> CallResult:
         seconds = given.timeout or TIMEOUT_S
         try:
             async with bounded(self.kit.clock, seconds), open_page(checked, self.network) as page:
                 _check_kind(page)
                 body, is_cut = await _read(page)
             return await self._result(given, checked, page, body, is_cut=is_cut)
-        except Refused as exc:
-            return Result(str(exc), is_error=True)
+        except OpenRefused as exc:
+            return CallResult(str(exc), is_error=True)
         except TimeoutError:
-            return Result(f"{checked.site.url} took more than {seconds} seconds.", is_error=True)
+            return CallResult(
+                f"{checked.site.url} took more than {seconds} seconds.", is_error=True
+            )
 
     async def _result(
-        self, given: FetchArguments, asked: Checked, page: Page, body: bytes, *, is_cut: bool
-    ) -> Result:
+        self,
+        given: FetchArguments,
+        asked: CheckedTarget,
+        page: FetchedPage,
+        body: bytes,
+        *,
+        is_cut: bool,
+    ) -> CallResult:
         text = _decode(body, page)
         is_bad = not 200 <= page.status < 300
         chars_max = ERROR_CHARS_MAX if is_bad else TEXT_CHARS_MAX
@@ -131,55 +139,57 @@ class Fetch:
         if is_bad:
             said = f"{page.site.url} answered {page.status} {page.reason}".rstrip()
             text = f"{said}.\n\n{text}"
-        return Result("\n\n".join((text, *notes)), is_error=is_bad)
+        return CallResult("\n\n".join((text, *notes)), is_error=is_bad)
 
 
-def make_fetch(kit: Kit, network: Network | None = None) -> Fetch:
-    return Fetch(kit, network or Network())
+def make_fetch(kit: ToolContext, network: Network | None = None) -> FetchTool:
+    return FetchTool(kit, network or Network())
 
 
-async def look_up(kit: Kit, network: Network, url: str) -> Checked:
+async def look_up(kit: ToolContext, network: Network, url: str) -> CheckedTarget:
     """What a URL names and where that is; raises `Refused`."""
     site = parse_site(url)
     try:
         async with bounded(kit.clock, LOOKUP_S):
             return await check(site, network)
     except TimeoutError as exc:
-        raise Refused(f"The host {site.host} was not found within {LOOKUP_S:g} seconds.") from exc
+        raise OpenRefused(
+            f"The host {site.host} was not found within {LOOKUP_S:g} seconds."
+        ) from exc
 
 
-def shown_private(checked: Checked) -> str:
+def shown_private(checked: CheckedTarget) -> str:
     return f" at {private_text(checked)}" if checked.private else ""
 
 
-def why(checked: Checked) -> str:
+def why(checked: CheckedTarget) -> str:
     if not checked.private:
         return ""
     return f"{checked.site.host} is not on the public network: {private_text(checked)}"
 
 
-def grains(action: str, checked: Checked) -> tuple[str, ...]:
+def grains(action: str, checked: CheckedTarget) -> tuple[str, ...]:
     """What a lasting grant covers: an origin, or exactly these addresses if one is private."""
     if not checked.private:
         return (f"{action}:{checked.site.origin}",)
     return tuple(f"{action}:{checked.site.place}@{address}" for address in checked.private)
 
 
-def resolved(checked: Checked) -> dict[str, str | list[str]]:
+def resolved(checked: CheckedTarget) -> dict[str, str | list[str]]:
     """What the digest is over. The addresses of public hosts change all day, and are left out."""
     if not checked.private:
         return {"url": checked.site.url}
     return {"url": checked.site.url, "private": list(checked.private)}
 
 
-def _check_kind(page: Page) -> None:
+def _check_kind(page: FetchedPage) -> None:
     if _TEXTS.fullmatch(page.kind):
         return
     size = "" if page.bytes_said is None else f", {page.bytes_said} bytes"
-    raise Refused(f"{page.site.url} is no text ({shown(page.kind)[:80]}{size}). Use download.")
+    raise OpenRefused(f"{page.site.url} is no text ({shown(page.kind)[:80]}{size}). Use download.")
 
 
-async def _read(page: Page) -> tuple[bytes, bool]:
+async def _read(page: FetchedPage) -> tuple[bytes, bool]:
     """The body and whether it was cut."""
     body = bytearray()
     async with aclosing(page.pieces()) as pieces:
@@ -190,12 +200,14 @@ async def _read(page: Page) -> tuple[bytes, bool]:
     return bytes(body), False
 
 
-def _decode(body: bytes, page: Page) -> str:
+def _decode(body: bytes, page: FetchedPage) -> str:
     for mark, charset in _MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(charset, errors="replace")
     if b"\0" in body[:8192] and "utf-16" not in (page.charset or "").lower():
-        raise Refused(f"{page.site.url} is binary data, though it says it is text. Use download.")
+        raise OpenRefused(
+            f"{page.site.url} is binary data, though it says it is text. Use download."
+        )
     in_page = _META.search(body[:4096])
     for charset in (page.charset, in_page and in_page[1].decode("ascii", errors="replace")):
         with suppress(LookupError, ValueError):  # Also a codec that makes no text of bytes.
@@ -204,7 +216,7 @@ def _decode(body: bytes, page: Page) -> str:
     return body.decode(errors="replace")
 
 
-def _is_html(page: Page, text: str) -> bool:
+def _is_html(page: FetchedPage, text: str) -> bool:
     if page.kind:
         return page.kind in _HTML
     return text[:1000].lstrip().lower().startswith(("<!doctype html", "<html"))

@@ -10,13 +10,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import PathText, make_spec, metadata
-from culm.tools.base import Result
-from culm.tools.files.file_executor import Stop
-from culm.tools.files.paths import KERNEL_FOLDERS, Inside, Place, Target
-from culm.tools.files.read_access import Ground
+from culm.tools.base import CallResult
+from culm.tools.files.file_executor import StopFlag
+from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget, WorkspacePaths
+from culm.tools.files.read_access import FileAccess
 from culm.tools.files.read_tool import ReadTool
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.files.walk import Walked, walk
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.files.walk import WalkReport, walk
 from culm.tools.search.patterns import (
     PATTERN_CHARS_MAX,
     IgnoreRules,
@@ -60,7 +60,7 @@ class _File:
     path: str
 
 
-def make_glob(kit: Ground) -> ReadTool[GlobArguments]:
+def make_glob(kit: FileAccess) -> ReadTool[GlobArguments]:
     return ReadTool(
         kit,
         SPEC,
@@ -71,13 +71,15 @@ def make_glob(kit: Ground) -> ReadTool[GlobArguments]:
     )
 
 
-def _glob(inside: Inside, given: GlobArguments, target: Target, stop: Stop) -> Result:
+def _glob(
+    inside: WorkspacePaths, given: GlobArguments, target: PathTarget, stop: StopFlag
+) -> CallResult:
     _, pattern = _start(given)
-    walked = Walked()
+    walked = WalkReport()
     with inside.open_real(target.path) as place:
         rules = parse_gitignore(read_gitignore(inside) if place.is_inside else OUTSIDE_IGNORED)
         if not place.is_directory:
-            raise Refused(f"{place.shown} is a file; `path` is a directory.")
+            raise OpenRefused(f"{place.shown} is a file; `path` is a directory.")
         # One more than is shown tells whether there are more.
         with closing(_files(place, pattern, rules, stop, walked)) as files:
             found = heapq.nlargest(FILES_MAX + 1, files)
@@ -90,7 +92,7 @@ def _glob(inside: Inside, given: GlobArguments, target: Target, stop: Stop) -> R
     if len(found) > FILES_MAX:
         lines.append(f"(only the newest {FILES_MAX} are shown; use a narrower pattern)")
     lines += notes(walked.unread, is_cut=walked.is_cut, is_stopped=walked.is_stopped)
-    return Result("\n".join(lines), metadata=metadata(number_of_files=count, truncated=is_cut))
+    return CallResult("\n".join(lines), metadata=metadata(number_of_files=count, truncated=is_cut))
 
 
 def _start(given: GlobArguments) -> tuple[str, str]:
@@ -109,12 +111,12 @@ def _start(given: GlobArguments) -> tuple[str, str]:
         head, *rest = rest
     pattern = "/".join((head, *rest))
     if ".." in pattern.split("/"):
-        raise Refused("A pattern goes down only; say with `path` where to look.")
+        raise OpenRefused("A pattern goes down only; say with `path` where to look.")
     return path, pattern or "**"
 
 
 def _files(
-    place: Place, pattern: str, rules: IgnoreRules, stop: Stop, walked: Walked
+    place: OpenPath, pattern: str, rules: IgnoreRules, stop: StopFlag, walked: WalkReport
 ) -> Generator[_File]:
     glob = parse_glob(pattern, hidden=False)
     names_dot = any(
@@ -133,14 +135,14 @@ def _files(
                 yield _File(status.st_mtime_ns, place.shown_below(entry.parts))
 
 
-def read_gitignore(inside: Inside) -> str:
+def read_gitignore(inside: WorkspacePaths) -> str:
     """The workspace's own .gitignore; nothing if it has none that can be read."""
     try:
         with inside.open(".gitignore") as place:
             if place.is_directory:
                 return ""
             return os.read(place.descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
-    except Refused:
+    except OpenRefused:
         return ""
 
 

@@ -16,21 +16,27 @@ from msgspec import Meta, Struct
 
 import culm
 from culm.model.base import ToolSpec
-from culm.processes.base import Owner, StartFailed
-from culm.tools.arguments import BadArguments, PathText, make_spec, metadata, parse_arguments
-from culm.tools.base import Call, Plan, Result
-from culm.tools.files.paths import KERNEL_FOLDERS, Place, Target
+from culm.processes.base import ProcessOwner, ProcessStartFailed
+from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult
+from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget
 from culm.tools.files.read_access import look, reading_action
 from culm.tools.files.read_tool import in_words
-from culm.tools.files.safe_open import Refused
+from culm.tools.files.safe_open import OpenRefused
 from culm.tools.glob import notes, read_gitignore
-from culm.tools.process.child import Deadline, Hands, Question, ask, open_deadline
+from culm.tools.process.child import CallDeadline, ChildRequest, ProcessAccess, ask, open_deadline
 from culm.tools.search.dialect import for_ripgrep
 from culm.tools.search.patterns import PATTERN_CHARS_MAX, parse_glob
-from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, End, Match, Query
-from culm.tools.search.query import Found, Handles, Sought
-from culm.tools.search.ripgrep import Program, Ripgrep, find_program
-from culm.tools.tool_context import Kit
+from culm.tools.search.process import (
+    FILE_BYTES_MAX,
+    LINE_CHARS_SHOWN,
+    SearchEnd,
+    SearchMatch,
+    SearchQuery,
+)
+from culm.tools.search.query import LineMatches, LineSearch, OwnedDescriptors
+from culm.tools.search.ripgrep import Ripgrep, RipgrepProgram, find_program
+from culm.tools.tool_context import ToolContext
 from culm.tools.view import size_text
 from culm.wire.codec import clean
 from culm.wire.runs import CrashPolicy
@@ -73,7 +79,7 @@ class GrepArguments(Struct, frozen=True):
 SPEC = make_spec("grep", DESCRIPTION, GrepArguments)
 
 
-def make_grep(kit: Kit) -> "GrepTool":
+def make_grep(kit: ToolContext) -> "GrepTool":
     return GrepTool(kit, SPEC, Ripgrep(kit, kit.work))
 
 
@@ -81,53 +87,60 @@ def make_grep(kit: Kit) -> "GrepTool":
 class GrepTool:
     """It runs beside others, and a crash lets it be repeated."""
 
-    kit: Kit
+    kit: ToolContext
     spec: ToolSpec
     ripgrep: Ripgrep
     parallel: bool = True
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, GrepArguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         found = await in_words(self.kit.work, lambda stop: look(self.kit, given.path, stop))
-        if isinstance(found, Result):
+        if isinstance(found, CallResult):
             return found
         action = reading_action(call, "read", "Search", found, given, "path")
-        return Plan(action, lambda _: self._run(call, given, found.target))
+        return CallPlan(action, lambda _: self._run(call, given, found.target))
 
-    async def _run(self, call: Call, given: GrepArguments, target: Target) -> Result:
+    async def _run(self, call: CallRequest, given: GrepArguments, target: PathTarget) -> CallResult:
         work = self.kit.work
-        owner = Owner(self.kit.workspace_id, "call", call.session_id, call.run_id, call.id)
+        owner = ProcessOwner(self.kit.workspace_id, "call", call.session_id, call.run_id, call.id)
         async with work.searches:
-            with Handles() as handles, open_deadline(self.kit.clock, work.wall_s) as deadline:
+            with (
+                OwnedDescriptors() as handles,
+                open_deadline(self.kit.clock, work.wall_s) as deadline,
+            ):
                 ready = await in_words(
                     work, lambda _: self._make_ready(given, target, owner, handles)
                 )
-                if isinstance(ready, Result):
+                if isinstance(ready, CallResult):
                     return ready
                 sought, program = ready
                 try:
                     found = await self._search(sought, program, deadline)
                     return _result(found, sought.place, work.wall_s)
-                except Refused as exc:
-                    return Result(str(exc), is_error=True)
+                except OpenRefused as exc:
+                    return CallResult(str(exc), is_error=True)
                 except TimeoutError:
                     text = f"The disk did not answer within {work.wall_s:g} seconds."
-                    return Result(text, is_error=True)
+                    return CallResult(text, is_error=True)
 
     def _make_ready(
-        self, given: GrepArguments, target: Target, owner: Owner, handles: Handles
-    ) -> tuple[Sought, Program | None]:
+        self,
+        given: GrepArguments,
+        target: PathTarget,
+        owner: ProcessOwner,
+        handles: OwnedDescriptors,
+    ) -> tuple[LineSearch, RipgrepProgram | None]:
         inside = self.kit.inside
         if given.include:
             parse_glob(given.include, hidden=True)  # Refused here, in words.
         with inside.open_real(target.path) as opened:
             place = replace(opened, descriptor=handles.add(os.dup(opened.descriptor)))
         outside = "".join(f"{folder}/\n" for folder in KERNEL_FOLDERS)
-        sought = Sought(
+        sought = LineSearch(
             place,
             given.pattern,
             given.literal_text,
@@ -138,7 +151,9 @@ class GrepTool:
         )
         return sought, find_program(self.kit.env().get("PATH", ""), inside.root)
 
-    async def _search(self, sought: Sought, program: Program | None, deadline: Deadline) -> Found:
+    async def _search(
+        self, sought: LineSearch, program: RipgrepProgram | None, deadline: CallDeadline
+    ) -> LineMatches:
         pattern = for_ripgrep(sought.pattern, literal=sought.literal)
         if program is not None and pattern is not None:
             found = await self.ripgrep.search(program, pattern, sought, deadline)
@@ -148,9 +163,9 @@ class GrepTool:
 
 
 async def _search_ourselves(
-    hands: Hands, sought: Sought, deadline: Deadline, wall_s: float
-) -> Found:
-    query = Query(
+    hands: ProcessAccess, sought: LineSearch, deadline: CallDeadline, wall_s: float
+) -> LineMatches:
+    query = SearchQuery(
         descriptor=3,
         parts=sought.place.parts,
         is_directory=sought.place.is_directory,
@@ -162,7 +177,7 @@ async def _search_ourselves(
         wall_s=wall_s,
     )
     words = _Words()
-    question = Question(
+    question = ChildRequest(
         COMMAND,
         "/",
         sought.owner,
@@ -173,17 +188,17 @@ async def _search_ourselves(
     )
     try:
         await ask(hands, question, deadline)
-    except StartFailed as exc:
-        raise Refused(f"The search could not be started: {exc}.") from exc
-    return Found(words.matches, words.end, is_stopped=deadline.is_over)
+    except ProcessStartFailed as exc:
+        raise OpenRefused(f"The search could not be started: {exc}.") from exc
+    return LineMatches(words.matches, words.end, is_stopped=deadline.is_over)
 
 
 class _Words:
     """Hears what our search process says: matches, and at last its end."""
 
     def __init__(self) -> None:
-        self.matches: list[Match] = []
-        self.end: End | None = None
+        self.matches: list[SearchMatch] = []
+        self.end: SearchEnd | None = None
         self._rest = b""
 
     def hear(self, data: bytes) -> bool:
@@ -191,23 +206,27 @@ class _Words:
         for word in words:
             said = json.loads(word)
             if "path" in said:
-                self.matches.append(Match(**said))
+                self.matches.append(SearchMatch(**said))
             else:
-                self.end = End(**said)
+                self.end = SearchEnd(**said)
         return len(self._rest) <= _WORD_BYTES_MAX
 
 
-def _result(found: Found, place: Place, wall_s: float) -> Result:
+def _result(found: LineMatches, place: OpenPath, wall_s: float) -> CallResult:
     if found.end is None and not found.is_stopped:
-        raise Refused("The search broke down. Try a simpler pattern.")
+        raise OpenRefused("The search broke down. Try a simpler pattern.")
     if found.end is not None and found.end.problem:
         problem = clean(found.end.problem)
-        raise Refused(f"This pattern cannot be used: {problem}. Set literal_text for plain text.")
+        raise OpenRefused(
+            f"This pattern cannot be used: {problem}. Set literal_text for plain text."
+        )
     if found.end is None and not found.matches:
         text = f"Nothing was found within {wall_s:g} seconds, and not everything was searched."
-        raise Refused(f"{text} Use a simpler pattern, or say with path or include where to look.")
+        raise OpenRefused(
+            f"{text} Use a simpler pattern, or say with path or include where to look."
+        )
     lines = _lines(found.matches, place) or ["No line matches."]
-    end = found.end or End()
+    end = found.end or SearchEnd()
     if end.has_more:
         lines.append(f"(only the first {MATCHES_MAX} lines are shown; search more narrowly)")
     if end.skipped:
@@ -215,10 +234,10 @@ def _result(found: Found, place: Place, wall_s: float) -> Result:
     lines += notes(end.unread, is_cut=end.is_cut, is_stopped=found.end is None)
     is_cut = end.has_more or end.is_cut or found.end is None
     about = metadata(number_of_matches=len(found.matches), truncated=is_cut)
-    return Result("\n".join(lines), metadata=about)
+    return CallResult("\n".join(lines), metadata=about)
 
 
-def _lines(matches: list[Match], place: Place) -> list[str]:
+def _lines(matches: list[SearchMatch], place: OpenPath) -> list[str]:
     lines: list[str] = []
     file = None
     for match in matches:

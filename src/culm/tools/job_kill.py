@@ -6,12 +6,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
-from culm.tools.arguments import BadArguments, make_spec, metadata, parse_arguments
-from culm.tools.base import Action, Call, Plan, Result
+from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.files.safe_open import shown
 from culm.tools.job_output import unknown_job
 from culm.tools.process.exit_text import exit_words
-from culm.tools.process.jobs import Job, Jobs
+from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.wire.runs import CrashPolicy
 
 DESCRIPTION = (
@@ -28,23 +28,23 @@ SPEC = make_spec("job_kill", DESCRIPTION, JobKillArguments)
 
 
 @dataclass(frozen=True, slots=True)
-class JobKill:
-    jobs: Jobs
+class JobKillTool:
+    jobs: BackgroundJobs
     spec: ToolSpec
     parallel: bool = False
     crash: CrashPolicy = "again"  # After a crash there is no job left.
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, JobKillArguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         job = self.jobs.find(given.shell_id)
         if job is None:
             return unknown_job(self.jobs, given.shell_id)
         # What a session started it may end; another one may still need it.
         is_own = job.session_id == call.session_id
-        action = Action(
+        action = ResolvedAction(
             call.name,
             "kill",
             description=f"End the background job {job.id}: {job.command}",
@@ -55,18 +55,18 @@ class JobKill:
             grains=(f"kill:{job.id}",),
             why="" if is_own else "The job belongs to another session.",
         )
-        return Plan(action, lambda _: self._run(job))
+        return CallPlan(action, lambda _: self._run(job))
 
-    async def _run(self, job: Job) -> Result:
+    async def _run(self, job: BackgroundJob) -> CallResult:
         about = metadata(shell_id=job.id, command=job.command, description=job.description)
         if job.ended is not None:
             words = exit_words(job.ended.exit) or "Exit code 0"
-            return Result(f"{job.id} had ended already.\n{words}", metadata=about)
+            return CallResult(f"{job.id} had ended already.\n{words}", metadata=about)
         ended = await self.jobs.kill(job)
         if ended.exit.left:
-            return Result(exit_words(ended.exit), is_error=True, metadata=about)
-        return Result(f"{job.id} was ended, and everything it had started.", metadata=about)
+            return CallResult(exit_words(ended.exit), is_error=True, metadata=about)
+        return CallResult(f"{job.id} was ended, and everything it had started.", metadata=about)
 
 
-def make_job_kill(jobs: Jobs) -> JobKill:
-    return JobKill(jobs, SPEC)
+def make_job_kill(jobs: BackgroundJobs) -> JobKillTool:
+    return JobKillTool(jobs, SPEC)

@@ -7,11 +7,11 @@ from msgspec import Meta, Struct
 
 from culm.clock import Clock
 from culm.model.base import ToolSpec
-from culm.tools.arguments import BadArguments, make_spec, metadata, parse_arguments
-from culm.tools.base import Call, Plan, Result, free_plan
+from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.tools.files.safe_open import shown
 from culm.tools.process.exit_text import exit_words
-from culm.tools.process.jobs import Job, Jobs
+from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.tools.process.waiting import within
 from culm.wire.runs import CrashPolicy
 
@@ -31,21 +31,21 @@ SPEC = make_spec("job_output", DESCRIPTION, JobOutputArguments)
 
 
 @dataclass(frozen=True, slots=True)
-class JobOutput:
-    jobs: Jobs
+class JobOutputTool:
+    jobs: BackgroundJobs
     clock: Clock
     spec: ToolSpec
     parallel: bool = True
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, JobOutputArguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         return free_plan(call, lambda _: self._run(call.session_id, given))
 
-    async def _run(self, session_id: str, given: JobOutputArguments) -> Result:
+    async def _run(self, session_id: str, given: JobOutputArguments) -> CallResult:
         job = self.jobs.find(given.shell_id)
         if job is None:
             return unknown_job(self.jobs, given.shell_id)
@@ -54,15 +54,15 @@ class JobOutput:
         return _result(job, session_id)
 
 
-def make_job_output(jobs: Jobs, clock: Clock) -> JobOutput:
-    return JobOutput(jobs, clock, SPEC)
+def make_job_output(jobs: BackgroundJobs, clock: Clock) -> JobOutputTool:
+    return JobOutputTool(jobs, clock, SPEC)
 
 
-def unknown_job(jobs: Jobs, job_id: str) -> Result:
-    return Result(f"There is no job {shown(job_id)}. {jobs.described()}", is_error=True)
+def unknown_job(jobs: BackgroundJobs, job_id: str) -> CallResult:
+    return CallResult(f"There is no job {shown(job_id)}. {jobs.described()}", is_error=True)
 
 
-def _result(job: Job, session_id: str) -> Result:
+def _result(job: BackgroundJob, session_id: str) -> CallResult:
     # Another session has not seen what the job's own was told.
     is_own = session_id == job.session_id
     mark = job.seen_bytes if is_own else 0
@@ -78,4 +78,4 @@ def _result(job: Job, session_id: str) -> Result:
         done=job.ended is not None,
         working_directory=shown(job.cwd),
     )
-    return Result(f"{text or nothing}\n{ending or 'Still running'}", metadata=about)
+    return CallResult(f"{text or nothing}\n{ending or 'Still running'}", metadata=about)

@@ -8,13 +8,13 @@ from msgspec import Meta, Struct
 from msgspec import field as struct_field
 
 from culm.tools.arguments import PathText, make_spec, metadata
-from culm.tools.base import Result
-from culm.tools.files.file_executor import Stop
-from culm.tools.files.paths import Inside, Place, Target
-from culm.tools.files.read_access import Ground
+from culm.tools.base import CallResult
+from culm.tools.files.file_executor import StopFlag
+from culm.tools.files.paths import OpenPath, PathTarget, WorkspacePaths
+from culm.tools.files.read_access import FileAccess
 from culm.tools.files.read_tool import ReadTool
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.files.walk import Entry, list_directory
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.files.walk import DirectoryEntry, list_directory
 from culm.tools.search.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
 
 ENTRIES_MAX = 1000  # More names than that are not read by anybody.
@@ -53,7 +53,7 @@ class _Directory:
 
     parts: tuple[str, ...]
     level: int
-    entries: list[Entry] = field(default_factory=list[Entry])
+    entries: list[DirectoryEntry] = field(default_factory=list[DirectoryEntry])
     note: str = ""
 
 
@@ -69,7 +69,7 @@ class _Listing:
     is_cut: bool = False
 
 
-def make_ls(kit: Ground) -> ReadTool[LsArguments]:
+def make_ls(kit: FileAccess) -> ReadTool[LsArguments]:
     return ReadTool(
         kit,
         SPEC,
@@ -81,11 +81,13 @@ def make_ls(kit: Ground) -> ReadTool[LsArguments]:
     )
 
 
-def _ls(inside: Inside, given: LsArguments, target: Target, stop: Stop) -> Result:
+def _ls(
+    inside: WorkspacePaths, given: LsArguments, target: PathTarget, stop: StopFlag
+) -> CallResult:
     ignore = [parse_glob(text, hidden=True) for text in given.ignore]
     with inside.open_real(target.path) as place:
         if not place.is_directory:
-            raise Refused(f"{place.shown} is a file; use view to read it.")
+            raise OpenRefused(f"{place.shown} is a file; use view to read it.")
         listing = _Listing()
         todo = deque([_Directory(place.parts, 1)])
         _list(place, todo[0], ignore, listing, stop)
@@ -102,20 +104,22 @@ def _ls(inside: Inside, given: LsArguments, target: Target, stop: Stop) -> Resul
     listing.directories |= {directory.parts: directory for directory in todo}
     listing.is_cut |= stop.is_set()
     text = "\n".join(_lines(place, listing, stop))
-    return Result(text, metadata=metadata(number_of_files=listing.count, truncated=listing.is_cut))
+    return CallResult(
+        text, metadata=metadata(number_of_files=listing.count, truncated=listing.is_cut)
+    )
 
 
-def _is_entered(entry: Entry) -> bool:
+def _is_entered(entry: DirectoryEntry) -> bool:
     return entry.is_directory and entry.name not in SKIPPED_DIRECTORIES
 
 
 def _list_below(
-    inside: Inside,
-    start: Place,
+    inside: WorkspacePaths,
+    start: OpenPath,
     directory: _Directory,
     ignore: list[Glob],
     listing: _Listing,
-    stop: Stop,
+    stop: StopFlag,
 ) -> None:
     """List one more. It is opened from the root down: a tree in breadth keeps none open."""
     if listing.count >= ENTRIES_MAX or stop.is_set():
@@ -128,17 +132,17 @@ def _list_below(
                 _list(place, directory, ignore, listing, stop)
             else:
                 directory.note = "changed while it was listed"
-    except Refused:
+    except OpenRefused:
         directory.note = "cannot be read"
 
 
 def _list(
-    place: Place, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: Stop
+    place: OpenPath, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: StopFlag
 ) -> None:
     try:
         entries, is_whole = list_directory(place.descriptor, place.parts, stop.is_set)
     except OSError as exc:
-        raise Refused(f"{place.shown} cannot be read: {exc.strerror}.") from exc
+        raise OpenRefused(f"{place.shown} cannot be read: {exc.strerror}.") from exc
     # Many patterns take their time: once told to stop, what is left is not wanted.
     wanted = [entry for entry in entries if not (stop.is_set() or _is_ignored(entry, ignore))]
     listing.ignored += len(entries) - len(wanted)
@@ -151,11 +155,11 @@ def _list(
         listing.is_cut = True
 
 
-def _is_ignored(entry: Entry, ignore: list[Glob]) -> bool:
+def _is_ignored(entry: DirectoryEntry, ignore: list[Glob]) -> bool:
     return any(glob.matches((entry.name,)) or glob.matches(entry.parts) for glob in ignore)
 
 
-def _lines(start: Place, listing: _Listing, stop: Stop) -> list[str]:
+def _lines(start: OpenPath, listing: _Listing, stop: StopFlag) -> list[str]:
     lines = [f"{shown(start.path).rstrip('/')}/"]
     _draw(listing.directories[start.parts], listing, lines)
     if stop.is_set():

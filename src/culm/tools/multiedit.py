@@ -7,10 +7,10 @@ from msgspec import Meta, Struct, to_builtins
 
 from culm.tools.arguments import FilePath, make_spec
 from culm.tools.edit import change_fields, check_exists, first_text, said
-from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
-from culm.tools.files.replace import Miss, replaced
-from culm.tools.files.safe_open import Refused
-from culm.tools.tool_context import Kit
+from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
+from culm.tools.files.replace import ReplaceFailed, replaced
+from culm.tools.files.safe_open import OpenRefused
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encodable
 
 EDITS_MAX = 200
@@ -44,7 +44,7 @@ class MultieditArguments(Struct, frozen=True):
 SPEC = make_spec("multiedit", DESCRIPTION, MultieditArguments)
 
 
-def make_multiedit(kit: Kit) -> ChangeTool[MultieditArguments]:
+def make_multiedit(kit: ToolContext) -> ChangeTool[MultieditArguments]:
     return ChangeTool(
         kit,
         SPEC,
@@ -55,7 +55,7 @@ def make_multiedit(kit: Kit) -> ChangeTool[MultieditArguments]:
     )
 
 
-def _rewrite(given: MultieditArguments, found: Found) -> Rewrite:
+def _rewrite(given: MultieditArguments, found: FileToChange) -> Rewrite:
     if given.edits[0].old_string:
         check_exists(found)
     text = found.text.text
@@ -73,11 +73,11 @@ def _rewrite(given: MultieditArguments, found: Found) -> Rewrite:
                     everywhere=edit.replace_all,
                     explain=len(failed) < EXPLAINED_MAX,
                 )
-        except (Miss, Refused) as exc:
+        except (ReplaceFailed, OpenRefused) as exc:
             failed.append((number, str(exc)))
     applied = len(given.edits) - len(failed)
     if not applied:
-        raise Refused(_told(f"None of {len(given.edits)} edits could be made.", failed))
+        raise OpenRefused(_told(f"None of {len(given.edits)} edits could be made.", failed))
     fields: dict[str, Json] = {"edits_applied": applied}
     if failed:
         fields["edits_failed"] = [
@@ -94,6 +94,6 @@ def _told(head: str, failed: list[tuple[int, str]]) -> str:
     return "\n".join([head, *(f"Edit {number}: {error}" for number, error in failed)])
 
 
-def _answer(change: Change) -> tuple[str, Mapping[str, Json]]:
+def _answer(change: FileChange) -> tuple[str, Mapping[str, Json]]:
     text = f"{said(change)}\n{change.rewrite.note}"
     return clean(text), {**change_fields(change), **change.rewrite.fields}

@@ -13,12 +13,12 @@ import msgspec
 
 from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
-from culm.processes.base import Exit, Owner, StartFailed
-from culm.tools.base import Action, Call, Plan, Result
+from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.process.environment import command_env
-from culm.tools.process.exchange import Answer, Telling, exchange
-from culm.tools.process.output import Output, fit
-from culm.tools.tool_context import Kit
+from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
+from culm.tools.process.output import CommandOutput, fit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encodable, encode
 from culm.wire.runs import CrashPolicy
 
@@ -30,7 +30,7 @@ DEPTH_MAX = 16  # Of arguments that are compared with their schema.
 
 
 def own_tools(
-    kit: Kit, declared: Mapping[str, OwnTool], taken: Collection[str]
+    kit: ToolContext, declared: Mapping[str, OwnTool], taken: Collection[str]
 ) -> dict[str, "OwnCommand"]:
     """The tools that a configuration declares; none of them has a name that is `taken`."""
     tools: dict[str, OwnCommand] = {}
@@ -52,7 +52,7 @@ def _why_not(name: str, own: OwnTool, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
-    kit: Kit
+    kit: ToolContext
     name: str
     own: OwnTool
 
@@ -69,17 +69,17 @@ class OwnCommand:
     def crash(self) -> CrashPolicy:
         return self.own.crash
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         if call.arguments is None:
-            return Result(f"{self.name}: the arguments are no JSON object", is_error=True)
+            return CallResult(f"{self.name}: the arguments are no JSON object", is_error=True)
         problem = next(misfits(call.arguments, self.own.parameters), "")
         if problem:
-            return Result(f"{self.name}: {problem}", is_error=True)
+            return CallResult(f"{self.name}: {problem}", is_error=True)
         arguments = call.arguments
-        return Plan(self._action(arguments), lambda _: self._run(call, arguments))
+        return CallPlan(self._action(arguments), lambda _: self._run(call, arguments))
 
-    def _action(self, arguments: dict[str, Json]) -> Action:
-        return Action(
+    def _action(self, arguments: dict[str, Json]) -> ResolvedAction:
+        return ResolvedAction(
             self.name,
             "execute",
             description=f"Run {self.name}, a command of your configuration",
@@ -101,14 +101,14 @@ class OwnCommand:
         command = self.own.command
         return ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
 
-    async def _run(self, call: Call, arguments: dict[str, Json]) -> Result:
+    async def _run(self, call: CallRequest, arguments: dict[str, Json]) -> CallResult:
         told = {"arguments": arguments, "session_id": call.session_id, "cwd": self._cwd}
         data = encode(encodable(told)) + b"\n"  # Not every path is text.
-        telling = Telling(
+        telling = ExchangeRequest(
             self._argv,
             self._cwd,
             command_env(self.kit.env(), self._cwd),
-            Owner(self.kit.workspace_id, "tool", call.session_id, call.run_id, call.id),
+            ProcessOwner(self.kit.workspace_id, "tool", call.session_id, call.run_id, call.id),
             self.name,
             data,
             self.own.timeout_s,
@@ -116,47 +116,47 @@ class OwnCommand:
         )
         try:
             answer = await exchange(self.kit.custody, self.kit.clock, telling)
-        except (StartFailed, OSError) as exc:
-            return Result(f"{self.name} cannot be started: {exc}", is_error=True)
+        except (ProcessStartFailed, OSError) as exc:
+            return CallResult(f"{self.name} cannot be started: {exc}", is_error=True)
         if why := _failure(answer, self.own.timeout_s):
             said = bounded(fit(answer.errors or answer.output)).strip()
-            return Result(f"{self.name} {why}." + (f"\n{said}" if said else ""), is_error=True)
+            return CallResult(f"{self.name} {why}." + (f"\n{said}" if said else ""), is_error=True)
         return read_output(answer)
 
 
-def _failure(answer: Answer, within_s: float) -> str:
+def _failure(answer: ExchangeAnswer, within_s: float) -> str:
     """How it failed; empty if it did not."""
     left = f"; still running: {', '.join(map(str, answer.exit.left))}" if answer.exit.left else ""
     if answer.is_late:
         return f"took longer than {within_s:g} s and was ended{left}"
     match answer.exit:
-        case Exit(lost=True):
+        case ProcessExit(lost=True):
             return "was lost with the process that kept it; whether it did its work is not known"
-        case Exit(code=0):
+        case ProcessExit(code=0):
             return ""
-        case Exit(code=None, signal=signal):
+        case ProcessExit(code=None, signal=signal):
             return f"was ended by signal {signal}{left}"
-        case Exit(code=code):
+        case ProcessExit(code=code):
             return f"failed with exit status {code}{left}"
 
 
 # --- what it says
 
 
-def read_output(answer: Answer) -> Result:
+def read_output(answer: ExchangeAnswer) -> CallResult:
     """The result of a command that went well: JSON with a content, or plain text."""
     said = None if answer.is_cut else _json_of(answer.output)
     if said is None or "content" not in said:
         text = fit(answer.output)
         more = f"\n[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]"
-        return Result(bounded(text) + more if answer.is_cut else bounded(text))
+        return CallResult(bounded(text) + more if answer.is_cut else bounded(text))
     content = said["content"]
     text = content if isinstance(content, str) else encode(content).decode()
     metadata = encode(said["metadata"]) if isinstance(said.get("metadata"), dict) else b""
     if len(metadata) > METADATA_BYTES_MAX:
         metadata = b""  # It is for clients to show, and no client shows as much.
     is_error = said.get("is_error") is True
-    return Result(bounded(fit(text.encode())), is_error=is_error, metadata=metadata.decode())
+    return CallResult(bounded(fit(text.encode())), is_error=is_error, metadata=metadata.decode())
 
 
 def _json_of(output: bytes) -> dict[str, Json] | None:
@@ -169,7 +169,7 @@ def _json_of(output: bytes) -> dict[str, Json] | None:
 
 def bounded(text: str) -> str:
     """As much as a model should read at once: the beginning and the end."""
-    output = Output(None)
+    output = CommandOutput(None)
     output.feed(text.encode(errors="replace"))
     return output.text()
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from culm.model.base import ToolSpec
-from culm.tools.arguments import BadArguments, make_spec, parse_arguments
-from culm.tools.base import Call, Inquiry, Result
+from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
+from culm.tools.base import CallRequest, CallResult, QuestionPlan
 from culm.wire.asks import (
     Choice,
     Question,
@@ -94,15 +94,15 @@ class QuestionTool:
     parallel: bool = False
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Inquiry | Result:
+    async def prepare(self, call: CallRequest) -> QuestionPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, QuestionArguments)
             questions = [_question(number, one) for number, one in enumerate(given.questions, 1)]
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         several = len(questions) > 1
         title, description = CONFIRM if several else ("", "")
-        return Inquiry(
+        return QuestionPlan(
             questions,
             _answer,
             given.confirm_title or title,
@@ -121,9 +121,9 @@ def _question(number: int, given: QuestionArgument) -> Question:
     ]
     has_choices = given.type in ("single_choice", "multi_choice")
     if has_choices and len(choices) < CHOICES_MIN:
-        raise BadArguments(f"question {number} needs {CHOICES_MIN} to {CHOICES_MAX} choices")
+        raise InvalidArguments(f"question {number} needs {CHOICES_MIN} to {CHOICES_MAX} choices")
     if len({choice.id for choice in choices}) < len(choices):
-        raise BadArguments(f"question {number} has two choices with one id")
+        raise InvalidArguments(f"question {number} has two choices with one id")
     return Question(
         "",
         given.type,
@@ -134,13 +134,13 @@ def _question(number: int, given: QuestionArgument) -> Question:
     )
 
 
-def _answer(request: QuestionRequest, responses: Sequence[QuestionResponse]) -> Result:
+def _answer(request: QuestionRequest, responses: Sequence[QuestionResponse]) -> CallResult:
     by_id = {response.request_id: response for response in responses}
     said = [
         f"{question.question}\n{_said(question, by_id.get(question.id))}"
         for question in request.questions
     ]
-    return Result("\n\n".join(said))
+    return CallResult("\n\n".join(said))
 
 
 def _said(question: Question, response: QuestionResponse | None) -> str:

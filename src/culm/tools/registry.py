@@ -12,15 +12,15 @@ from culm.tools.job_kill import make_job_kill
 from culm.tools.job_output import make_job_output
 from culm.tools.ls import make_ls
 from culm.tools.multiedit import make_multiedit
-from culm.tools.process.jobs import Jobs
+from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.question import make_question
 from culm.tools.todos import make_todos
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.tools.view import make_view
 from culm.tools.write import make_write
 
 
-def make_tools(kit: Kit, jobs: Jobs) -> dict[str, Tool]:
+def make_tools(kit: ToolContext, jobs: BackgroundJobs) -> dict[str, Tool]:
     """All that culm brings, and those of packages that are installed beside it."""
     tools: tuple[Tool, ...] = (
         make_bash(kit, jobs),

@@ -10,9 +10,9 @@ from culm.errors import AppError
 from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.store.sessions import set_todos
-from culm.tools.arguments import BadArguments, make_spec, parse_arguments
-from culm.tools.base import Call, Plan, Result, free_plan
-from culm.tools.tool_context import Kit
+from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encode
 from culm.wire.runs import CrashPolicy
 from culm.wire.sessions import Todo
@@ -47,32 +47,32 @@ SPEC = make_spec("todos", DESCRIPTION, TodosArguments)
 
 
 @dataclass(frozen=True, slots=True)
-class Todos:
-    kit: Kit
+class TodosTool:
+    kit: ToolContext
     spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "again"
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, TodosArguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         todos = [Todo(clean(t.content), t.status, clean(t.active_form)) for t in given.todos]
         return free_plan(call, lambda _: self._run(call, todos))
 
-    async def _run(self, call: Call, todos: list[Todo]) -> Result:
+    async def _run(self, call: CallRequest, todos: list[Todo]) -> CallResult:
         try:
             unit = set_todos(SessionId(call.session_id), todos)
             before = await asyncio.shield(self.kit.store.write(unit))
         except AppError as exc:
-            return Result(f"The list could not be kept: {exc.message}", is_error=True)
+            return CallResult(f"The list could not be kept: {exc.message}", is_error=True)
         about = encode(todos_metadata(before, todos)).decode()
-        return Result(_words(todos), metadata=about)
+        return CallResult(_words(todos), metadata=about)
 
 
-def make_todos(kit: Kit) -> Todos:
-    return Todos(kit)
+def make_todos(kit: ToolContext) -> TodosTool:
+    return TodosTool(kit)
 
 
 def todos_metadata(before: list[Todo], todos: list[Todo]) -> dict[str, Json]:

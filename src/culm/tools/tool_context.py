@@ -6,18 +6,18 @@ from pathlib import Path
 
 from culm.clock import Clock
 from culm.ids import Ids
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.store.store import Store
-from culm.tools.files.file_executor import FileWork
-from culm.tools.files.paths import Inside
+from culm.tools.files.file_executor import FileExecutor
+from culm.tools.files.paths import WorkspacePaths
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class ToolContext:
     workspace_id: str
-    inside: Inside
-    work: FileWork
-    custody: Custody
+    inside: WorkspacePaths
+    work: FileExecutor
+    custody: Processes
     store: Store
     clock: Clock
     ids: Ids

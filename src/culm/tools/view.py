@@ -9,14 +9,14 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec, metadata
-from culm.tools.base import Result
-from culm.tools.files.file_executor import Stop
+from culm.tools.base import CallResult
+from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import UTF16_BOMS, check_text, image_type, read_head, size_text
-from culm.tools.files.paths import Inside, Place, Target
-from culm.tools.files.read_access import Ground
-from culm.tools.files.read_stamps import Read, stamp_of
+from culm.tools.files.paths import OpenPath, PathTarget, WorkspacePaths
+from culm.tools.files.read_access import FileAccess
+from culm.tools.files.read_stamps import ReadResult, stamp_of
 from culm.tools.files.read_tool import ReadTool
-from culm.tools.files.safe_open import Refused, shown
+from culm.tools.files.safe_open import OpenRefused, shown
 
 LINES = 2000  # Without a limit; what the Crush client shows at most.
 LINE_CHARS_MAX = 2000
@@ -55,7 +55,7 @@ class _Seen:
     is_stopped: bool
 
 
-def make_view(kit: Ground) -> ReadTool[ViewArguments]:
+def make_view(kit: FileAccess) -> ReadTool[ViewArguments]:
     return ReadTool(
         kit,
         SPEC,
@@ -66,10 +66,12 @@ def make_view(kit: Ground) -> ReadTool[ViewArguments]:
     )
 
 
-def _view(inside: Inside, given: ViewArguments, target: Target, stop: Stop) -> Read:
+def _view(
+    inside: WorkspacePaths, given: ViewArguments, target: PathTarget, stop: StopFlag
+) -> ReadResult:
     with inside.open_real(target.path) as place:
         if place.is_directory:
-            raise Refused(f"{place.shown} is a directory; use ls to list it.")
+            raise OpenRefused(f"{place.shown} is a directory; use ls to list it.")
         head = read_head(place)
         kind = image_type(head)
         if kind is not None:
@@ -82,21 +84,21 @@ def _view(inside: Inside, given: ViewArguments, target: Target, stop: Stop) -> R
                 what = (
                     "UTF-16 is too large." if is_wide else "Say which lines: give offset and limit."
                 )
-                raise Refused(f"{place.shown} has {size_text(size)}. {what}")
+                raise OpenRefused(f"{place.shown} has {size_text(size)}. {what}")
             chunks = _wide_chunks(place) if is_wide else _chunks(place.descriptor, stop)
             seen = _read(chunks, given.offset, given.limit or LINES, stop)
             result = _result(place, given.offset, seen)
         # How it looked before it was read: what changed it since is noticed.
-        return Read(result, target.path, stamp_of(place.status))
+        return ReadResult(result, target.path, stamp_of(place.status))
 
 
-def _image(place: Place, kind: str) -> Result:
+def _image(place: OpenPath, kind: str) -> CallResult:
     size = size_text(place.status.st_size)
     if place.status.st_size > IMAGE_BYTES_MAX:
-        raise Refused(f"{place.shown} is an image of {size}; more than 5 MiB are not shown.")
+        raise OpenRefused(f"{place.shown} is an image of {size}; more than 5 MiB are not shown.")
     with open(place.descriptor, "rb", closefd=False) as file:
         data = file.read(IMAGE_BYTES_MAX)
-    return Result(
+    return CallResult(
         f"{place.shown} is an image ({kind}, {size}).",
         metadata=metadata(file_path=shown(place.path), content=""),
         data=base64.b64encode(data).decode(),
@@ -104,17 +106,17 @@ def _image(place: Place, kind: str) -> Result:
     )
 
 
-def _chunks(descriptor: int, stop: Stop) -> Generator[bytes]:
+def _chunks(descriptor: int, stop: StopFlag) -> Generator[bytes]:
     while not stop.is_set() and (chunk := os.read(descriptor, CHUNK_BYTES)):
         yield chunk
 
 
-def _wide_chunks(place: Place) -> list[bytes]:
+def _wide_chunks(place: OpenPath) -> list[bytes]:
     with open(place.descriptor, "rb", closefd=False) as file:
         return [file.read(WHOLE_BYTES_MAX).decode("utf-16", errors="replace").encode()]
 
 
-def _read(chunks: Iterable[bytes], offset: int, limit: int, stop: Stop) -> _Seen:
+def _read(chunks: Iterable[bytes], offset: int, limit: int, stop: StopFlag) -> _Seen:
     lines: list[str] = []
     size = number = 0
     for number, raw in _lines(chunks, offset, stop):
@@ -128,7 +130,9 @@ def _read(chunks: Iterable[bytes], offset: int, limit: int, stop: Stop) -> _Seen
     return _Seen(lines, number, has_more=False, is_stopped=stop.is_set())
 
 
-def _lines(chunks: Iterable[bytes], offset: int, stop: Stop) -> Generator[tuple[int, bytes | None]]:
+def _lines(
+    chunks: Iterable[bytes], offset: int, stop: StopFlag
+) -> Generator[tuple[int, bytes | None]]:
     """Each line from `offset` on with its number, from 1; None stands for all that were skipped.
 
     Of a line no more is kept than is shown, however long it is.
@@ -160,12 +164,12 @@ def _decode(raw: bytes, *, is_first: bool) -> str:
     return line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + LINE_CUT
 
 
-def _result(place: Place, offset: int, seen: _Seen) -> Result:
+def _result(place: OpenPath, offset: int, seen: _Seen) -> CallResult:
     if not seen.lines:
         if seen.is_stopped:
-            raise Refused(f"Line {offset + 1} of {place.shown} was not reached in time.")
+            raise OpenRefused(f"Line {offset + 1} of {place.shown} was not reached in time.")
         if seen.passed:
-            raise Refused(f"{place.shown} ends with line {seen.passed}.")
+            raise OpenRefused(f"{place.shown} ends with line {seen.passed}.")
         text = "(the file is empty)"
     else:
         numbered = [f"{n:>6}|{line}" for n, line in enumerate(seen.lines, offset + 1)]
@@ -184,4 +188,4 @@ def _result(place: Place, offset: int, seen: _Seen) -> Result:
         truncated=goes_on,
         number_of_lines=None if goes_on else seen.passed,
     )
-    return Result(text, metadata=about)
+    return CallResult(text, metadata=about)

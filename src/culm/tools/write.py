@@ -6,10 +6,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.files.change import Change, ChangeTool, Found, Rewrite, check_sound
+from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
 from culm.tools.files.diffs import unified
 from culm.tools.files.kinds import size_text
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean
 
 DESCRIPTION = (
@@ -27,7 +27,7 @@ class WriteArguments(Struct, frozen=True):
 SPEC = make_spec("write", DESCRIPTION, WriteArguments)
 
 
-def make_write(kit: Kit) -> ChangeTool[WriteArguments]:
+def make_write(kit: ToolContext) -> ChangeTool[WriteArguments]:
     return ChangeTool(
         kit,
         SPEC,
@@ -38,7 +38,7 @@ def make_write(kit: Kit) -> ChangeTool[WriteArguments]:
     )
 
 
-def _rewrite(given: WriteArguments, found: Found) -> Rewrite:
+def _rewrite(given: WriteArguments, found: FileToChange) -> Rewrite:
     check_sound(given.content)
     content = given.content.removeprefix("\ufeff") if found.text.mark else given.content
     # Models write line feeds; a file that has pairs keeps having them.
@@ -47,7 +47,7 @@ def _rewrite(given: WriteArguments, found: Found) -> Rewrite:
     return Rewrite(content)
 
 
-def _answer(change: Change) -> tuple[str, Mapping[str, Json]]:
+def _answer(change: FileChange) -> tuple[str, Mapping[str, Json]]:
     text = change.rewrite.text
     lines = text.count("\n") + (text != "" and not text.endswith("\n"))
     size = f"{lines} line{'' if lines == 1 else 's'}, {size_text(len(change.data))}"

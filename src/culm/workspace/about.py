@@ -7,7 +7,7 @@ from culm.ids import WorkspaceId
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class WorkspaceInfo:
     """What the first creator said; later ones change nothing."""
 
     id: WorkspaceId

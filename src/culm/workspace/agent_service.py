@@ -7,31 +7,31 @@ durable, so that a client that leaves changes nothing. The agents themselves are
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from culm.config.tooling import Tooling
+from culm.config.tooling import ToolConfig
 from culm.errors import AgentNotFound, AgentNotReady, InvalidRequest
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.ids import AgentId, SessionId
 from culm.mail.base import check_address
 from culm.mail.letters import Sender
-from culm.permission.gate import Consent
+from culm.permission.gate import ApprovalPolicy
 from culm.processes.linux import find_stat
 from culm.run.limits import check_limits
-from culm.run.live_run import Asked
+from culm.run.live_run import RunRequest
 from culm.run.project_context import context_paths_of
 from culm.run.runs import Runs
 from culm.run.turn import World
 from culm.store.agents import StoredAgent, agents_at_work, children_of
-from culm.store.base import Event
+from culm.store.base import StoredEvent
 from culm.subagents.agent_worktrees import AgentWorktrees
-from culm.subagents.delegation import TreeOffice
+from culm.subagents.delegation import TreeDelegation
 from culm.subagents.mail_room import MailRoom
-from culm.subagents.outgoing_mail import Outbox
-from culm.subagents.provisioning import Place
+from culm.subagents.outgoing_mail import OutgoingMail
+from culm.subagents.provisioning import AgentPlace
 from culm.subagents.roles import roles_with, words_of
-from culm.subagents.start_policy import Unfit, top
-from culm.subagents.starter import Caller, Starter, all_ended
-from culm.subagents.tree import Agents
-from culm.tools.agent_requests import Assignment
+from culm.subagents.start_policy import StartRefused, top
+from culm.subagents.starter import AgentCaller, AgentStarter, all_ended
+from culm.subagents.tree import AgentTree
+from culm.tools.agent_requests import AgentAssignment
 from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import Tool
 from culm.tools.process.waiting import within
@@ -50,27 +50,27 @@ from culm.wire.endings import Ending
 from culm.wire.processes import Process
 from culm.wire.rules import parse_approve
 from culm.wire.runs import Limits, RunChanged
-from culm.workspace.about import About
-from culm.workspace.config import Configuration
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import project_folder, project_key
 from culm.workspace.run_service import CANCEL_WAIT_S
-from culm.workspace.toolbox import Equipment, Workshop
+from culm.workspace.toolbox import Equipment, Toolbox
 from culm.worktrees.worktree import Worktrees
 
 NO_WORKERS = Ending("error", "No workers", "This server has nobody who does what agents are given.")
 
 
-class Crew:
+class AgentService:
     """Made with its workspace, where there is a fleet."""
 
     def __init__(
         self,
         world: World,
-        agents: Agents,
-        starter: Starter,
+        agents: AgentTree,
+        starter: AgentStarter,
         runs: Runs,
         mail: MailRoom,
-        outbox: Outbox,
+        outbox: OutgoingMail,
         check_open: Callable[[], None],
     ) -> None:
         self.agents = agents
@@ -80,7 +80,9 @@ class Crew:
         self._starter = starter
         self._runs = runs
         self._check_open = check_open
-        self._at_work: dict[str, Live] = {}  # The latest of each agent that has not ended.
+        self._at_work: dict[
+            str, TransientEvent
+        ] = {}  # The latest of each agent that has not ended.
 
     # --- agents
 
@@ -91,9 +93,9 @@ class Crew:
         if model is None:
             raise AgentNotReady
         names = list(self._world.tools())
-        consent = Consent(body.headless, parse_approve(body.approve))
-        caller = Caller("", (), (), top(names, model), consent)
-        assignment = Assignment(
+        consent = ApprovalPolicy(body.headless, parse_approve(body.approve))
+        caller = AgentCaller("", (), (), top(names, model), consent)
+        assignment = AgentAssignment(
             prompt=body.prompt,
             name=body.name,
             role=body.role,
@@ -105,7 +107,7 @@ class Crew:
         )
         try:
             (run,) = await self._starter.start([assignment], caller, None, detached=True)
-        except Unfit as exc:
+        except StartRefused as exc:
             raise InvalidRequest(str(exc)) from exc
         return (await self.agents.get(run.agent_id)).agent
 
@@ -118,7 +120,7 @@ class Crew:
         if found is None:
             raise AgentNotFound(agent_id)
         agent, duty = found
-        asked = Asked(prompt=text, limits=agent.budget, model=agent.selected)
+        asked = RunRequest(prompt=text, limits=agent.budget, model=agent.selected)
         steers = any(run.stop is None for run in self._runs.line(agent.session_id))
         run = self._runs.accept(agent.session_id, asked, duty=duty, steers=steers)
         await asyncio.shield(run.accepted)
@@ -199,7 +201,9 @@ class Crew:
         roots = await self._world.store.read(children_of(""))
         self.agents.roots.update(agent.session_id for agent in roots)
         for agent in await self._world.store.read(agents_at_work):
-            self._at_work[agent.agent_id] = Live("agent_changed", agent.session_id, encode(agent))
+            self._at_work[agent.agent_id] = TransientEvent(
+                "agent_changed", agent.session_id, encode(agent)
+            )
         await self.agents.sweeper.find_left()
 
     async def start(self) -> None:
@@ -216,7 +220,7 @@ class Crew:
         """The runs have ended, or are left behind."""
         await self.mail.stop()
 
-    def on_told(self, events: Iterable[Event]) -> None:
+    def on_told(self, events: Iterable[StoredEvent]) -> None:
         """Know which agents have not ended, for whoever begins to listen; sweep behind the rest."""
         for event in events:
             if event.type == "run_changed" and b'"state":"ended"' in event.payload:
@@ -226,14 +230,14 @@ class Crew:
             if event.op == "deleted" or b'"state":"ended"' in event.payload:
                 self._at_work.pop(event.entity_id, None)
             else:
-                shown = Live("agent_changed", event.session_id, event.payload)
+                shown = TransientEvent("agent_changed", event.session_id, event.payload)
                 self._at_work[event.entity_id] = shown
 
     def _on_run_ended(self, run: RunChanged) -> None:
         if run.agent_id:
             self.agents.sweeper.on_run_ended(run.agent_id)
 
-    def shown(self) -> Iterable[Live]:
+    def shown(self) -> Iterable[TransientEvent]:
         return list(self._at_work.values())
 
     async def forget(self, session_id: str, agents: Iterable[StoredAgent]) -> None:
@@ -268,20 +272,20 @@ class Crew:
 def make_crew(
     world: World,
     runs: Runs,
-    workshop: Workshop,
-    configuration: Configuration,
-    about: About,
+    workshop: Toolbox,
+    configuration: WorkspaceConfig,
+    about: WorkspaceInfo,
     equipment: Equipment,
     check_open: Callable[[], None],
     on_mail: Callable[[], None],
-) -> Crew | None:
+) -> AgentService | None:
     """None where there is nobody to do what agents are given."""
     means = equipment.agents
     if means is None:
         return None
 
-    def place() -> Place:
-        return Place(
+    def place() -> AgentPlace:
+        return AgentPlace(
             workspace=about.path,
             fabric_dir=means.fabric_dir,
             project_key=project_key(about.path),
@@ -296,8 +300,8 @@ def make_crew(
 
     folder = project_folder(about.root, about.path)
     worktrees = AgentWorktrees(Worktrees(workshop.kit), about.path, folder / "worktrees")
-    agents = Agents(world, means.fleet, worktrees, place)
-    starter = Starter(
+    agents = AgentTree(world, means.fleet, worktrees, place)
+    starter = AgentStarter(
         world.store,
         world.models,
         runs,
@@ -309,17 +313,17 @@ def make_crew(
         agents.roots.add,
     )
     post = means.make_post(folder / "mailboxes")
-    outbox = Outbox(post, agents, world.store, world.clock, world.ids, means.blocking)
+    outbox = OutgoingMail(post, agents, world.store, world.clock, world.ids, means.blocking)
     mail = MailRoom(
         post, outbox, runs, world.store, world.clock, world.ids, world.tasks, means.blocking
     )
     mail.on_busy = on_mail
-    office = TreeOffice(world, agents, runs, starter, outbox.serve)
+    office = TreeDelegation(world, agents, runs, starter, outbox.serve)
     agents.join(runs, office)
 
-    def tools_of(tooling: Tooling) -> Mapping[str, Tool]:
+    def tools_of(tooling: ToolConfig) -> Mapping[str, Tool]:
         roles = words_of(roles_with(tooling.roles))
         return make_agent_tools(office, may_start=True, roles=roles)
 
     workshop.offer(tools_of)
-    return Crew(world, agents, starter, runs, mail, outbox, check_open)
+    return AgentService(world, agents, starter, runs, mail, outbox, check_open)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from culm.ids import ClientId
 
 
-class Claim(Struct, frozen=True):
+class ClientClaim(Struct, frozen=True):
     birth: int  # Names this claim: a stream of an earlier one does not count here.
     streams: int = 0
     released: bool = False
@@ -31,7 +31,7 @@ class Claim(Struct, frozen=True):
 
 
 class Claims(Struct, frozen=True):
-    by_client: Mapping[ClientId, Claim] = field(default_factory=dict[ClientId, Claim])
+    by_client: Mapping[ClientId, ClientClaim] = field(default_factory=dict[ClientId, ClientClaim])
     live_runs: int = 0
     abandoned: int | None = None  # The timer of runs that no client watches.
     last_number: int = 0  # Births and timers count together, so none is ever mistaken.
@@ -108,23 +108,23 @@ Input = (
 # --- outputs
 
 
-class Fate(Enum):
+class WorkspaceFate(Enum):
     KEEP = auto()
     CLOSE = auto()  # Nobody needs it.
     INTERRUPT = auto()  # Its runs were left alone for too long: end them, then close.
 
 
-class Arm(Struct, frozen=True):
+class ArmTimer(Struct, frozen=True):
     """Start a timer and report `then` when it fires; an older timer's report changes nothing."""
 
     delay_s: float
     then: HoldExpired | AbandonedExpired
 
 
-class Step(Struct, frozen=True):
+class ClaimStep(Struct, frozen=True):
     claims: Claims
-    fate: Fate
-    arm: Arm | None = None
+    fate: WorkspaceFate
+    arm: ArmTimer | None = None
 
 
 class Graces(Struct, frozen=True):
@@ -133,23 +133,25 @@ class Graces(Struct, frozen=True):
     abandoned_s: float
 
 
-def on_claim(claims: Claims, what: Input, graces: Graces) -> Step:
+def on_claim(claims: Claims, what: Input, graces: Graces) -> ClaimStep:
     """The whole life of claims; docs/contract/workspaces.md has it as a table."""
     if isinstance(what, AbandonedExpired) and what.timer == claims.abandoned:
-        return Step(claims, Fate.INTERRUPT)
+        return ClaimStep(claims, WorkspaceFate.INTERRUPT)
     claims, arm = _apply(claims, what, graces)
     if claims.by_client:
-        return Step(replace(claims, abandoned=None), Fate.KEEP, arm)
+        return ClaimStep(replace(claims, abandoned=None), WorkspaceFate.KEEP, arm)
     if not claims.live_runs:
-        return Step(claims, Fate.CLOSE)
+        return ClaimStep(claims, WorkspaceFate.CLOSE)
     if claims.abandoned is not None:
-        return Step(claims, Fate.KEEP)
+        return ClaimStep(claims, WorkspaceFate.KEEP)
     number = claims.last_number + 1
     claims = replace(claims, abandoned=number, last_number=number)
-    return Step(claims, Fate.KEEP, Arm(graces.abandoned_s, AbandonedExpired(number)))
+    return ClaimStep(
+        claims, WorkspaceFate.KEEP, ArmTimer(graces.abandoned_s, AbandonedExpired(number))
+    )
 
 
-def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, Arm | None]:
+def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, ArmTimer | None]:
     if isinstance(what, RunsChanged):
         return replace(claims, live_runs=what.live), None
     if isinstance(what, AbandonedExpired):
@@ -201,21 +203,21 @@ def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, Arm | N
 
 
 def _hold(
-    claims: Claims, client_id: ClientId, claim: Claim | None, delay_s: float
-) -> tuple[Claims, Arm]:
+    claims: Claims, client_id: ClientId, claim: ClientClaim | None, delay_s: float
+) -> tuple[Claims, ArmTimer]:
     if claim is None:
         claims, claim = _born(claims)
     hold = claims.last_number + 1
     claims = _put(replace(claims, last_number=hold), client_id, replace(claim, hold=hold))
-    return claims, Arm(delay_s, HoldExpired(client_id, hold))
+    return claims, ArmTimer(delay_s, HoldExpired(client_id, hold))
 
 
-def _born(claims: Claims) -> tuple[Claims, Claim]:
+def _born(claims: Claims) -> tuple[Claims, ClientClaim]:
     birth = claims.last_number + 1
-    return replace(claims, last_number=birth), Claim(birth)
+    return replace(claims, last_number=birth), ClientClaim(birth)
 
 
-def _put(claims: Claims, client_id: ClientId, claim: Claim) -> Claims:
+def _put(claims: Claims, client_id: ClientId, claim: ClientClaim) -> Claims:
     return replace(claims, by_client={**claims.by_client, client_id: claim})
 
 

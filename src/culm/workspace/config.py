@@ -15,12 +15,12 @@ from culm.config.checking import Document
 from culm.config.documents import SCOPES, DocumentFile, Edit, shown_config
 from culm.config.layers import provider_ids
 from culm.config.references import run_command
-from culm.config.sources import Loaded, Sources
-from culm.config.tooling import Tooling, read_tooling
+from culm.config.sources import ConfigSources, LoadedConfig
+from culm.config.tooling import ToolConfig, read_tooling
 from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
-from culm.model.choice import Present, check_models
-from culm.model.local_servers import NOTHING, Found
+from culm.model.choice import ModelConfig, check_models
+from culm.model.local_servers import NOTHING, FoundProviders
 from culm.model.merge import USER_LAYER, WORKSPACE_LAYER, laid, layers_of
 from culm.store.store import Store
 from culm.wire.codec import encode
@@ -31,26 +31,26 @@ log = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 1.0
 
-LookAround = Callable[[Mapping[str, str]], Awaitable[Found]]
+LookAround = Callable[[Mapping[str, str]], Awaitable[FoundProviders]]
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class ConfigOrigins:
     """Where the configuration of a workspace comes from."""
 
-    sources: Sources
+    sources: ConfigSources
     documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, this workspace's.
     look_around: LookAround
 
 
-class Configuration:
+class WorkspaceConfig:
     """Made with the workspace, and closed with it."""
 
     def __init__(
         self,
         workspace_id: WorkspaceId,
         path: Path,
-        origins: Origins,
+        origins: ConfigOrigins,
         store: Store,
         *,
         base_env: Mapping[str, str],
@@ -68,10 +68,10 @@ class Configuration:
         self._data_directory = data_directory
         self._debug = debug
         self._found = NOTHING
-        self._loaded = Loaded()
+        self._loaded = LoadedConfig()
         self._whole: Document | None = None  # Until a layer changes.
         self._shown: Config | None = None
-        self._tooling: Tooling | None = None
+        self._tooling: ToolConfig | None = None
         self._untold = False
         self._is_loaded = False
         self._loading = asyncio.Lock()
@@ -99,11 +99,11 @@ class Configuration:
         return self._whole
 
     @property
-    def present(self) -> Present:
-        return Present(self.document, self._env)
+    def present(self) -> ModelConfig:
+        return ModelConfig(self.document, self._env)
 
     @property
-    def tooling(self) -> Tooling:
+    def tooling(self) -> ToolConfig:
         """What it says about tools and permissions, as far as it is trusted."""
         if self._tooling is None:
             self._tooling = read_tooling(self.document)
@@ -180,14 +180,14 @@ class Configuration:
             self.tell_changed()
         self._is_loaded = True
 
-    def _showable(self, found: Found, loaded: Loaded) -> Loaded:
+    def _showable(self, found: FoundProviders, loaded: LoadedConfig) -> LoadedConfig:
         """What was loaded; or if no client could be shown it, that without the project's part.
 
         If that is still too much, what was loaded before.
         """
         user, own = (document.value for document in self._origins.documents)
         notices = loaded.notices
-        for kept in (loaded, Loaded(loaded.user), Loaded(self._loaded.user)):
+        for kept in (loaded, LoadedConfig(loaded.user), LoadedConfig(self._loaded.user)):
             try:
                 whole = laid(layers_of(found, kept, user, own), self._env)
                 self._show(whole)
@@ -196,7 +196,7 @@ class Configuration:
                 notices = (*loaded.notices, f"the files are not used as they are: {exc.message}")
             else:
                 return replace(kept, notices=notices)
-        return Loaded(notices=notices)
+        return LoadedConfig(notices=notices)
 
     async def watch(self, clock: Clock) -> None:
         """Notice what people change in the files; ends with its task."""

@@ -31,10 +31,10 @@ from culm.errors import (
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
 from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace
-from culm.workspace.about import About
-from culm.workspace.claims import Created, Fate, Released, Retired
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.claims import Created, Released, Retired, WorkspaceFate
 from culm.workspace.roots import read_workspaces
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +48,22 @@ ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that bri
 _OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 # How a workspace is opened and closed again: lock, store, recovery.
-OpenWorkspace = Callable[[About, Mapping[str, str]], AbstractAsyncContextManager[Workspace]]
+OpenWorkspace = Callable[
+    [WorkspaceInfo, Mapping[str, str]], AbstractAsyncContextManager[LiveWorkspace]
+]
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
     """A path that is being opened, is open, or is being closed."""
 
-    about: About
-    opened: asyncio.Future[Workspace]
+    about: WorkspaceInfo
+    opened: asyncio.Future[LiveWorkspace]
     unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # From here on it closes.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: dict[ClientId, None] = field(default_factory=dict[ClientId, None])
     resumed: bool = False  # Nobody asked for it: it has runs to go on with.
-    workspace: Workspace | None = None
+    workspace: LiveWorkspace | None = None
     task: asyncio.Task[None] | None = None
 
     @property
@@ -88,7 +90,7 @@ class Registry:
         self._on_leave = on_leave
         self._tasks = tasks
         self._places: dict[Path, _Place] = {}
-        self._by_id: dict[WorkspaceId, Workspace] = {}
+        self._by_id: dict[WorkspaceId, LiveWorkspace] = {}
         self._pending = 0  # Creates in flight; the server does not leave under them.
         self._retired: dict[ClientId, None] = {}
         self._envs: dict[Path, Mapping[str, str]] = {}
@@ -99,7 +101,7 @@ class Registry:
 
     # --- finding
 
-    def get(self, workspace_id: str) -> Workspace:
+    def get(self, workspace_id: str) -> LiveWorkspace:
         """The open workspace with this id; one that is closing answers as if it were gone."""
         workspace = self._by_id.get(WorkspaceId(workspace_id))
         if workspace is None:
@@ -107,12 +109,12 @@ class Registry:
             raise ShuttingDown if self._is_closing else WorkspaceNotFound
         return workspace
 
-    def list(self) -> list[Workspace]:
+    def list(self) -> list[LiveWorkspace]:
         return list(self._by_id.values())
 
     # --- creating
 
-    async def create(self, request: CreateWorkspace, client_id: ClientId) -> Workspace:
+    async def create(self, request: CreateWorkspace, client_id: ClientId) -> LiveWorkspace:
         """Open the workspace of a path, or join it; the client has a claim when this returns."""
         if not request.path:
             raise InvalidRequest("path is required")
@@ -148,7 +150,7 @@ class Registry:
 
     async def _enter(
         self, path: Path, root: Path, request: CreateWorkspace, client_id: ClientId
-    ) -> Workspace:
+    ) -> LiveWorkspace:
         env = variables_of(request.env)
         if env and self._is_deserted(path):
             self._envs.pop(path, None)  # Whoever opens it anew says what its environment is.
@@ -178,7 +180,7 @@ class Registry:
     def _found(self, path: Path, root: Path, request: CreateWorkspace) -> _Place:
         if len(self._places) >= self._settings.workspaces_max:
             raise LimitExceeded("open workspaces", self._settings.workspaces_max)
-        about = About(
+        about = WorkspaceInfo(
             id=workspace_id_of(path),
             path=path,
             given_path=request.path,
@@ -221,7 +223,7 @@ class Registry:
         else:
             await workspace.crew.ring(agent_id)
 
-    async def _settled(self, path: Path) -> Workspace | None:
+    async def _settled(self, path: Path) -> LiveWorkspace | None:
         """The open workspace of a path, once it neither opens nor closes: then it reads no mail."""
         while (place := self._places.get(path)) is not None:
             if place.closing:
@@ -285,7 +287,7 @@ class Registry:
         place.opened.set_exception(error)
         place.opened.exception()  # Seen: whoever still waits for it gets it too.
 
-    def _as_app_error(self, exc: Exception, about: About) -> AppError:
+    def _as_app_error(self, exc: Exception, about: WorkspaceInfo) -> AppError:
         if isinstance(exc, StoreBusy):
             # Here 503 would make a Crush client replace us; it is for when we leave.
             return DataUnusable(str(about.root), exc.message)
@@ -298,7 +300,7 @@ class Registry:
         log.error("cannot open workspace %s", about.path, exc_info=exc)
         return DataUnusable(str(about.root), str(exc))
 
-    def _publish(self, place: _Place, workspace: Workspace) -> bool:
+    def _publish(self, place: _Place, workspace: LiveWorkspace) -> bool:
         """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
         waiting = [c for c in place.waiting if c not in self._retired]
         is_wanted = bool(waiting) or (place.resumed and workspace.at_work > 0)
@@ -314,9 +316,13 @@ class Registry:
         place.opened.set_result(workspace)
         return True
 
-    def _on_fate(self, place: _Place, fate: Fate) -> None:
+    def _on_fate(self, place: _Place, fate: WorkspaceFate) -> None:
         # Closing ends what still runs as interrupted; with CLOSE nothing does.
-        why = "nobody needs it" if fate is Fate.CLOSE else "its runs were left alone too long"
+        why = (
+            "nobody needs it"
+            if fate is WorkspaceFate.CLOSE
+            else "its runs were left alone too long"
+        )
         log.info("workspace %s closes: %s", place.about.path, why)
         self._unlist(place)
         self._consider_leaving()

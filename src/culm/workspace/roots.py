@@ -50,7 +50,7 @@ class _Held:
     count: int = 1
 
 
-class Roots:
+class DataRoots:
     """The roots this process holds. A second process is refused and told who has it."""
 
     def __init__(self, clock: Clock, *, locking: bool = True) -> None:
@@ -164,7 +164,7 @@ def _owner_words(text: str) -> str:
         return "another process"
 
 
-class Known(Struct, frozen=True):
+class KnownWorkspace(Struct, frozen=True):
     """A workspace that was opened once."""
 
     path: str
@@ -176,16 +176,16 @@ def remember_workspace(data_dir: Path, *, path: Path, root: Path, workspace_id: 
     """Add to `<data>/workspaces.json`, replaced atomically; called from one thread at a time."""
     file = data_dir / "workspaces.json"
     known = read_workspaces(data_dir)
-    entry = Known(str(path), str(root), workspace_id)
+    entry = KnownWorkspace(str(path), str(root), workspace_id)
     if entry in known:
         return
     known = [other for other in known if other.path != entry.path] + [entry]
     replace_file(file, encode(known))
 
 
-def read_workspaces(data_dir: Path) -> list[Known]:
+def read_workspaces(data_dir: Path) -> list[KnownWorkspace]:
     try:
-        return decode((data_dir / "workspaces.json").read_bytes(), list[Known])
+        return decode((data_dir / "workspaces.json").read_bytes(), list[KnownWorkspace])
     except FileNotFoundError:
         return []
     except MsgspecError:

@@ -26,15 +26,15 @@ from culm.errors import (
 )
 from culm.ids import RunId, SessionId
 from culm.model.choice import Models
-from culm.permission.gate import Consent
+from culm.permission.gate import ApprovalPolicy
 from culm.run.limits import check_limits
-from culm.run.live_run import Asked, Duty, LiveRun, digest_of
+from culm.run.live_run import AgentDuty, LiveRun, RunRequest, digest_of
 from culm.run.runs import Runs
 from culm.store.base import Connection
 from culm.store.runs import drop_run, edit_prompt, find_run, list_runs, order_queue
 from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.store.stored_runs import Body, Stored, body_of, find_stored
+from culm.store.stored_runs import RunBody, StoredRun, body_of, find_stored
 from culm.wire.agent import AgentInfo, Attachment, Prompt
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.config import SelectedModel
@@ -50,10 +50,10 @@ _RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # It stands in URLs and in a 
 CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
 
 
-FindDuty = Callable[[str], Awaitable[tuple[SubAgent, Duty] | None]]
+FindDuty = Callable[[str], Awaitable[tuple[SubAgent, AgentDuty] | None]]
 
 
-class Agent:
+class RunService:
     """The agent of one workspace, as its routes see it."""
 
     def __init__(
@@ -96,13 +96,13 @@ class Agent:
         if not run_id or self._runs.find(run_id) is None:
             self._check_ready()
             _check_prompt(body)
-        asked = Asked(
+        asked = RunRequest(
             "prompt",
             body.prompt,
             tuple(body.attachments),
             body.limits,
             body.model,
-            Consent(bool(run_id) and not body.interactive, parse_approve(body.approve)),
+            ApprovalPolicy(bool(run_id) and not body.interactive, parse_approve(body.approve)),
         )
         asked, duty = await self._for_whom(SessionId(body.session_id), asked)
         run = self._runs.accept(
@@ -111,7 +111,9 @@ class Agent:
         await asyncio.shield(run.accepted)
         return run.id
 
-    async def _for_whom(self, session_id: SessionId, asked: Asked) -> tuple[Asked, Duty | None]:
+    async def _for_whom(
+        self, session_id: SessionId, asked: RunRequest
+    ) -> tuple[RunRequest, AgentDuty | None]:
         """What is asked in an agent's session is asked of that agent, as it was started."""
         found = await self._find_duty(session_id)
         if found is None:
@@ -138,7 +140,7 @@ class Agent:
         self._check_ready()
         body = Prompt(session_id=session_id, prompt=prompt)
         _check_prompt(body)
-        asked, duty = await self._for_whom(session_id, Asked("prompt", prompt))
+        asked, duty = await self._for_whom(session_id, RunRequest("prompt", prompt))
         run = self._runs.accept(session_id, asked, digest=digest_of(body), steers=True, duty=duty)
         await asyncio.shield(run.accepted)
         return await self.get_run(run.id)
@@ -151,7 +153,7 @@ class Agent:
             raise SessionNotFound(session_id)
         if not session.message_count:
             return None
-        asked, duty = await self._for_whom(session_id, Asked("summary"))
+        asked, duty = await self._for_whom(session_id, RunRequest("summary"))
         # It is made here and is no assignment, but whoever stops those above stops it, too.
         above = () if duty is None else duty.above
         run = self._runs.accept(session_id, asked, above=above)
@@ -300,8 +302,8 @@ class Agent:
             await asyncio.shield(dropped)
         return await self.get_run(run_id)
 
-    async def _get_held(self, run_id: str) -> tuple[Stored, Body]:
-        def query(connection: Connection) -> tuple[Stored | None, Body]:
+    async def _get_held(self, run_id: str) -> tuple[StoredRun, RunBody]:
+        def query(connection: Connection) -> tuple[StoredRun | None, RunBody]:
             return find_stored(connection, run_id), body_of(connection, run_id)
 
         found, body = await self._store.read(query)

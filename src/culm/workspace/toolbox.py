@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock
-from culm.config.tooling import Tooling
+from culm.config.tooling import ToolConfig
 from culm.errors import InvalidRequest, SessionNotFound
-from culm.events.hub import Live
+from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId, WorkspaceId
 from culm.model.choice import MakeModel
-from culm.permission.gate import Clearance
+from culm.permission.gate import PermissionGate
 from culm.permission.hooks import Hooks
-from culm.permission.policy import Terms
-from culm.processes.base import Custody
+from culm.permission.policy import PolicyInput
+from culm.processes.base import Processes
 from culm.run.messages import Messages
 from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.store.asks import list_asks
 from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.subagents.means import Means
 from culm.tools.base import Tool
-from culm.tools.files.file_executor import FileWork
-from culm.tools.files.paths import Inside
+from culm.tools.files.file_executor import FileExecutor
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
-from culm.tools.process.jobs import Jobs
+from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.process.user_command import run_user_command
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.agent import ShellOutput
 from culm.wire.asks import Ask, R
 from culm.wire.messages import ShellCommand, ShellCommandPart
 from culm.wire.processes import Process
-from culm.workspace.config import Configuration
+from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import project_folder
 
 log = logging.getLogger(__name__)
@@ -52,15 +52,15 @@ class Equipment:
     """What an agent works with, the same in every workspace of a server."""
 
     make_model: MakeModel
-    make_tools: Callable[[Kit, Jobs], Mapping[str, Tool]]  # Those of a workspace.
-    look_at: Callable[[Path, ContextPaths, float], Awaitable[Surroundings]]
+    make_tools: Callable[[ToolContext, BackgroundJobs], Mapping[str, Tool]]  # Those of a workspace.
+    look_at: Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]
     env: Mapping[str, str]  # The server's own; a client's goes over it.
-    custody: Custody
-    work: FileWork
+    custody: Processes
+    work: FileExecutor
     agents: Means | None = None  # Without them no agent is started.
 
 
-class Workshop:
+class Toolbox:
     """Made with its workspace."""
 
     def __init__(
@@ -70,19 +70,19 @@ class Workshop:
         root: Path,
         store: Store,
         messages: Messages,
-        configuration: Configuration,
+        configuration: WorkspaceConfig,
         equipment: Equipment,
         tasks: asyncio.TaskGroup,
         clock: Clock,
         ids: Ids,
         *,
-        tell: Callable[[Live], None],
+        tell: Callable[[TransientEvent], None],
         is_watched: Callable[[], bool],
         skip: bool,
     ) -> None:
-        self.kit = Kit(
+        self.kit = ToolContext(
             workspace_id=workspace_id,
-            inside=Inside(path),
+            inside=WorkspacePaths(path),
             work=equipment.work,
             custody=equipment.custody,
             store=store,
@@ -91,7 +91,7 @@ class Workshop:
             env=lambda: configuration.env,
             outputs=project_folder(root, path) / "outputs",
         )
-        self.clearance = Clearance(
+        self.clearance = PermissionGate(
             store,
             clock,
             ids,
@@ -102,17 +102,17 @@ class Workshop:
             skip=skip,
         )
         self._configuration = configuration
-        self._jobs = Jobs(tasks)
+        self._jobs = BackgroundJobs(tasks)
         self._tasks = tasks
         self._store = store
         self._messages = messages
         self._built_in = equipment.make_tools(self.kit, self._jobs)
-        self._make_more: Callable[[Tooling], Mapping[str, Tool]] = lambda _: {}
-        self._made_for: Tooling | None = None  # A turn asks more than once; it changes rarely.
+        self._make_more: Callable[[ToolConfig], Mapping[str, Tool]] = lambda _: {}
+        self._made_for: ToolConfig | None = None  # A turn asks more than once; it changes rarely.
         self._tools: Mapping[str, Tool] = {}
         self._hooks = Hooks(self.kit, lambda: configuration.tooling.hooks)
 
-    def offer(self, make: Callable[[Tooling], Mapping[str, Tool]]) -> None:
+    def offer(self, make: Callable[[ToolConfig], Mapping[str, Tool]]) -> None:
         """Have these beside the others, which go before them; made anew with the configuration."""
         self._make_more = make
         self._made_for = None
@@ -126,14 +126,14 @@ class Workshop:
             self.kit.custody.warm_nowait()  # While the model thinks.
         return self._tools
 
-    def _make(self, tooling: Tooling) -> Mapping[str, Tool]:
+    def _make(self, tooling: ToolConfig) -> Mapping[str, Tool]:
         built_in = {**self._make_more(tooling), **self._built_in}
         tools = {**built_in, **own_tools(self.kit, tooling.own_tools, built_in)}
         return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> PolicyInput:
         tooling = self._configuration.tooling
-        return Terms(
+        return PolicyInput(
             workspace=str(self.kit.inside.root),
             home=os.path.realpath(self.kit.env().get("HOME") or Path.home()),
             rules=tooling.rules,

@@ -23,21 +23,21 @@ from culm.errors import (
     WorkspaceClosing,
     WorkspaceNotFound,
 )
-from culm.events.hub import Hub, Live
+from culm.events.hub import Hub, TransientEvent
 from culm.ids import ClientId, Ids, SessionId
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal
-from culm.run.live_run import Duty, LiveRun
+from culm.run.live_run import AgentDuty, LiveRun
 from culm.run.messages import Messages
 from culm.run.project_context import context_paths_of
 from culm.run.recovery import recover
 from culm.run.runs import Runs
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.run.turn import World
 from culm.settings import Settings
 from culm.store import log as event_log
 from culm.store.agents import StoredAgent
-from culm.store.base import Event
+from culm.store.base import StoredEvent
 from culm.store.messages import close_open_messages
 from culm.store.sessions import (
     add_session,
@@ -56,12 +56,11 @@ from culm.wire.processes import Process
 from culm.wire.runs import RunChanged
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
-from culm.workspace.about import About
-from culm.workspace.agent_service import NO_WORKERS, Crew, make_crew
+from culm.workspace.about import WorkspaceInfo
+from culm.workspace.agent_service import NO_WORKERS, AgentService, make_crew
 from culm.workspace.claims import (
-    Arm,
+    ArmTimer,
     Claims,
-    Fate,
     Graces,
     HoldExpired,
     Input,
@@ -69,13 +68,14 @@ from culm.workspace.claims import (
     Selected,
     StreamClosed,
     StreamOpened,
+    WorkspaceFate,
     on_claim,
 )
-from culm.workspace.config import Configuration, Origins
-from culm.workspace.run_service import Agent
+from culm.workspace.config import ConfigOrigins, WorkspaceConfig
+from culm.workspace.run_service import RunService
 from culm.workspace.session_files import SessionFiles
 from culm.workspace.snapshots import take_snapshot
-from culm.workspace.toolbox import Equipment, Workshop
+from culm.workspace.toolbox import Equipment, Toolbox
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ TITLE_CHARS_MAX = 10_000  # A listing repeats the title of every session.
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
 
-class Workspace:
+class LiveWorkspace:
     """Made by `open_workspace`."""
 
     def __init__(
         self,
-        about: About,
+        about: WorkspaceInfo,
         store: Store,
-        origins: Origins,
+        origins: ConfigOrigins,
         equipment: Equipment,
         clock: Clock,
         ids: Ids,
@@ -104,7 +104,7 @@ class Workspace:
     ) -> None:
         self.about = about
         self.store = store
-        self.configuration = Configuration(
+        self.configuration = WorkspaceConfig(
             about.id,
             about.path,
             origins,
@@ -129,7 +129,7 @@ class Workspace:
             self.configuration.run_command,
         )
         self.configuration.on_change = self._models.forget
-        self.workshop = Workshop(
+        self.workshop = Toolbox(
             about.id,
             about.path,
             about.root,
@@ -150,11 +150,11 @@ class Workspace:
         means = (self.workshop, self.configuration, about, equipment)
         self._crew = make_crew(world, self.runs, *means, self._check_open, self._count_work)
         self.files = SessionFiles(store, self._check_open)
-        self.agent = Agent(self.runs, store, self._models, self._find_duty, self._check_open)
+        self.agent = RunService(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
         self.closing = False
         self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
-        self.on_fate: Callable[[Fate], None] = _keep
+        self.on_fate: Callable[[WorkspaceFate], None] = _keep
         self._look_at = equipment.look_at
         self.clock = clock
         self._ids = ids
@@ -191,7 +191,7 @@ class Workspace:
         return NO_WORKERS if self._crew is None else await self._crew.agents.hold(run, journal)
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> AgentService:
         """Its agents; raises `NotBuilt` where there is nobody to do what they are given."""
         if self._crew is None:
             raise NotBuilt("agents: this server has no workers")
@@ -222,8 +222,8 @@ class Workspace:
         if step.arm is not None:
             self._arm(step.arm)
         self._tell_presence(before)
-        if step.fate is not Fate.KEEP:
-            self._is_abandoned = step.fate is Fate.INTERRUPT
+        if step.fate is not WorkspaceFate.KEEP:
+            self._is_abandoned = step.fate is WorkspaceFate.INTERRUPT
             self.on_fate(step.fate)
 
     def open_stream(self, client_id: ClientId, *, interactive: bool = False) -> int:
@@ -253,7 +253,7 @@ class Workspace:
             raise InvalidRequest(f"session_id may have at most {SESSION_ID_CHARS_MAX} characters")
         self.claim(Selected(client_id, session_id))
 
-    def _arm(self, arm: Arm) -> None:
+    def _arm(self, arm: ArmTimer) -> None:
         """One timer per client is enough: a newer one makes the older one's report void."""
         owner = arm.then.client_id if isinstance(arm.then, HoldExpired) else None
         if older := self._timers.pop(owner, None):
@@ -309,7 +309,7 @@ class Workspace:
         if self._crew is not None:
             await self._crew.forget(session_id, agents)
 
-    async def _find_duty(self, session_id: str) -> tuple[SubAgent, Duty] | None:
+    async def _find_duty(self, session_id: str) -> tuple[SubAgent, AgentDuty] | None:
         """Nothing is waited for where a session has its own agent: prompts keep their order."""
         if self._crew is None or not self._crew.agents.has_session(session_id):
             return None
@@ -326,13 +326,13 @@ class Workspace:
         self._check_open()
         await self.configuration.change(scope, edit)
 
-    async def _look_around(self) -> Surroundings:
+    async def _look_around(self) -> ProjectContext:
         try:
             paths = context_paths_of(self.configuration.shown.options)
             return await self._look_at(self.about.path, paths, self.clock.now_s())
         except Exception:  # boundary: a model can be asked without
             log.exception("cannot look around in %s", self.about.path)
-            return Surroundings(str(self.about.path))
+            return ProjectContext(str(self.about.path))
 
     # --- the state at once
 
@@ -351,7 +351,7 @@ class Workspace:
 
     # --- telling
 
-    def _tell(self, events: tuple[Event, ...]) -> None:
+    def _tell(self, events: tuple[StoredEvent, ...]) -> None:
         self.hub.tell(events)
         if self._crew is not None:
             self._crew.on_told(events)
@@ -364,16 +364,16 @@ class Workspace:
             if claim.streams:
                 yield Present(client_id, claim.session_id)
 
-    def _unlogged_state(self) -> Iterable[Live]:
+    def _unlogged_state(self) -> Iterable[TransientEvent]:
         # Without a name and `deleted`: whoever was there before is not, unless told again.
         nobody = Present("", "", attached=False)
-        yield Live("presence_changed", "", encode(nobody), "deleted")
+        yield TransientEvent("presence_changed", "", encode(nobody), "deleted")
         for present in self.presence():
-            yield Live("presence_changed", "", encode(present))
-        yield Live("store_health", "", encode(self.store.health))
+            yield TransientEvent("presence_changed", "", encode(present))
+        yield TransientEvent("store_health", "", encode(self.store.health))
         for shown in self.runs.shown():
             type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
-            yield Live(type_, shown.session_id, encode(shown))
+            yield TransientEvent(type_, shown.session_id, encode(shown))
         yield from self.clearance.shown()
         if self._crew is not None:
             yield from self._crew.shown()
@@ -385,10 +385,10 @@ class Workspace:
             now = new.session_id if new is not None and new.streams else None
             if was != now:
                 present = Present(client_id, now or "", attached=now is not None)
-                self.hub.tell_live(Live("presence_changed", "", encode(present)))
+                self.hub.tell_live(TransientEvent("presence_changed", "", encode(present)))
 
     def _tell_health(self, health: StoreHealth) -> None:
-        self.hub.tell_live(Live("store_health", "", encode(health)))
+        self.hub.tell_live(TransientEvent("store_health", "", encode(health)))
         if health.state == "failing":
             self.runs.on_store_failing()
         else:
@@ -466,7 +466,7 @@ class Workspace:
         self.hub.close()
 
 
-def _keep(fate: Fate) -> None:
+def _keep(fate: WorkspaceFate) -> None:
     pass
 
 
@@ -477,9 +477,9 @@ def _check_title(title: str) -> None:
 
 @asynccontextmanager
 async def open_workspace(
-    about: About,
+    about: WorkspaceInfo,
     store: Store,
-    origins: Origins,
+    origins: ConfigOrigins,
     equipment: Equipment,
     clock: Clock,
     ids: Ids,
@@ -487,10 +487,12 @@ async def open_workspace(
     *,
     env: Mapping[str, str] | None = None,
     alive_s: float | None = None,
-) -> AsyncGenerator[Workspace]:
+) -> AsyncGenerator[LiveWorkspace]:
     """When the block ends nothing of it runs any more; `alive_s` as for `Workspace.start`."""
     async with asyncio.TaskGroup() as tasks:
-        workspace = Workspace(about, store, origins, equipment, clock, ids, settings, tasks, env)
+        workspace = LiveWorkspace(
+            about, store, origins, equipment, clock, ids, settings, tasks, env
+        )
         await workspace.start(alive_s)
         watching = tasks.create_task(workspace.configuration.watch(clock), name="configuration")
         try:

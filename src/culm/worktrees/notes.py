@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import MsgspecError, Struct
 
-from culm.files import Unreadable, read_file, replace_file
+from culm.files import UnreadableFile, read_file, replace_file
 from culm.wire.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ SUFFIX = ".json"
 NOTE_BYTES_MAX = 64 << 10  # A few paths.
 
 
-class Note(Struct, frozen=True):
+class WorktreeNote(Struct, frozen=True):
     common: str  # What all working trees of the repository share.
     base: str
     branch: str = ""  # Once there may be one.
@@ -35,18 +35,18 @@ def noted_in(folders: Path) -> list[str]:
         return []
 
 
-def write_note(folder: Path, note: Note) -> None:
+def write_note(folder: Path, note: WorktreeNote) -> None:
     """Raises `OSError`."""
     # After a crash of the machine nobody knows what else is there: it is left for people.
     replace_file(_file_of(folder), encode(note), durable=False)
 
 
-def find_note(folder: Path) -> Note | None:
+def find_note(folder: Path) -> WorktreeNote | None:
     try:
-        return decode(read_file(_file_of(folder), NOTE_BYTES_MAX), Note)
+        return decode(read_file(_file_of(folder), NOTE_BYTES_MAX), WorktreeNote)
     except FileNotFoundError:
         return None
-    except (Unreadable, MsgspecError) as exc:
+    except (UnreadableFile, MsgspecError) as exc:
         log.warning("%s is left, as its note cannot be read: %s", folder, exc)
         return None
 

@@ -21,16 +21,16 @@ from culm.store.agents import (
 )
 from culm.store.store import Store
 from culm.subagents.agent_worktrees import AgentWorktrees
-from culm.subagents.start_policy import Terms
+from culm.subagents.start_policy import AgentTerms
 from culm.wire.codec import decode
-from culm.worktrees.worktree import Settled
+from culm.worktrees.worktree import WorktreeOutcome
 
 log = logging.getLogger(__name__)
 
 SWEEPS_MAX = 2  # At once: each is a few commands of git.
 
 
-class Sweeper:
+class WorktreeSweeper:
     """Of one workspace. Sweeps from `start` until `close`."""
 
     def __init__(
@@ -118,9 +118,9 @@ class Sweeper:
             with self._looking_at(agent_id):
                 await self._worktrees.clear(agent_id)
 
-    async def settle(self, stored: StoredAgent) -> Settled | None:
+    async def settle(self, stored: StoredAgent) -> WorktreeOutcome | None:
         """What was changed in the agent's own worktree, which goes if nothing was."""
-        agent_id, terms = stored.agent.agent_id, decode(stored.terms, Terms)
+        agent_id, terms = stored.agent.agent_id, decode(stored.terms, AgentTerms)
         with self._looking_at(agent_id):
             settled = await self._worktrees.settle(terms)
             if settled is None:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from culm.files import Unreadable, read_file
-from culm.processes.base import Owner, StartFailed
+from culm.files import UnreadableFile, read_file
+from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.process.environment import PATH_BYTES_MAX, command_env, unasked_env, why_git_asks
-from culm.tools.process.exchange import Answer, Telling, exchange
-from culm.tools.tool_context import Kit
+from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import clean, printable
-from culm.worktrees.notes import Note, find_note, remove_note, write_note
+from culm.worktrees.notes import WorktreeNote, find_note, remove_note, write_note
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Worktree:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class WorktreeOutcome:
     """What became of a worktree whose agent has ended."""
 
     worktree: Worktree
@@ -68,7 +68,7 @@ class Settled:
     trouble: str = ""  # Why its changes are not known, or why it could not be removed.
 
 
-def describe(settled: Settled) -> str:
+def describe(settled: WorktreeOutcome) -> str:
     """For whoever started the agent, in one line."""
     where = f"{printable(str(settled.worktree.path))} on branch {settled.worktree.branch}"
     if not settled.kept:
@@ -82,7 +82,7 @@ def describe(settled: Settled) -> str:
 class Worktrees:
     """Those of one workspace's agents."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: ToolContext) -> None:
         self._kit = kit
         # Git fails if it finds the entry of another worktree half written: one writes at a time.
         self._lock = asyncio.Lock()
@@ -111,7 +111,7 @@ class Worktrees:
             raise WorktreeFailed(str(exc)) from exc
         return worktree
 
-    async def settle(self, worktree: Worktree) -> Settled:
+    async def settle(self, worktree: Worktree) -> WorktreeOutcome:
         """Its agent has ended: remove it if nothing was changed in it, else say what was.
 
         What git ignores is no change. Never fails: a worktree that cannot be looked into, or not
@@ -120,7 +120,7 @@ class Worktrees:
         async with self._settling.setdefault(worktree.path, asyncio.Lock()):
             return await self._settle(worktree)
 
-    async def _settle(self, worktree: Worktree) -> Settled:
+    async def _settle(self, worktree: Worktree) -> WorktreeOutcome:
         has_files, has_entry = await asyncio.to_thread(_what_is_there, worktree)
         common = worktree.entry.parent.parent
         git = _Git(self._kit, worktree.path.parent, (f"--git-dir={common}",))
@@ -128,16 +128,18 @@ class Worktrees:
             files, commits = await _find_changes(self._kit, worktree) if has_files else ([], 0)
             if files or commits:
                 named, more = files[:FILES_MAX], max(len(files) - FILES_MAX, 0)
-                return Settled(worktree, kept=True, files=named, files_more=more, commits=commits)
+                return WorktreeOutcome(
+                    worktree, kept=True, files=named, files_more=more, commits=commits
+                )
             if has_files or has_entry:
                 async with self._lock:
                     # Not by force: git looks again, and refuses if there is something after all.
                     await git.do("worktree", "remove", "--", str(worktree.path))
         except _GitFailed as exc:
-            return Settled(worktree, kept=True, trouble=printable(str(exc)))
+            return WorktreeOutcome(worktree, kept=True, trouble=printable(str(exc)))
         await _remove_branch(git, worktree.branch, worktree.base)
         await asyncio.to_thread(remove_note, worktree.path)
-        return Settled(worktree, kept=False)
+        return WorktreeOutcome(worktree, kept=False)
 
     async def remove(self, worktree: Worktree) -> bool:
         """Its agent is forgotten. False if there may be work in it, which stays."""
@@ -159,7 +161,7 @@ class Worktrees:
             await _undo(git, folder, note)
 
 
-def _noted(folder: Path) -> tuple[Path, Note | None]:
+def _noted(folder: Path) -> tuple[Path, WorktreeNote | None]:
     """A place without links on the way to it, and what is noted. Blocks as the disk does."""
     folder = Path(os.path.realpath(folder.parent)) / folder.name
     return folder, find_note(folder)
@@ -176,7 +178,7 @@ class _Repository:
     base: str
 
 
-async def _find_repository(kit: Kit, workspace: Path) -> _Repository:
+async def _find_repository(kit: ToolContext, workspace: Path) -> _Repository:
     git = _Git(kit, workspace)
     asked = await git.ask("rev-parse", "--git-common-dir", "--show-toplevel")
     if asked.exit.code != 0:
@@ -241,7 +243,7 @@ class _Making:
         self._agent_id = agent_id
         self._lock = lock
         self._has_folder = False
-        self._note = Note(str(repository.common), repository.base)
+        self._note = WorktreeNote(str(repository.common), repository.base)
 
     async def make(self) -> Worktree:
         self._make_folder()
@@ -311,7 +313,7 @@ class _Making:
             await _undo(self._git, self._folder, self._note)
 
 
-async def _undo(git: "_Git", folder: Path, note: Note) -> None:
+async def _undo(git: "_Git", folder: Path, note: WorktreeNote) -> None:
     """Take back one that was not made. What cannot be is logged: there is something worse to tell.
 
     It does not wait for the lock: whoever has it may be about to remove a large worktree.
@@ -358,7 +360,7 @@ def _pointed_at(file: Path) -> Path | None:
     """The place that a file of git's names: in full, or as seen from where the file is."""
     try:
         said = os.fsdecode(read_file(file, PATH_BYTES_MAX))
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return None
     place = said.removeprefix("gitdir: ").rstrip("\n")
     return Path(os.path.realpath(file.parent / place)) if place else None
@@ -383,7 +385,7 @@ def _what_is_there(worktree: Worktree) -> tuple[bool, bool]:
     return os.path.lexists(worktree.path), os.path.lexists(worktree.entry)
 
 
-async def _find_changes(kit: Kit, worktree: Worktree) -> tuple[list[str], int]:
+async def _find_changes(kit: ToolContext, worktree: Worktree) -> tuple[list[str], int]:
     """The files that differ, and how many commits there are. Raises `_GitFailed`."""
     if why := await asyncio.to_thread(_why_unsafe, worktree):
         raise _GitFailed(f"what was changed in it is not known, as {why}")
@@ -419,7 +421,7 @@ class _GitFailed(Exception):
 class _Git:
     """Git, made harmless, in custody, and bounded in time and in what it says."""
 
-    kit: Kit
+    kit: ToolContext
     cwd: Path
     told: Sequence[str] = ()  # Where the repository is.
 
@@ -429,15 +431,15 @@ class _Git:
 
     async def ask(
         self, *words: str, within_s: float = GIT_S, bytes_max: int = OUTPUT_BYTES_MAX
-    ) -> Answer:
+    ) -> ExchangeAnswer:
         """Raises `_GitFailed` if it cannot be run to its end."""
         argv, title = ("git", *self.told, *words), f"git {words[0]}"
-        owner = Owner(self.kit.workspace_id, "agent")
+        owner = ProcessOwner(self.kit.workspace_id, "agent")
         cwd, env = str(self.cwd), self._env()
-        telling = Telling(argv, cwd, env, owner, title, b"", within_s, bytes_max)
+        telling = ExchangeRequest(argv, cwd, env, owner, title, b"", within_s, bytes_max)
         try:
             answer = await exchange(self.kit.custody, self.kit.clock, telling)
-        except (StartFailed, OSError) as exc:
+        except (ProcessStartFailed, OSError) as exc:
             raise _GitFailed(f"`{title}` cannot be run ({exc})") from exc
         if answer.is_late:
             raise _GitFailed(f"`{title}` took longer than {within_s:g} s")
@@ -467,7 +469,7 @@ class _Git:
         return {**env, "LC_ALL": "C"}  # We read some of its words.
 
 
-def _words(answer: Answer) -> str:
+def _words(answer: ExchangeAnswer) -> str:
     """The first thing that git calls wrong."""
     lines = clean(answer.errors.decode(errors="replace")).splitlines()
     wrong = [line[7:] for line in lines if line.startswith(("fatal: ", "error: "))]

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from culm.cli.render.incremental_view import Shown, TreeShown
+from culm.cli.render.incremental_view import RunView, TreeView
 from culm.client.mirror import Mirror
-from culm.client.tree import Branch, Tree
+from culm.client.tree import AgentBranch, SessionTree
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged
@@ -91,7 +91,7 @@ OURS = RunId("ours")
 def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
     """Let the run be in each state in turn, with these messages beside those before."""
     mirror = Mirror()
-    shown = Shown(told, OURS)
+    shown = RunView(told, OURS)
     live: list[bool] = []
     for state, messages in states:
         mirror.runs.clear()
@@ -155,7 +155,7 @@ def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
 
 def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> None:
     told, mirror = Told(), Mirror()
-    shown = Shown(told, OURS, "me")
+    shown = RunView(told, OURS, "me")
     mirror.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
     parts = [ToolCallPart(ToolCall(name, name, "{}", finished=True)) for name in ("a", "b")]
     mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts), run_id=OURS))
@@ -191,8 +191,8 @@ def result(session_id: SessionId, content: str) -> Message:
     return Message(MessageId(f"{session_id} 2"), "tool", session_id, parts, run_id=OURS)
 
 
-def put(tree: Tree, agent: Agent, *messages: Message) -> None:
-    branch = tree.branches.setdefault(agent.session_id, Branch(agent))
+def put(tree: SessionTree, agent: Agent, *messages: Message) -> None:
+    branch = tree.branches.setdefault(agent.session_id, AgentBranch(agent))
     branch.agent = agent
     tree.touched[agent.session_id] = None
     for message in messages:
@@ -200,8 +200,8 @@ def put(tree: Tree, agent: Agent, *messages: Message) -> None:
 
 
 def test_agents_are_shown_between_the_call_that_started_them_and_its_result() -> None:
-    told, tree = Told(), Tree(SESSION, OURS)
-    shown = TreeShown(told, OURS, tree, "me")
+    told, tree = Told(), SessionTree(SESSION, OURS)
+    shown = TreeView(told, OURS, tree, "me")
     outer = Agent(AgentId("o"), "s", SessionId("so"), name="outer")
     inner = Agent(AgentId("i"), "o", SessionId("si"), name="inner")
     # All of it arrives before anybody looks.
@@ -222,8 +222,8 @@ def test_agents_are_shown_between_the_call_that_started_them_and_its_result() ->
 
 
 def test_an_agent_that_is_given_more_is_shown_again_and_what_it_said_before_is_not() -> None:
-    told, tree = Told(), Tree(SESSION, OURS)
-    shown = TreeShown(told, OURS, tree)
+    told, tree = Told(), SessionTree(SESSION, OURS)
+    shown = TreeView(told, OURS, tree)
     agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a")
     ended = replace(agent, state="ended", outcome="completed")
     first = replace(answer("1", "One.", finished=True), session_id=agent.session_id)
@@ -244,8 +244,8 @@ def test_an_agent_that_is_given_more_is_shown_again_and_what_it_said_before_is_n
 
 
 def test_what_an_agent_asks_is_shown_whichever_of_its_runs_it_is() -> None:
-    told, tree = Told(), Tree(SESSION, OURS)
-    shown = TreeShown(told, OURS, tree, "me")
+    told, tree = Told(), SessionTree(SESSION, OURS)
+    shown = TreeView(told, OURS, tree, "me")
     agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a", state="running")
     put(tree, agent)
     mirror = tree.branches[agent.session_id].mirror

@@ -8,8 +8,8 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from culm.cli.render.json_lines import JsonLines
-from culm.cli.render.renderers import HELD_LINES_MAX, Face, Plain
+from culm.cli.render.json_lines import JsonRenderer
+from culm.cli.render.renderers import HELD_LINES_MAX, RunRenderer, TextRenderer
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, AskState
@@ -21,9 +21,9 @@ ESCAPE = "\x1b]0;pwned\x07"
 SHOWN = r"\x1b]0;pwned\x07"
 
 
-@pytest.mark.parametrize("make", [Plain, JsonLines])
+@pytest.mark.parametrize("make", [TextRenderer, JsonRenderer])
 def test_a_notice_out_of_a_file_is_printed_and_not_obeyed(
-    capsys: pytest.CaptureFixture[str], make: type[Plain | JsonLines]
+    capsys: pytest.CaptureFixture[str], make: type[TextRenderer | JsonRenderer]
 ) -> None:
     make().note(f"crush.json:1: x{ESCAPE}: unknown key\nhint: mend it")
     assert capsys.readouterr() == ("", f"crush.json:1: x{SHOWN}: unknown key\nhint: mend it\n")
@@ -33,7 +33,7 @@ def test_a_notice_out_of_a_file_is_printed_and_not_obeyed(
 def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = Plain()
+    face = TextRenderer()
     face.call(ToolCall("c", f"ev{ESCAPE}il", "{}", finished=True))
     face.result(ToolResult("c", f"ev{ESCAPE}il", "no", is_error=True))
     run = Run(RunId("r"), SessionId("s"), outcome="error", title="No", details=f"bad {ESCAPE}")
@@ -48,7 +48,7 @@ def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
 def test_what_a_call_puts_out_is_shown_as_it_comes_and_its_result_adds_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = Plain()
+    face = TextRenderer()
     face.call(ToolCall("c", "bash", '{"command":"make"}', finished=True))
     for text in ("one\ntw", "o\n", "\x1b[2J"):
         face.output("c", text)
@@ -64,7 +64,7 @@ def test_what_a_call_puts_out_is_shown_as_it_comes_and_its_result_adds_the_rest(
 def test_a_note_comes_below_a_prompt_that_nobody_has_answered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = Plain()
+    face = TextRenderer()
     face.text(MessageId("m"), "so far")
     face.prompt(f"allow {ESCAPE}? ")
     face.note("allowed")
@@ -100,7 +100,7 @@ def test_what_is_asked_is_told_with_its_fate(
     capsys: pytest.CaptureFixture[str], state: AskState, words: str, *, by_us: bool
 ) -> None:
     closed = replace(ASK, state=state, by="me")
-    for face in (Plain(), JsonLines()):
+    for face in (TextRenderer(), JsonRenderer()):
         face.ask(replace(ASK, deadline=9))
         face.answered(closed, by_us=by_us)
         face.allowed(ToolCall("d", "edit", "{}"))
@@ -128,7 +128,7 @@ def agent(name: str, parent: str = "top") -> Agent:
 
 
 def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    face = Plain()
+    face = TextRenderer()
     face.text(MessageId("m"), "So far.")
     one, two = agent("read README.md"), agent("read README.md and more")
     first = face.agent(one)
@@ -173,7 +173,7 @@ def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFix
 
 
 def test_agents_wait_while_somebody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    face = Plain()
+    face = TextRenderer()
     talking = face.agent(agent("a"))
     face.prompt("allow? ")
     for number in range(HELD_LINES_MAX + 5):
@@ -188,7 +188,7 @@ def test_agents_wait_while_somebody_is_asked(capsys: pytest.CaptureFixture[str])
 
 
 def test_programs_are_told_whose_each_line_is(capsys: pytest.CaptureFixture[str]) -> None:
-    face = JsonLines()
+    face = JsonRenderer()
     one = replace(agent("reader"), outcome="completed", tokens=7, cost=0.5, run_id="r1")
     telling = face.agent(one)
     telling.started(one)
@@ -218,7 +218,7 @@ def test_json_is_utf_8_whatever_stdout_speaks(
 ) -> None:
     sink = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(sink, encoding=encoding))
-    face: Face = JsonLines()
+    face: RunRenderer = JsonRenderer()
     for text in ("é €", "😀\n", "plain"):
         face.text(MessageId("m"), text)
     texts = [json.loads(line)["text"] for line in sink.getvalue().decode().splitlines()]
@@ -230,7 +230,7 @@ def test_plain_text_that_stdout_cannot_spell_is_printed_in_escapes(
 ) -> None:
     sink = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(sink, encoding="ascii"))
-    Plain().text(MessageId("m"), "é€")
+    TextRenderer().text(MessageId("m"), "é€")
     assert sink.getvalue() == rb"\xe9\u20ac"
 
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from culm.cli.render.usage_summary import Meter, call_text
-from culm.cli.terminal.status_lines import AgentDoing, Doing
-from culm.client.stream import Told
-from culm.client.tree import Tree
+from culm.cli.render.usage_summary import UsageSummary, call_text
+from culm.cli.terminal.status_lines import AgentStatus, RunStatus
+from culm.client.stream import ServerEvent
+from culm.client.tree import SessionTree
 from culm.ids import AgentId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent, AgentState, Waiting
 from culm.wire.codec import encode
@@ -31,15 +31,17 @@ class Stage:
     """A tree that is told events, and a meter that looks at it."""
 
     def __init__(self, state: State = "active", *, tokens: int = 0, cost: float = 0.0) -> None:
-        self.tree = Tree(TOP, OURS)
+        self.tree = SessionTree(TOP, OURS)
         self._seq = 0
         self.used(tokens, 0, cost)
-        self.meter = Meter(self.tree, OURS, 100.0)
+        self.meter = UsageSummary(self.tree, OURS, 100.0)
         self.tell("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
 
     def tell(self, type_: str, payload: msgspec.Struct) -> None:
         self._seq += 1
-        self.tree.apply(Told(type_, "updated", msgspec.Raw(encode(payload)), f"e.{self._seq}"))
+        self.tree.apply(
+            ServerEvent(type_, "updated", msgspec.Raw(encode(payload)), f"e.{self._seq}")
+        )
 
     def used(self, prompt: int, completion: int, cost: float) -> None:
         self.tell("session", Session(TOP, "", "t", 0, prompt, completion, cost=cost))
@@ -74,13 +76,13 @@ class Stage:
         known = session_id in self.tree.branches
         self.tell("agent_changed" if known else "agent_started", agent)
 
-    def doing(self) -> Doing:
+    def doing(self) -> RunStatus:
         return self.meter.doing(NOW_S)
 
 
 def test_calls_go_on_until_they_have_a_result() -> None:
     stage = Stage()
-    assert stage.doing() == Doing("", 7.5, calls=[], state="asks the model", agents=[])
+    assert stage.doing() == RunStatus("", 7.5, calls=[], state="asks the model", agents=[])
     stage.answer("1", is_whole=False)
     assert (stage.doing().model, stage.doing().state) == ("p/m", "thinks")
     stage.answer("1", "make", is_whole=False)
@@ -139,12 +141,12 @@ def test_agents_stand_below_those_they_work_for() -> None:
     stage.answer("x", "make", session="s-a")
     stage.answer("y", "agent", session="s-d")
     assert stage.doing().agents == [
-        AgentDoing("a", "bash make", 5),
-        AgentDoing("a1", "waits for permission", depth=1),
-        AgentDoing("a2", "waits for its agents", depth=2),
-        AgentDoing("b", "starts"),
-        AgentDoing("c", "asks the model"),
-        AgentDoing("d", "bash agent"),
+        AgentStatus("a", "bash make", 5),
+        AgentStatus("a1", "waits for permission", depth=1),
+        AgentStatus("a2", "waits for its agents", depth=2),
+        AgentStatus("b", "starts"),
+        AgentStatus("c", "asks the model"),
+        AgentStatus("d", "bash agent"),
     ]
 
 

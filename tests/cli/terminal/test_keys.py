@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from culm.cli.terminal.keys import Keys
+from culm.cli.terminal.keys import KeyListener
 from tests.support import WAIT_S
 
 
@@ -20,7 +20,7 @@ async def test_only_escape_says_anything_also_pressed_twice(typed: bytes, times:
     escapes: list[None] = []
     with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
         before = termios.tcgetattr(theirs)
-        keys = Keys(theirs, lambda: escapes.append(None))
+        keys = KeyListener(theirs, lambda: escapes.append(None))
         with keys.listening():
             terminal.write(typed)
             async with asyncio.timeout(WAIT_S):
@@ -34,7 +34,7 @@ async def test_only_escape_says_anything_also_pressed_twice(typed: bytes, times:
 async def test_what_was_typed_meanwhile_is_one_line_without_what_was_taken_back() -> None:
     ours, theirs = os.openpty()
     with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
-        keys = Keys(theirs, lambda: None)
+        keys = KeyListener(theirs, lambda: None)
         with keys.listening():
             terminal.write("gp\x7fo \ton\nnöw\x01".encode())
             async with asyncio.timeout(WAIT_S):

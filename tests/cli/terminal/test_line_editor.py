@@ -4,25 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.terminal.line_editor import Prompt, Said, completions, parse_line, parse_prompt
+from culm.cli.terminal.line_editor import (
+    TypedLine,
+    TypedPrompt,
+    completions,
+    parse_line,
+    parse_prompt,
+)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("  ", Said("nothing")),
-        ("what is this", Said("prompt", "what is this")),
-        ("/usr/bin is what", Said("prompt", "/usr/bin is what")),
-        ("!git status", Said("shell", "git status")),
-        ("!", Said("nothing")),
-        ("/help", Said("help")),
-        ("/?", Said("help")),
-        ("/session abc", Said("session", "abc")),
-        ("/exit", Said("quit")),
+        ("  ", TypedLine("nothing")),
+        ("what is this", TypedLine("prompt", "what is this")),
+        ("/usr/bin is what", TypedLine("prompt", "/usr/bin is what")),
+        ("!git status", TypedLine("shell", "git status")),
+        ("!", TypedLine("nothing")),
+        ("/help", TypedLine("help")),
+        ("/?", TypedLine("help")),
+        ("/session abc", TypedLine("session", "abc")),
+        ("/exit", TypedLine("quit")),
         ("/nonsense", None),
     ],
 )
-def test_a_line_is_a_prompt_a_command_of_ours_or_of_the_shell(line: str, said: Said | None) -> None:
+def test_a_line_is_a_prompt_a_command_of_ours_or_of_the_shell(
+    line: str, said: TypedLine | None
+) -> None:
     assert parse_line(line) == said
 
 
@@ -30,7 +38,7 @@ def test_files_that_are_named_go_along_and_other_names_stay_as_they_are(tmp_path
     (tmp_path / "a b.txt").touch()
     (tmp_path / "c.txt").touch()
     said = 'compare @"a b.txt" with @c.txt and @c.txt, mail me@home, ask @nobody'
-    assert parse_prompt(said, tmp_path) == Prompt(
+    assert parse_prompt(said, tmp_path) == TypedPrompt(
         "compare a b.txt with c.txt and c.txt, mail me@home, ask @nobody",
         [tmp_path / "a b.txt", tmp_path / "c.txt"],
         ["@nobody"],
@@ -50,5 +58,5 @@ def test_a_word_becomes_a_command_or_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["@~nobody-has-this-name/x", f"@{'x' * 300}", "@a\0b", "@none"])
 def test_what_can_be_no_file_is_sent_as_it_is(tmp_path: Path, name: str) -> None:
-    assert parse_prompt(f"{name} hi", tmp_path) == Prompt(f"{name} hi", [], [name])
+    assert parse_prompt(f"{name} hi", tmp_path) == TypedPrompt(f"{name} hi", [], [name])
     assert list(completions(f"{name}/", tmp_path)) == []

@@ -14,16 +14,16 @@ from examples.recording.screen import Screen, Style
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.cli.render.renderers import Plain
-from culm.cli.terminal.status_area import Region, find_region, keep_drawing
-from culm.cli.terminal.status_lines import AgentDoing, Doing
+from culm.cli.render.renderers import TextRenderer
+from culm.cli.terminal.status_area import StatusArea, find_region, keep_drawing
+from culm.cli.terminal.status_lines import AgentStatus, RunStatus
 from culm.cli.terminal.streams import CannotWrite
 from culm.ids import AgentId, MessageId, SessionId
 from culm.wire.agents import Agent
 from tests.support import WAIT_S
 
 MESSAGE = MessageId("m")
-BUSY = Doing(model="p/m", state="writes", agents=[AgentDoing("one", "starts")])
+BUSY = RunStatus(model="p/m", state="writes", agents=[AgentStatus("one", "starts")])
 DRAWN = ["⠋ 0 s · p/m · writes", "  one · starts"]
 
 
@@ -49,15 +49,15 @@ class Tty(io.StringIO):
     def lines(self) -> list[str]:
         return self.screen.lines()
 
-    def face(self, patch: pytest.MonkeyPatch) -> Plain:
+    def face(self, patch: pytest.MonkeyPatch) -> TextRenderer:
         """One that prints here, and draws below it."""
         patch.setattr(sys, "stdout", self)
         patch.setattr(sys, "stderr", self)
-        return Plain(region=region_of(self))
+        return TextRenderer(region=region_of(self))
 
 
-def region_of(tty: Tty, *, has_colour: bool = False) -> Region:
-    return Region(tty, tty.size, has_colour=has_colour)
+def region_of(tty: Tty, *, has_colour: bool = False) -> StatusArea:
+    return StatusArea(tty, tty.size, has_colour=has_colour)
 
 
 def test_what_is_drawn_takes_the_place_of_what_was() -> None:
@@ -212,7 +212,7 @@ def test_an_answer_that_goes_elsewhere_is_no_reason_not_to_draw(
 ) -> None:
     tty = Tty()
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    face = Plain(region=region_of(tty))
+    face = TextRenderer(region=region_of(tty))
     face.text(MESSAGE, "Hel")
     face.draw(BUSY)
     assert tty.lines() == DRAWN
@@ -243,10 +243,10 @@ class Looked(Exception):
 @pytest.mark.parametrize("way", ["stop", "cancel", "fail"])
 async def test_however_it_ends_nothing_is_left(way: str) -> None:
     tty, stop = Tty(), asyncio.Event()
-    face = Plain(region=region_of(tty))
+    face = TextRenderer(region=region_of(tty))
     looks = 0
 
-    def look() -> Doing:
+    def look() -> RunStatus:
         nonlocal looks
         looks += 1
         if looks == 3:

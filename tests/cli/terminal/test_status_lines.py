@@ -7,17 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.cli.render.cells import cells_of, fit
-from culm.cli.terminal.status_lines import AGENTS_MAX, AgentDoing, Doing, elapsed_text, lines_of
+from culm.cli.terminal.status_lines import (
+    AGENTS_MAX,
+    AgentStatus,
+    RunStatus,
+    elapsed_text,
+    lines_of,
+)
 
-TREE = Doing(
+TREE = RunStatus(
     model="anthropic/claude-sonnet-4-5",
     elapsed_s=12.3,
     tokens=1366,
     cost=0.0123,
     calls=["bash make test", "view garden.py"],
     agents=[
-        AgentDoing("read README.md", "view README.md", 236, 0.001),
-        AgentDoing("edit garden.py", "asks the model", 549, 0.002, depth=1),
+        AgentStatus("read README.md", "view README.md", 236, 0.001),
+        AgentStatus("edit garden.py", "asks the model", 549, 0.002, depth=1),
     ],
 )
 
@@ -60,26 +66,26 @@ def test_where_there_is_little_room_what_is_done_stays(cells_max: int, lines: li
 
 
 def test_before_anything_is_known_there_is_a_sign_of_life() -> None:
-    assert lines_of(Doing(state="asks the model"), 40) == ["⠋ 0 s · asks the model"]
-    assert lines_of(Doing(), 40) == ["⠋ 0 s"]
+    assert lines_of(RunStatus(state="asks the model"), 40) == ["⠋ 0 s · asks the model"]
+    assert lines_of(RunStatus(), 40) == ["⠋ 0 s"]
 
 
 def test_of_many_agents_some_are_shown_and_the_others_counted() -> None:
-    agents = [AgentDoing(f"a{number}", "starts") for number in range(AGENTS_MAX + 1234)]
-    lines = lines_of(Doing(agents=agents), 40)
+    agents = [AgentStatus(f"a{number}", "starts") for number in range(AGENTS_MAX + 1234)]
+    lines = lines_of(RunStatus(agents=agents), 40)
     assert len(lines) == 1 + AGENTS_MAX + 1
     assert lines[-1] == "  … and 1,234 more"
-    assert len(lines_of(Doing(agents=agents[:AGENTS_MAX]), 40)) == 1 + AGENTS_MAX
+    assert len(lines_of(RunStatus(agents=agents[:AGENTS_MAX]), 40)) == 1 + AGENTS_MAX
 
 
 def test_wide_signs_count_two_and_are_not_halved() -> None:
-    doing = Doing(calls=["漢字漢字漢字漢字"], agents=[AgentDoing("木" * 20, "走る")])
+    doing = RunStatus(calls=["漢字漢字漢字漢字"], agents=[AgentStatus("木" * 20, "走る")])
     assert lines_of(doing, 17) == ["⠋ 0 s · 漢字漢字…", "  木木木木木木木…"]
 
 
 def test_names_of_strangers_are_shown_and_not_obeyed() -> None:
     evil = "\x1b[2J\x07a\r\nb\x9b31m\u202ec\td"
-    doing = Doing(model=f"p/{evil}", calls=[evil], agents=[AgentDoing(evil, evil)])
+    doing = RunStatus(model=f"p/{evil}", calls=[evil], agents=[AgentStatus(evil, evil)])
     for line in lines_of(doing, 200):
         assert line.isprintable(), line
         assert "b" in line
@@ -92,8 +98,8 @@ HOSTILE = st.text(
 
 @given(HOSTILE, HOSTILE, st.integers(0, 90), st.integers(0, 5))
 def test_no_line_is_ever_wider_than_told(name: str, what: str, cells_max: int, depth: int) -> None:
-    agent = AgentDoing(name, what, 1, depth=depth)
-    for line in lines_of(Doing(name, 1, 2, 3, [what], agents=[agent]), cells_max):
+    agent = AgentStatus(name, what, 1, depth=depth)
+    for line in lines_of(RunStatus(name, 1, 2, 3, [what], agents=[agent]), cells_max):
         assert cells_of(line) <= cells_max
         assert not any(unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp") for one in line)
 

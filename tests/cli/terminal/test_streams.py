@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.render.agent_events import JsonEvents
-from culm.cli.render.json_lines import JsonLines
-from culm.cli.render.renderers import Plain
+from culm.cli.render.agent_events import JsonCallRenderer
+from culm.cli.render.json_lines import JsonRenderer
+from culm.cli.render.renderers import TextRenderer
 from culm.cli.terminal.streams import CannotWrite, let_go, output_width, say
 from culm.fleet.executor import completed
 from culm.ids import MessageId
@@ -37,9 +37,9 @@ def test_the_place_of_a_closed_stream_is_taken_before_a_socket_gets_its_number()
 @pytest.mark.parametrize(
     "say",
     [
-        lambda: Plain().text(MessageId("m"), "hello"),
-        lambda: JsonLines().text(MessageId("m"), "hello"),
-        lambda: JsonEvents(Plain()).end(completed("hello")),
+        lambda: TextRenderer().text(MessageId("m"), "hello"),
+        lambda: JsonRenderer().text(MessageId("m"), "hello"),
+        lambda: JsonCallRenderer(TextRenderer()).end(completed("hello")),
     ],
     ids=["plain", "json", "agent"],
 )
@@ -82,7 +82,7 @@ def test_a_reader_who_has_left_is_told_by_the_status_of_a_closed_pipe(
     os.close(reader)
     with os.fdopen(writer, "w") as stream, redirect_stdout(stream):
         with pytest.raises(CannotWrite) as found:
-            Plain().text(MessageId("m"), "hello")
+            TextRenderer().text(MessageId("m"), "hello")
         assert let_go(found.value) == 141
     assert capsys.readouterr() == ("", "culm: nobody reads the answer any more\n")
 

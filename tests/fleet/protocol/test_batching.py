@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from culm.fleet.protocol.batching import Batcher, BatchReader, Taken, check_batch, qos_of
+from culm.fleet.protocol.batching import BatchReader, EventBatcher, NewEvents, check_batch, qos_of
 from culm.fleet.protocol.frames import BadFrame, Batch, LogicalSession, RunSpec
 from culm.wire.codec import Json
 from tests.support import contract
@@ -28,7 +28,7 @@ def raw(event: dict[str, Json]) -> Raw:
     return Raw(msgspec.json.encode(event))
 
 
-def added(batcher: Batcher, *events: dict[str, Json], now_s: float = 0.0) -> list[Batch]:
+def added(batcher: EventBatcher, *events: dict[str, Json], now_s: float = 0.0) -> list[Batch]:
     return [batch for event in events for batch in batcher.add(raw(event), qos_of(event), now_s)]
 
 
@@ -38,7 +38,7 @@ def summary(batches: list[Batch]) -> list[tuple[int, int, str]]:
 
 @contract("FLEET-37")
 def test_two_tokens_and_a_tool_start_are_two_batches_and_nothing_is_pending() -> None:
-    batcher = Batcher(SPEC)
+    batcher = EventBatcher(SPEC)
     batches = added(batcher, token("a"), token("b"), START)
     assert summary(batches) == [(1, 2, "ephemeral"), (3, 3, "durable")]
     assert batcher.flush() == []
@@ -56,13 +56,13 @@ def test_two_tokens_and_a_tool_start_are_two_batches_and_nothing_is_pending() ->
 @contract("FLEET-39")
 @pytest.mark.parametrize(("strict", "qos"), [(False, "ephemeral"), (True, "durable")])
 def test_64_tokens_are_a_batch_and_63_wait(strict: bool, qos: str) -> None:  # noqa: FBT001
-    batcher = Batcher(SPEC, strict=strict)
+    batcher = EventBatcher(SPEC, strict=strict)
     assert added(batcher, *[token()] * 63) == []
     assert summary(added(batcher, token())) == [(1, 64, qos)]
 
 
 def test_what_waits_is_due_20_ms_after_the_first_of_it() -> None:
-    batcher = Batcher(SPEC)
+    batcher = EventBatcher(SPEC)
     added(batcher, token(), now_s=10.0)
     added(batcher, token(), now_s=10.015)
     assert batcher.due_s == pytest.approx(10.02)
@@ -114,9 +114,9 @@ def test_a_reader_sees_a_gap_once_takes_a_repetition_once_and_refuses_an_altered
     reader = BatchReader(RunSpec("x"))
     first = Batch(1, 2, "durable", [raw(token("a")), raw(token("b"))])
     later = Batch(5, 5, "durable", [raw(START)])
-    assert reader.take(first) == Taken(first.events)
-    assert reader.take(later) == Taken(later.events, missing=2)
-    assert reader.take(first) == Taken([])
+    assert reader.take(first) == NewEvents(first.events)
+    assert reader.take(later) == NewEvents(later.events, missing=2)
+    assert reader.take(first) == NewEvents([])
     assert reader.missing == 2
     with pytest.raises(BadFrame, match="another content"):
         reader.take(Batch(2, 2, "durable", [raw(token("c"))]))
@@ -144,7 +144,7 @@ def test_a_batch_of_another_attempt_activation_or_session_is_refused(batch: Batc
 
 @given(st.lists(st.sampled_from([token(), {"type": "runner_progress"}, START]), max_size=200))
 def test_whatever_is_told_arrives_in_order_and_without_a_gap(events: list[dict[str, Json]]) -> None:
-    batcher, reader = Batcher(SPEC), BatchReader(SPEC)
+    batcher, reader = EventBatcher(SPEC), BatchReader(SPEC)
     taken = [reader.take(batch) for batch in [*added(batcher, *events), *batcher.flush()]]
     assert [event for one in taken for event in one.events] == [raw(event) for event in events]
     assert reader.missing == 0

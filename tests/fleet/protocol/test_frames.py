@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from culm.fleet.protocol.frames import (
     BadFrame,
-    Event,
+    EventFrame,
     RunSecrets,
     RunSpec,
     encode_frame,
@@ -107,14 +107,14 @@ def test_what_we_do_not_know_may_be_given_twice() -> None:
 
 def test_unknown_fields_are_ignored_and_an_event_stays_as_it_was_written() -> None:
     frame = parse_child_frame(b'{"new":1,"kind":"event","event": {"b":1.50,"a":[ 1]} }')
-    assert isinstance(frame, Event)
+    assert isinstance(frame, EventFrame)
     assert bytes(frame.event) == b'{"b":1.50,"a":[ 1]}'
 
 
 def test_only_what_is_kept_as_it_was_written_may_be_large() -> None:
     large = b'{"type":"token","content": [%s0]}' % (b"[]," * 1_500_000)
     frame = parse_child_frame(b'{"kind": "event", "event": %s}' % large)
-    assert frame == Event(Raw(large))
+    assert frame == EventFrame(Raw(large))
     with pytest.raises(BadFrame, match="at most"):
         parse_child_frame(b'{"kind":"approval_request","id":"a","body":%s}' % large)
     some = b'{"content":[%s0]}' % (b"[]," * 50_000)

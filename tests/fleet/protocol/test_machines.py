@@ -5,52 +5,52 @@ import random
 import pytest
 from msgspec import UNSET, Raw
 
-from culm.fleet.executor import CANCELLED, Steer, completed, failed
+from culm.fleet.executor import CANCELLED, SteerMessage, completed, failed
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
     ApprovalReply,
     ApprovalRequest,
     Batch,
     Cancel,
-    Event,
     EventBatch,
-    Message,
+    EventFrame,
     OwnedTreeReply,
     OwnedTreeRequest,
     RunSpec,
     SessionMessage,
     SessionMessageAdmitted,
+    SteerFrame,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
 )
 from culm.fleet.protocol.host import (
     OPEN_BYTES_MAX,
-    Asked,
-    Called,
-    Ended,
-    Gap,
-    ParentMachine,
-    Say,
-    Told,
+    ApprovalAsked,
+    EventReceived,
+    EventsLost,
+    HostCalled,
+    HostMachine,
+    SendNow,
+    WorkerRunEnded,
 )
 from culm.fleet.protocol.worker import (
     STUCK,
-    Abort,
-    Answered,
-    Replied,
-    Revoke,
-    Send,
-    Start,
-    Steered,
-    Stop,
+    AbortRun,
+    ApprovalAnswered,
+    HostCallReplied,
+    RequestCancel,
+    RevokeRun,
+    SendFrame,
+    StartRun,
+    SteerRun,
     WorkerMachine,
 )
 from tests.support import contract
 
 ONE, TWO, THREE = RunSpec("one"), RunSpec("two"), RunSpec("three")
-DONE = Terminal("completed", result="done")
-STOPPED = Terminal("cancelled")
+DONE = TerminalFrame("completed", result="done")
+STOPPED = TerminalFrame("cancelled")
 BASH, LIST, EMPTY = Raw(b'{"tool_name":"bash"}'), Raw(b'{"op":"list"}'), Raw(b"{}")
 
 
@@ -59,11 +59,11 @@ BASH, LIST, EMPTY = Raw(b'{"tool_name":"bash"}'), Raw(b'{"op":"list"}'), Raw(b"{
 
 def test_a_run_starts_is_steered_and_ends_with_its_terminal() -> None:
     machine = WorkerMachine()
-    assert machine.on_frame(ONE) == [Start(1, ONE)]
-    assert machine.on_frame(Message("left")) == [Steered(1, Steer("left"))]
-    assert machine.on_ended(1, completed("done")) == [Revoke(1), Send(DONE)]
+    assert machine.on_frame(ONE) == [StartRun(1, ONE)]
+    assert machine.on_frame(SteerFrame("left")) == [SteerRun(1, SteerMessage("left"))]
+    assert machine.on_ended(1, completed("done")) == [RevokeRun(1), SendFrame(DONE)]
     assert machine.on_ended(1, completed("done")) == []
-    assert machine.on_frame(TWO) == [Start(2, TWO)]
+    assert machine.on_frame(TWO) == [StartRun(2, TWO)]
 
 
 @contract("FLEET-26", "FLEET-27")
@@ -71,7 +71,7 @@ def test_a_run_starts_is_steered_and_ends_with_its_terminal() -> None:
     "frame",
     [
         Cancel(),
-        Message("nobody hears this"),
+        SteerFrame("nobody hears this"),
         ApprovalReply("sa-1", approved=True),
         SubAgentReply("h1", {}),
         SessionMessage({}),
@@ -83,33 +83,33 @@ def test_what_is_meant_for_a_run_is_dropped_when_there_is_none(frame: object) ->
     machine.on_frame(ONE)
     machine.on_ended(1, completed("done"))
     assert machine.on_frame(frame) == []  # pyright: ignore[reportArgumentType]
-    assert machine.on_frame(TWO) == [Start(2, TWO)]
+    assert machine.on_frame(TWO) == [StartRun(2, TWO)]
 
 
 @contract("FLEET-P4", "FLEET-7")
 def test_a_second_run_begins_when_the_first_has_ended_and_gets_what_was_said_to_it() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
-    assert machine.on_frame(TWO) == [Stop(1)]
-    assert machine.on_frame(Message("for two", "m1")) == []
+    assert machine.on_frame(TWO) == [RequestCancel(1)]
+    assert machine.on_frame(SteerFrame("for two", "m1")) == []
     assert machine.on_ended(1, CANCELLED) == [
-        Revoke(1),
-        Send(STOPPED),
-        Start(2, TWO, (Steer("for two", "m1"),)),
+        RevokeRun(1),
+        SendFrame(STOPPED),
+        StartRun(2, TWO, (SteerMessage("for two", "m1"),)),
     ]
 
 
 def test_a_message_with_an_id_reaches_its_run_once_however_often_it_comes() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
-    assert machine.on_frame(Message("a", "m1")) == [Steered(1, Steer("a", "m1"))]
-    assert machine.on_frame(Message("a", "m1")) == []
-    assert machine.on_frame(Message("a")) == [Steered(1, Steer("a"))]
+    assert machine.on_frame(SteerFrame("a", "m1")) == [SteerRun(1, SteerMessage("a", "m1"))]
+    assert machine.on_frame(SteerFrame("a", "m1")) == []
+    assert machine.on_frame(SteerFrame("a")) == [SteerRun(1, SteerMessage("a"))]
     machine.on_frame(TWO)
-    machine.on_frame(Message("b", "m2"))
-    machine.on_frame(Message("b", "m2"))
-    assert machine.on_ended(1, CANCELLED)[-1] == Start(2, TWO, (Steer("b", "m2"),))
-    assert machine.on_frame(Message("b", "m2")) == []
+    machine.on_frame(SteerFrame("b", "m2"))
+    machine.on_frame(SteerFrame("b", "m2"))
+    assert machine.on_ended(1, CANCELLED)[-1] == StartRun(2, TWO, (SteerMessage("b", "m2"),))
+    assert machine.on_frame(SteerFrame("b", "m2")) == []
 
 
 @contract("FLEET-P4", "FLEET-P5")
@@ -119,10 +119,10 @@ def test_runs_that_were_superseded_before_they_began_end_too_in_order() -> None:
     machine.on_frame(TWO)
     assert machine.on_frame(THREE) == []
     assert machine.on_ended(1, completed("done")) == [
-        Revoke(1),
-        Send(DONE),
-        Send(STOPPED),
-        Start(2, THREE),
+        RevokeRun(1),
+        SendFrame(DONE),
+        SendFrame(STOPPED),
+        StartRun(2, THREE),
     ]
 
 
@@ -131,24 +131,24 @@ def test_a_cancel_is_meant_for_the_newest_run_and_ends_the_one_that_had_to_stop_
     machine.on_frame(ONE)
     machine.on_frame(TWO)
     assert machine.on_frame(Cancel()) == []
-    assert machine.on_ended(1, CANCELLED) == [Revoke(1), Send(STOPPED), Send(STOPPED)]
-    assert machine.on_frame(THREE) == [Start(2, THREE)]
+    assert machine.on_ended(1, CANCELLED) == [RevokeRun(1), SendFrame(STOPPED), SendFrame(STOPPED)]
+    assert machine.on_frame(THREE) == [StartRun(2, THREE)]
 
 
 @contract("FLEET-17", "FLEET-P5")
 def test_an_executor_that_ignores_a_cancel_is_aborted_then_given_up_with_one_terminal() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
-    assert machine.on_frame(Cancel()) == [Stop(1)]
+    assert machine.on_frame(Cancel()) == [RequestCancel(1)]
     assert machine.on_frame(Cancel()) == []
-    assert machine.on_frame(Message("too late")) == []
-    assert machine.on_grace(1) == [Abort(1)]
+    assert machine.on_frame(SteerFrame("too late")) == []
+    assert machine.on_grace(1) == [AbortRun(1)]
     machine.on_frame(TWO)
-    terminal = Terminal("error", error=STUCK.error)
-    assert machine.on_grace(1) == [Revoke(1), Send(STOPPED), Send(terminal)]
-    assert machine.on_frame(THREE) == [Send(terminal)]
+    terminal = TerminalFrame("error", error=STUCK.error)
+    assert machine.on_grace(1) == [RevokeRun(1), SendFrame(STOPPED), SendFrame(terminal)]
+    assert machine.on_frame(THREE) == [SendFrame(terminal)]
     assert machine.on_ended(1, completed("at last")) == []
-    assert machine.on_frame(ONE) == [Start(2, ONE)]
+    assert machine.on_frame(ONE) == [StartRun(2, ONE)]
 
 
 @contract("FLEET-17")
@@ -157,7 +157,7 @@ def test_a_run_that_had_to_be_aborted_is_cancelled_whatever_it_returns() -> None
     machine.on_frame(ONE)
     machine.on_frame(Cancel())
     machine.on_grace(1)
-    assert machine.on_ended(1, failed("cancelled inside")) == [Revoke(1), Send(STOPPED)]
+    assert machine.on_ended(1, failed("cancelled inside")) == [RevokeRun(1), SendFrame(STOPPED)]
     assert machine.on_grace(1) == []
 
 
@@ -165,10 +165,10 @@ def test_a_run_that_had_to_be_aborted_is_cancelled_whatever_it_returns() -> None
 def test_an_ask_is_answered_once_and_not_after_its_run() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
-    assert machine.on_ask(1, "sa-1", BASH) == [Send(ApprovalRequest("sa-1", BASH))]
+    assert machine.on_ask(1, "sa-1", BASH) == [SendFrame(ApprovalRequest("sa-1", BASH))]
     assert machine.on_frame(ApprovalReply("sa-2", approved=True)) == []
     assert machine.on_frame(ApprovalReply("sa-1", approved=True)) == [
-        Answered("sa-1", approved=True)
+        ApprovalAnswered("sa-1", approved=True)
     ]
     assert machine.on_frame(ApprovalReply("sa-1", approved=False)) == []
     machine.on_ask(1, "sa-3", EMPTY)
@@ -185,8 +185,10 @@ def test_a_host_call_goes_only_to_a_host_that_takes_them() -> None:
     foreign.on_frame(ONE)
     ours.on_frame(ONE)
     assert foreign.on_call(1, "h1", "c1", LIST) == []
-    assert ours.on_call(1, "h1", "c1", LIST) == [Send(SubAgentRequest("h1", "c1", LIST))]
-    assert ours.on_frame(SubAgentReply("h1", {"result": 1})) == [Replied("h1", {"result": 1})]
+    assert ours.on_call(1, "h1", "c1", LIST) == [SendFrame(SubAgentRequest("h1", "c1", LIST))]
+    assert ours.on_frame(SubAgentReply("h1", {"result": 1})) == [
+        HostCallReplied("h1", {"result": 1})
+    ]
     assert ours.on_frame(SubAgentReply("h1", {"result": 2})) == []
 
 
@@ -207,8 +209,8 @@ def test_a_lost_link_stops_the_run_and_nothing_more_is_said() -> None:
     machine.on_frame(TWO)
     assert machine.on_lost() == []
     assert machine.on_ask(1, "sa-1", EMPTY) == []
-    assert machine.on_grace(1) == [Abort(1)]
-    assert machine.on_ended(1, CANCELLED) == [Revoke(1)]
+    assert machine.on_grace(1) == [AbortRun(1)]
+    assert machine.on_ended(1, CANCELLED) == [RevokeRun(1)]
 
 
 @contract("FLEET-P4", "FLEET-P5")
@@ -226,7 +228,7 @@ def test_every_run_of_a_connection_has_one_terminal_and_none_overlaps(seed: int)
             case "cancel":
                 effects = machine.on_frame(Cancel())
             case "message":
-                effects = machine.on_frame(Message("m"))
+                effects = machine.on_frame(SteerFrame("m"))
             case "ended":
                 effects = machine.on_ended(min(active, default=0), completed("done"))
                 active.clear()
@@ -234,19 +236,19 @@ def test_every_run_of_a_connection_has_one_terminal_and_none_overlaps(seed: int)
                 effects = machine.on_grace(min(active, default=0))
         for effect in effects:
             match effect:
-                case Start(run=run):
+                case StartRun(run=run):
                     assert not active
                     active.add(run)
-                case Send(frame=Terminal()):
+                case SendFrame(frame=TerminalFrame()):
                     terminals += 1
                 case _:
                     continue
     effects = [*machine.on_ended(min(active, default=0), CANCELLED)]
     for effect in effects:
-        terminals += isinstance(effect, Send)
-        if isinstance(effect, Start):
+        terminals += isinstance(effect, SendFrame)
+        if isinstance(effect, StartRun):
             terminals += len(
-                [e for e in machine.on_ended(effect.run, CANCELLED) if type(e) is Send]
+                [e for e in machine.on_ended(effect.run, CANCELLED) if type(e) is SendFrame]
             )
     assert terminals == asked
 
@@ -255,14 +257,14 @@ def test_every_run_of_a_connection_has_one_terminal_and_none_overlaps(seed: int)
 
 
 def test_a_parent_tells_events_in_order_and_ends_with_the_terminal() -> None:
-    machine = ParentMachine(ONE)
+    machine = HostMachine(ONE)
     assert machine.start() == [ONE]
     assert not machine.began
     event = Raw(b'{"type":"token","content":"a"}')
-    assert machine.on_frame(Event(event)) == [Told(event)]
+    assert machine.on_frame(EventFrame(event)) == [EventReceived(event)]
     assert machine.began
-    assert machine.on_frame(DONE) == [Ended(completed("done"))]
-    assert machine.on_frame(Event(event)) == []
+    assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
+    assert machine.on_frame(EventFrame(event)) == []
     assert machine.on_frame(DONE) == []
     assert machine.cancel() == []
     assert machine.on_broken("gone") == []
@@ -270,9 +272,9 @@ def test_a_parent_tells_events_in_order_and_ends_with_the_terminal() -> None:
 
 @contract("FLEET-27", "FLEET-94")
 def test_a_parent_answers_an_ask_once_also_one_that_came_twice() -> None:
-    machine = ParentMachine(ONE)
+    machine = HostMachine(ONE)
     asking = ApprovalRequest("sa-1", BASH)
-    assert machine.on_frame(asking) == [Asked("sa-1", {"tool_name": "bash"})]
+    assert machine.on_frame(asking) == [ApprovalAsked("sa-1", {"tool_name": "bash"})]
     assert machine.on_frame(asking) == []
     assert machine.answer("sa-1", approved=True) == [ApprovalReply("sa-1", approved=True)]
     assert machine.answer("sa-1", approved=False) == []
@@ -283,71 +285,73 @@ def test_a_parent_answers_an_ask_once_also_one_that_came_twice() -> None:
 @contract("FLEET-94")
 @pytest.mark.parametrize("body", [b"null", b"7", b'["bash"]', b"[1e400]"])
 def test_an_ask_that_says_nothing_is_an_ask(body: bytes) -> None:
-    assert ParentMachine(ONE).on_frame(ApprovalRequest("sa-1", Raw(body))) == [Asked("sa-1", {})]
+    assert HostMachine(ONE).on_frame(ApprovalRequest("sa-1", Raw(body))) == [
+        ApprovalAsked("sa-1", {})
+    ]
 
 
 def test_what_waits_for_a_person_is_bounded_also_in_bytes() -> None:
-    machine = ParentMachine(ONE)
+    machine = HostMachine(ONE)
     large = Raw(b'"%s"' % (b"x" * (OPEN_BYTES_MAX // 2)))
-    assert machine.on_frame(ApprovalRequest("sa-1", large)) == [Asked("sa-1", {})]
-    refused = Say(ApprovalReply("sa-2", approved=False))
+    assert machine.on_frame(ApprovalRequest("sa-1", large)) == [ApprovalAsked("sa-1", {})]
+    refused = SendNow(ApprovalReply("sa-2", approved=False))
     assert machine.on_frame(ApprovalRequest("sa-2", large)) == [refused]
     machine.answer("sa-1", approved=True)
-    assert machine.on_frame(ApprovalRequest("sa-3", large)) == [Asked("sa-3", {})]
+    assert machine.on_frame(ApprovalRequest("sa-3", large)) == [ApprovalAsked("sa-3", {})]
 
 
 def test_why_nobody_decided_is_told_to_our_own_workers_only() -> None:
     for host_calls, told in ((False, UNSET), (True, "nobody is there")):
-        machine = ParentMachine(ONE, host_calls=host_calls)
+        machine = HostMachine(ONE, host_calls=host_calls)
         machine.on_frame(ApprovalRequest("sa-1", EMPTY))
         reply = machine.answer("sa-1", approved=False, reason="nobody is there")
         assert reply == [ApprovalReply("sa-1", approved=False, reason=told)]
 
 
 def test_a_flood_of_requests_is_refused_by_the_parent() -> None:
-    machine = ParentMachine(ONE, host_calls=True)
+    machine = HostMachine(ONE, host_calls=True)
     for number in range(OPEN_MAX):
         machine.on_frame(ApprovalRequest(f"sa-{number}", EMPTY))
         machine.on_frame(SubAgentRequest(f"h{number}", "", EMPTY))
     assert machine.on_frame(ApprovalRequest("more", EMPTY)) == [
-        Say(ApprovalReply("more", reason="too many asks are open"))
+        SendNow(ApprovalReply("more", reason="too many asks are open"))
     ]
     assert machine.on_frame(SubAgentRequest("more", "", EMPTY)) == [
-        Say(SubAgentReply("more", {"error": "too many host calls are open"}))
+        SendNow(SubAgentReply("more", {"error": "too many host calls are open"}))
     ]
 
 
 def test_a_host_call_of_a_worker_that_was_not_provisioned_for_it_is_refused() -> None:
-    foreign, ours = ParentMachine(ONE), ParentMachine(ONE, host_calls=True)
+    foreign, ours = HostMachine(ONE), HostMachine(ONE, host_calls=True)
     call = SubAgentRequest("h1", "c1", LIST)
     assert foreign.on_frame(call) == [
-        Say(SubAgentReply("h1", {"error": "host calls are not taken"}))
+        SendNow(SubAgentReply("h1", {"error": "host calls are not taken"}))
     ]
-    assert ours.on_frame(call) == [Called("h1", "c1", {"op": "list"})]
+    assert ours.on_frame(call) == [HostCalled("h1", "c1", {"op": "list"})]
     assert ours.reply("h1", {"result": []}) == [SubAgentReply("h1", {"result": []})]
     assert ours.reply("h1", {"result": []}) == []
 
 
 def test_what_only_newer_parents_can_do_is_refused_and_the_run_goes_on() -> None:
-    machine = ParentMachine(ONE)
-    assert machine.on_frame(OwnedTreeRequest("t1")) == [Say(OwnedTreeReply("t1"))]
+    machine = HostMachine(ONE)
+    assert machine.on_frame(OwnedTreeRequest("t1")) == [SendNow(OwnedTreeReply("t1"))]
     assert machine.on_frame(SessionMessageAdmitted({})) == []
-    assert machine.on_frame(DONE) == [Ended(completed("done"))]
+    assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
 
 
 def test_what_was_said_to_a_run_and_not_admitted_is_known_at_its_end() -> None:
-    machine = ParentMachine(ONE, host_calls=True)
-    assert machine.steer(Steer("a", "m1")) == [Message("a", "m1")]
-    assert machine.steer(Steer("b", "m2")) == [Message("b", "m2")]
-    machine.on_frame(Event(Raw(b'{"type":"message_admitted","id":"m1"}')))
+    machine = HostMachine(ONE, host_calls=True)
+    assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a", "m1")]
+    assert machine.steer(SteerMessage("b", "m2")) == [SteerFrame("b", "m2")]
+    machine.on_frame(EventFrame(Raw(b'{"type":"message_admitted","id":"m1"}')))
     machine.on_frame(DONE)
-    assert machine.steer(Steer("c", "m3")) == []
-    assert machine.unadmitted == (Steer("b", "m2"), Steer("c", "m3"))
+    assert machine.steer(SteerMessage("c", "m3")) == []
+    assert machine.unadmitted == (SteerMessage("b", "m2"), SteerMessage("c", "m3"))
 
 
 def test_a_foreign_worker_is_sent_no_id_with_a_message() -> None:
-    machine = ParentMachine(ONE)
-    assert machine.steer(Steer("a", "m1")) == [Message("a")]
+    machine = HostMachine(ONE)
+    assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a")]
     assert machine.unadmitted == ()
 
 
@@ -357,26 +361,33 @@ def test_a_gap_is_told_and_one_that_the_worker_did_not_count_fails_the_history()
         return EventBatch(Batch(seq, seq, "durable", [Raw(event)], execution_epoch=1))
 
     def end_with(dropped: int) -> list[object]:
-        machine = ParentMachine(RunSpec("x", execution_epoch=1))
+        machine = HostMachine(RunSpec("x", execution_epoch=1))
         counted = b'{"type":"runner_progress","dropped_events":%d}' % dropped
         told: list[object] = [*machine.on_frame(batch(1, b"{}"))]
         told += [*machine.on_frame(batch(4, counted)), *machine.on_frame(DONE)]
         return told
 
-    counted = Told(Raw(b'{"type":"runner_progress","dropped_events":2}'))
-    assert end_with(2) == [Told(Raw(b"{}")), Gap(2), counted, Ended(completed("done"))]
-    assert end_with(1)[-1] == Ended(failed("the run's history has a gap: 1 events never arrived"))
+    counted = EventReceived(Raw(b'{"type":"runner_progress","dropped_events":2}'))
+    assert end_with(2) == [
+        EventReceived(Raw(b"{}")),
+        EventsLost(2),
+        counted,
+        WorkerRunEnded(completed("done")),
+    ]
+    assert end_with(1)[-1] == WorkerRunEnded(
+        failed("the run's history has a gap: 1 events never arrived")
+    )
 
 
 @pytest.mark.parametrize(
     ("frame", "error"),
     [
-        (Terminal("suspended"), "the worker suspended the run, and nothing can wake it"),
+        (TerminalFrame("suspended"), "the worker suspended the run, and nothing can wake it"),
         (
             EventBatch(Batch(2, 1, "durable", [Raw(b"{}")])),
             "the worker's events cannot be trusted: the numbers of a batch do not fit its events",
         ),
     ],
 )
-def test_a_worker_that_breaks_the_rules_fails_its_run(frame: Terminal, error: str) -> None:
-    assert ParentMachine(ONE).on_frame(frame) == [Ended(failed(error))]
+def test_a_worker_that_breaks_the_rules_fails_its_run(frame: TerminalFrame, error: str) -> None:
+    assert HostMachine(ONE).on_frame(frame) == [WorkerRunEnded(failed(error))]

@@ -14,13 +14,13 @@ from culm.fleet.protocol.frames import (
     ApprovalRequest,
     Cancel,
     ChildFrame,
-    Event,
-    Message,
+    EventFrame,
     ParentFrame,
     RunSpec,
+    SteerFrame,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_parent_frame,
 )
@@ -99,7 +99,7 @@ class Colleague:
                 if "Deploy" in self.assignment:
                     return (ApprovalRequest("2", raw(ASK)),)
                 return self._end() if self.is_letter else ()
-            case Message(id=run_id):
+            case SteerFrame(id=run_id):
                 admitted = _event("message_admitted", id=run_id)
                 return (
                     self._pay(),
@@ -111,7 +111,7 @@ class Colleague:
             case ApprovalReply():
                 return self._end()
             case Cancel():
-                return (Terminal("cancelled"),)
+                return (TerminalFrame("cancelled"),)
             case _:
                 return ()
 
@@ -131,18 +131,18 @@ def _begun(assignment: str) -> str:
     return f"I begin: {assignment}"
 
 
-def _event(kind: str, **more: Json) -> Event:
-    return Event(raw({"type": kind, **more}))
+def _event(kind: str, **more: Json) -> EventFrame:
+    return EventFrame(raw({"type": kind, **more}))
 
 
-def _answer(name: str, text: str = "") -> Event:
+def _answer(name: str, text: str = "") -> EventFrame:
     """It begins, or is whole if there is a text."""
     parts: list[Part] = [TextPart(Text(text)), FinishPart(Finish("end_turn", 0))] if text else []
     message = Answer(MessageId(name), "assistant", SessionId(""), parts)
     return _event("session_message_written", message=msgspec.to_builtins(message))
 
 
-_DONE = (Terminal("completed", "Done."),)
+_DONE = (TerminalFrame("completed", "Done."),)
 
 
 # --- what is done with them

@@ -15,7 +15,7 @@ from culm.ids import ClientId, RunId, SessionId, WorkspaceId
 from culm.testing.model_server import ModelServer
 from culm.wire import workspaces as wire
 from culm.wire.config import Config
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, Answer, RawStream, open_events, send, until
 from tests.frozen.wire.transcript import Exchange, Names, Stream
@@ -59,7 +59,7 @@ class Story:
         return str(self.flow.directory())
 
     @property
-    def workspace(self) -> Workspace:
+    def workspace(self) -> LiveWorkspace:
         return self.flow.workspace(self.workspace_id)
 
     # --- over HTTP

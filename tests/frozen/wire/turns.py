@@ -12,7 +12,16 @@ from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER, RETRY_DELAYS_S
 from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
-from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool, Watch, free_plan
+from culm.tools.base import (
+    CallPlan,
+    CallRequest,
+    CallResult,
+    QuestionPlan,
+    ResolvedAction,
+    Tool,
+    Watch,
+    free_plan,
+)
 from culm.tools.question import QuestionTool, make_question
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
@@ -49,7 +58,7 @@ class Known:
     """
 
     name: str
-    result: Result
+    result: CallResult
     to: str = ""  # Where it deploys to, for which a person is asked; empty: nowhere.
     parallel: bool = False
     crash: CrashPolicy = "again"
@@ -58,10 +67,10 @@ class Known:
     def spec(self) -> ToolSpec:
         return ToolSpec(self.name, "For the story.", {"type": "object"})
 
-    async def prepare(self, call: Call) -> Plan:
+    async def prepare(self, call: CallRequest) -> CallPlan:
         if not self.to:
             return free_plan(call, self.run)
-        action = Action(
+        action = ResolvedAction(
             tool=self.name,
             name="execute",
             description=f"Deploy to {self.to}",
@@ -71,9 +80,9 @@ class Known:
             grains=(f"deploy:{self.to}",),
             why="it leaves the workspace",
         )
-        return Plan(action, self.run)
+        return CallPlan(action, self.run)
 
-    async def run(self, watch: Watch) -> Result:
+    async def run(self, watch: Watch) -> CallResult:
         if self.to:
             watch("50 %\n")
             watch("Ä 100 %\n")
@@ -92,17 +101,17 @@ class Inquisitive:
     def spec(self) -> ToolSpec:
         return self.real.spec
 
-    async def prepare(self, call: Call) -> Inquiry | Result:
+    async def prepare(self, call: CallRequest) -> QuestionPlan | CallResult:
         return await self.real.prepare(replace(call, arguments={"questions": QUESTIONS}))
 
 
 TOOLS: dict[str, Tool] = {
     tool.spec.name: tool
     for tool in (
-        Known("bash", Result("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
-        Known("view", Result("package main\n")),
-        Known("stage", Result("Deployed."), to="staging", parallel=True),
-        Known("deploy", Result("Deployed."), to="production", parallel=True),
+        Known("bash", CallResult("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
+        Known("view", CallResult("package main\n")),
+        Known("stage", CallResult("Deployed."), to="staging", parallel=True),
+        Known("deploy", CallResult("Deployed."), to="production", parallel=True),
         Inquisitive(),
     )
 }

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.model.anthropic.answer import Reading
+from culm.model.anthropic.answer import AnthropicAnswer
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
     ReasoningDelta,
     StopReason,
     TextDelta,
-    Usage,
+    TokenUsage,
 )
-from culm.model.failures import Peer
+from culm.model.failures import ProviderPeer
 from culm.wire.codec import Json
 from tests.model import provider
 from tests.model.anthropic_shapes import (
@@ -40,13 +40,13 @@ from tests.model.anthropic_shapes import (
 from tests.model.provider import stream
 from tests.support import contract
 
-PEER = Peer("acme", "api.acme.example", "model-1")
-NOTHING = Usage()
-END_TURN = Done("end_turn", NOTHING)
+PEER = ProviderPeer("acme", "api.acme.example", "model-1")
+NOTHING = TokenUsage()
+END_TURN = AnswerDone("end_turn", NOTHING)
 
 
 def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
-    return provider.read(Reading(PEER), chunks)
+    return provider.read(AnthropicAnswer(PEER), chunks)
 
 
 def told(sent: bytes) -> list[ModelEvent | str]:
@@ -82,11 +82,11 @@ RICH = (
 RICH_EVENTS = [
     ReasoningDelta("Grüße 🦆", "c2ln"),
     TextDelta("I lök."),
-    CallBegan(0, "toolu_1", "view"),
+    CallStarted(0, "toolu_1", "view"),
     CallDelta(0, '{"path": "a"}'),
-    CallBegan(1, "toolu_2", "grep"),
+    CallStarted(1, "toolu_2", "grep"),
     CallDelta(1, '{"pattern": "é"}'),
-    Done("tool_use", Usage(9, 42, 70, 5)),
+    AnswerDone("tool_use", TokenUsage(9, 42, 70, 5)),
 ]
 
 
@@ -152,13 +152,13 @@ def test_characters_that_are_broken_are_replaced(raw: bytes, said: str) -> None:
     ],
 )
 def test_every_reason_to_stop_has_a_word_of_ours(reason: str, told_as: StopReason) -> None:
-    assert told(finish(reason) + STOP) == [Done(told_as, NOTHING)]
+    assert told(finish(reason) + STOP) == [AnswerDone(told_as, NOTHING)]
 
 
 def test_an_end_with_calls_is_one_that_waits_for_results() -> None:
-    assert told(call(0, "a", "ls") + END)[-1] == Done("tool_use", NOTHING)
-    assert told(call(0, "a", "ls") + finish("max_tokens"))[-1] == Done("max_tokens", NOTHING)
-    assert told(call(0, "a", "ls") + STOP)[-1] == Done("tool_use")
+    assert told(call(0, "a", "ls") + END)[-1] == AnswerDone("tool_use", NOTHING)
+    assert told(call(0, "a", "ls") + finish("max_tokens"))[-1] == AnswerDone("max_tokens", NOTHING)
+    assert told(call(0, "a", "ls") + STOP)[-1] == AnswerDone("tool_use")
 
 
 # --- usage
@@ -167,19 +167,19 @@ def test_an_end_with_calls_is_one_that_waits_for_results() -> None:
 @pytest.mark.parametrize(
     ("sent", "usage"),
     [
-        (start(input_tokens=3, output_tokens=1) + finish(output_tokens=8), Usage(3, 8)),
-        (start(input_tokens=0) + finish(input_tokens=3, output_tokens=8), Usage(3, 8)),
-        (start(input_tokens=3) + finish(input_tokens=0, output_tokens=8), Usage(3, 8)),
-        (start(cache_read_input_tokens=4, cache_creation_input_tokens=5), Usage(0, 0, 4, 5)),
-        (finish("end_turn", output_tokens=2) + finish(output_tokens=6), Usage(0, 6)),
-        (start(input_tokens=-3), Usage()),
+        (start(input_tokens=3, output_tokens=1) + finish(output_tokens=8), TokenUsage(3, 8)),
+        (start(input_tokens=0) + finish(input_tokens=3, output_tokens=8), TokenUsage(3, 8)),
+        (start(input_tokens=3) + finish(input_tokens=0, output_tokens=8), TokenUsage(3, 8)),
+        (start(cache_read_input_tokens=4, cache_creation_input_tokens=5), TokenUsage(0, 0, 4, 5)),
+        (finish("end_turn", output_tokens=2) + finish(output_tokens=6), TokenUsage(0, 6)),
+        (start(input_tokens=-3), TokenUsage()),
         (event("message_start", message={"usage": None}), None),
         (event("message_start", message=None), None),
     ],
 )
-def test_tokens_are_counted_over_the_whole_answer(sent: bytes, usage: Usage | None) -> None:
+def test_tokens_are_counted_over_the_whole_answer(sent: bytes, usage: TokenUsage | None) -> None:
     stopped = event("message_delta", delta={"stop_reason": "end_turn"})
-    assert told(sent + stopped + STOP) == [Done("end_turn", usage)]
+    assert told(sent + stopped + STOP) == [AnswerDone("end_turn", usage)]
 
 
 # --- calls
@@ -188,8 +188,8 @@ def test_tokens_are_counted_over_the_whole_answer(sent: bytes, usage: Usage | No
 def test_arguments_that_come_with_the_beginning_are_told_once() -> None:
     whole = begin(0, "tool_use", id="a", name="ls", input={"path": "."})
     pieces = delta(0, "input_json_delta", partial_json='{"path":"x"}')
-    began = CallBegan(0, "a", "ls")
-    done = Done("tool_use", NOTHING)
+    began = CallStarted(0, "a", "ls")
+    done = AnswerDone("tool_use", NOTHING)
     assert told(whole + end(0) + END) == [began, CallDelta(0, '{"path":"."}'), done]
     assert told(whole + END) == [began, CallDelta(0, '{"path":"."}'), done]
     assert told(whole + pieces + end(0) + END) == [began, CallDelta(0, '{"path":"x"}'), done]
@@ -197,10 +197,13 @@ def test_arguments_that_come_with_the_beginning_are_told_once() -> None:
 
 def test_a_call_without_arguments_is_a_call() -> None:
     assert told(call(0, "a", "ls", "") + END) == [
-        CallBegan(0, "a", "ls"),
-        Done("tool_use", NOTHING),
+        CallStarted(0, "a", "ls"),
+        AnswerDone("tool_use", NOTHING),
     ]
-    assert told(begin(0, "tool_use") + END) == [CallBegan(0, "", ""), Done("tool_use", NOTHING)]
+    assert told(begin(0, "tool_use") + END) == [
+        CallStarted(0, "", ""),
+        AnswerDone("tool_use", NOTHING),
+    ]
 
 
 def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None:
@@ -212,23 +215,23 @@ def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None
         + delta(2, "input_json_delta", partial_json="}")
     )
     assert told(sent + END) == [
-        CallBegan(0, "a", "f"),
-        CallBegan(1, "b", "g"),
+        CallStarted(0, "a", "f"),
+        CallStarted(1, "b", "g"),
         CallDelta(1, "{"),
         CallDelta(0, "{}"),
         CallDelta(1, "}"),
-        Done("tool_use", NOTHING),
+        AnswerDone("tool_use", NOTHING),
     ]
 
 
 def test_a_second_call_at_the_same_index_is_a_second_call() -> None:
     whole = begin(0, "tool_use", id="a", name="f", input={"x": 1})
     assert told(whole + whole + END) == [
-        CallBegan(0, "a", "f"),
+        CallStarted(0, "a", "f"),
         CallDelta(0, '{"x":1}'),
-        CallBegan(1, "a", "f"),
+        CallStarted(1, "a", "f"),
         CallDelta(1, '{"x":1}'),
-        Done("tool_use", NOTHING),
+        AnswerDone("tool_use", NOTHING),
     ]
 
 
@@ -321,7 +324,7 @@ def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
 @pytest.mark.parametrize("sent", SAMPLES, ids=["rich", "rich crlf", "messy", "messy crlf"])
 def test_a_cut_at_any_place_gives_the_same_events(sent: bytes) -> None:
     whole = told(sent)
-    assert isinstance(whole[-1], Done)
+    assert isinstance(whole[-1], AnswerDone)
     for place in range(len(sent) + 1):
         assert merged(read(pieces(sent, [place]))) == whole, place
     assert merged(read(sent[n : n + 1] for n in range(len(sent)))) == whole
@@ -341,7 +344,7 @@ def test_a_stream_that_ends_anywhere_gives_a_prefix_of_its_events(sent: bytes) -
     for length in range(len(sent)):
         *events, last = read(iter([sent[:length]]))
         assert events == whole[: len(events)]
-        assert last == "The stream was cut" or isinstance(last, Done)
+        assert last == "The stream was cut" or isinstance(last, AnswerDone)
 
 
 @given(st.binary(max_size=300))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from culm.model.anthropic.body import Habits, encode_body, habits_of
-from culm.model.base import Access, Request, ToolSpec
+from culm.model.anthropic.body import ModelHabits, encode_body, habits_of
+from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
@@ -36,11 +36,11 @@ def body(
     system: str = "",
     tools: tuple[ToolSpec, ...] = (),
     max_tokens: int | None = None,
-    access: Access | None = None,
+    access: ProviderAccess | None = None,
 ) -> dict[str, Json]:
     chosen = settings or SelectedModel(provider="acme")
-    request = Request(system, list(messages) or [HELLO], tools, chosen, max_tokens)
-    return json.loads(encode_body(request, access or Access(), info))
+    request = ModelRequest(system, list(messages) or [HELLO], tools, chosen, max_tokens)
+    return json.loads(encode_body(request, access or ProviderAccess(), info))
 
 
 def asked(model_id: str = OLD, *, can_reason: bool = True, **settings: Json) -> dict[str, Json]:
@@ -141,23 +141,23 @@ def test_an_answer_has_always_a_bound(
 @pytest.mark.parametrize(
     ("model_id", "habits"),
     [
-        ("claude-3-7-sonnet-20250219", Habits(adapts=False, samples=True)),
-        ("claude-instant-1.2", Habits(adapts=False, samples=True)),
-        ("claude-opus-4-20250514", Habits(adapts=False, samples=True)),
-        ("claude-haiku-4-5-20251001", Habits(adapts=False, samples=True)),
-        ("claude-sonnet-4-6", Habits(adapts=True, samples=True)),
-        ("us.anthropic.claude-opus-4-6-v1:0", Habits(adapts=True, samples=True)),
-        ("claude-opus-4-7", Habits(adapts=True, samples=False)),
-        ("anthropic/claude-opus-4.8", Habits(adapts=True, samples=False)),
-        ("claude-sonnet-5", Habits(adapts=True, samples=False)),
-        ("Claude-Fable-5-1", Habits(adapts=True, samples=False)),
-        ("claude-opus-10", Habits(adapts=True, samples=False)),
-        ("claude-mythos-preview", Habits(adapts=True, samples=False)),
-        ("glm-4.7", Habits(adapts=False, samples=True)),
-        ("", Habits(adapts=False, samples=True)),
+        ("claude-3-7-sonnet-20250219", ModelHabits(adapts=False, samples=True)),
+        ("claude-instant-1.2", ModelHabits(adapts=False, samples=True)),
+        ("claude-opus-4-20250514", ModelHabits(adapts=False, samples=True)),
+        ("claude-haiku-4-5-20251001", ModelHabits(adapts=False, samples=True)),
+        ("claude-sonnet-4-6", ModelHabits(adapts=True, samples=True)),
+        ("us.anthropic.claude-opus-4-6-v1:0", ModelHabits(adapts=True, samples=True)),
+        ("claude-opus-4-7", ModelHabits(adapts=True, samples=False)),
+        ("anthropic/claude-opus-4.8", ModelHabits(adapts=True, samples=False)),
+        ("claude-sonnet-5", ModelHabits(adapts=True, samples=False)),
+        ("Claude-Fable-5-1", ModelHabits(adapts=True, samples=False)),
+        ("claude-opus-10", ModelHabits(adapts=True, samples=False)),
+        ("claude-mythos-preview", ModelHabits(adapts=True, samples=False)),
+        ("glm-4.7", ModelHabits(adapts=False, samples=True)),
+        ("", ModelHabits(adapts=False, samples=True)),
     ],
 )
-def test_a_model_is_asked_as_its_age_demands(model_id: str, habits: Habits) -> None:
+def test_a_model_is_asked_as_its_age_demands(model_id: str, habits: ModelHabits) -> None:
     assert habits_of(model_id) == habits
 
 
@@ -235,7 +235,7 @@ def test_settings_then_the_access_go_over_our_body() -> None:
     options: dict[str, Json] = {"max_tokens": 1, "metadata": {"user_id": "u"}, "model": "mine"}
     found = body(
         settings=SelectedModel(max_tokens=5, provider_options=options),
-        access=Access(body={"model": "theirs", "service_tier": "auto"}),
+        access=ProviderAccess(body={"model": "theirs", "service_tier": "auto"}),
     )
     del found["messages"]
     assert found == {

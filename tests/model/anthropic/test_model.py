@@ -9,15 +9,15 @@ import pytest
 from culm.errors import ModelFailed
 from culm.model.anthropic.model import AnthropicModel, full_url
 from culm.model.base import (
-    Access,
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
+    ModelRequest,
+    ProviderAccess,
     ReasoningDelta,
-    Request,
     TextDelta,
-    Usage,
+    TokenUsage,
     joined,
 )
 from culm.testing.model_server import ModelServer, open_model_server
@@ -52,7 +52,7 @@ from tests.model.provider import (
 from tests.support import WAIT_S
 
 STALL_S = 0.5  # Only where somebody falls silent: a busy machine is slow, too.
-END_TURN = Done("end_turn", Usage())
+END_TURN = AnswerDone("end_turn", TokenUsage())
 
 
 # --- what is sent
@@ -60,7 +60,7 @@ END_TURN = Done("end_turn", Usage())
 
 async def test_a_request_carries_the_key_and_the_version() -> None:
     async with open_provider(stream(END)) as provider, open_model(provider.url) as model:
-        await ask(model, Request("be brief", [said("user", "hello")]))
+        await ask(model, ModelRequest("be brief", [said("user", "hello")]))
     asked = provider.asked[0]
     assert asked.path == "/v1/messages"
     names = ("x-api-key", "anthropic-version", "content-type", "accept", "accept-encoding")
@@ -85,21 +85,23 @@ async def test_a_request_carries_the_key_and_the_version() -> None:
 @pytest.mark.parametrize(
     ("access", "headers"),
     [
-        (Access(), {}),
-        (Access(api_key="  k-1\n"), {"x-api-key": "k-1"}),
-        (Access(api_key="Bearer  t-1 \n"), {"authorization": "Bearer t-1"}),
-        (Access(api_key="Bearer"), {"x-api-key": "Bearer"}),
-        (Access(api_key="k-1", headers={"X-API-KEY": "mine"}), {"x-api-key": "mine"}),
+        (ProviderAccess(), {}),
+        (ProviderAccess(api_key="  k-1\n"), {"x-api-key": "k-1"}),
+        (ProviderAccess(api_key="Bearer  t-1 \n"), {"authorization": "Bearer t-1"}),
+        (ProviderAccess(api_key="Bearer"), {"x-api-key": "Bearer"}),
+        (ProviderAccess(api_key="k-1", headers={"X-API-KEY": "mine"}), {"x-api-key": "mine"}),
         (
-            Access(api_key="k-1", headers={"anthropic-beta": "b-1"}),
+            ProviderAccess(api_key="k-1", headers={"anthropic-beta": "b-1"}),
             {"x-api-key": "k-1", "anthropic-beta": "b-1"},
         ),
     ],
 )
-async def test_headers_of_the_access_go_over_ours(access: Access, headers: dict[str, str]) -> None:
+async def test_headers_of_the_access_go_over_ours(
+    access: ProviderAccess, headers: dict[str, str]
+) -> None:
     async with open_provider(stream(END)) as provider:
         url = provider.url.removesuffix("/v1")
-        there = Access(base_url=url, api_key=access.api_key, headers=access.headers)
+        there = ProviderAccess(base_url=url, api_key=access.api_key, headers=access.headers)
         async with open_model("", access=there) as model:
             await ask(model)
     assert provider.asked[0].path == "/v1/messages"
@@ -201,7 +203,7 @@ async def test_a_key_that_the_provider_echoes_is_not_shown(place: str, key: str)
         "junk": stream(b"data: " + echo.encode() + b"\n\n"),
     }[place]
     async with open_provider(reply) as provider:
-        access = Access(base_url=provider.url, api_key=key)
+        access = ProviderAccess(base_url=provider.url, api_key=key)
         async with open_model("", access=access) as model:
             with pytest.raises(ModelFailed) as caught:
                 await ask(model)
@@ -241,14 +243,14 @@ async def test_an_answer_with_everything_arrives_whole(*, interleave: bool) -> N
         unknown_event=True,
     )
     async with serving(reply) as (server, model):
-        events = await ask(model, Request("", [], settings=SelectedModel(think=True)))
+        events = await ask(model, ModelRequest("", [], settings=SelectedModel(think=True)))
     assert [e for e in joined(events) if not isinstance(e, CallDelta)] == [
         ReasoningDelta("hm"),
         ReasoningDelta("", "c2NyaXB0ZWQ="),
         TextDelta("Hello"),
-        CallBegan(0, "c1", "ls"),
-        CallBegan(1, "c2", "ls"),
-        Done("tool_use", Usage(10, 4, 6, 3)),
+        CallStarted(0, "c1", "ls"),
+        CallStarted(1, "c2", "ls"),
+        AnswerDone("tool_use", TokenUsage(10, 4, 6, 3)),
     ]
     assert arguments(events, 0) == '{"path":"/a/long/path/with/names"}'
     assert arguments(events, 1) == '{"path":"/b"}'
@@ -282,13 +284,21 @@ async def test_scripted_trouble_has_its_title(
 @pytest.mark.parametrize(
     ("finish", "usage", "done"),
     [
-        ("content_filter", ScriptedUsage(input=1, output=2), Done("content_filter", Usage(1, 2))),
-        ("max_tokens", ScriptedUsage(input=1, output=2), Done("max_tokens", Usage(1, 2))),
-        ("odd", None, Done("unknown", None)),
+        (
+            "content_filter",
+            ScriptedUsage(input=1, output=2),
+            AnswerDone("content_filter", TokenUsage(1, 2)),
+        ),
+        (
+            "max_tokens",
+            ScriptedUsage(input=1, output=2),
+            AnswerDone("max_tokens", TokenUsage(1, 2)),
+        ),
+        ("odd", None, AnswerDone("unknown", None)),
     ],
 )
 async def test_scripted_endings_are_told(
-    finish: str, usage: ScriptedUsage | None, done: Done
+    finish: str, usage: ScriptedUsage | None, done: AnswerDone
 ) -> None:
     async with serving(Scripted(text="no", finish=finish, usage=usage)) as (_, model):
         assert await ask(model) == [TextDelta("no"), done]

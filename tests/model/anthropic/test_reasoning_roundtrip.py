@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.model.anthropic.answer import Reading
-from culm.model.anthropic.reasoning_roundtrip import Thought, thoughts_of
-from culm.model.base import CallBegan, CallDelta, ReasoningDelta, TextDelta
-from culm.model.failures import Peer
+from culm.model.anthropic.answer import AnthropicAnswer
+from culm.model.anthropic.reasoning_roundtrip import ThinkingBlock, thoughts_of
+from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
+from culm.model.failures import ProviderPeer
 from culm.wire.codec import Json
 from culm.wire.messages import (
     Message,
@@ -25,7 +25,7 @@ from tests.model import anthropic_shapes as shapes
 from tests.model.anthropic_messages import call, result, said, told, used, words
 from tests.model.anthropic_shapes import MODEL
 
-PEER = Peer("acme", "api.acme.example", MODEL)
+PEER = ProviderPeer("acme", "api.acme.example", MODEL)
 THINKING: Json = {"type": "thinking", "thinking": "hm", "signature": "sig"}
 
 
@@ -62,14 +62,14 @@ def test_thinking_goes_back_while_its_turn_goes_on() -> None:
 def kept(sent: bytes) -> Message:
     """The message that an answer becomes: one reasoning, one text, and its calls."""
     reasoning, text, calls = Reasoning(), Text(), list[ToolCall]()
-    for event in Reading(PEER).on_lines(sent.split(b"\n")):
+    for event in AnthropicAnswer(PEER).on_lines(sent.split(b"\n")):
         match event:
             case ReasoningDelta():
                 reasoning.thinking += event.text
                 reasoning.signature += event.signature
             case TextDelta():
                 text.text += event.text
-            case CallBegan():
+            case CallStarted():
                 calls.append(ToolCall(event.id, event.name))
             case CallDelta():
                 calls[event.key].input += event.text
@@ -124,7 +124,7 @@ def test_blocks_of_thinking_are_kept_line_by_line() -> None:
 def test_thinking_that_was_cut_before_its_signature_is_lost() -> None:
     cut = shapes.begin(1, "thinking") + shapes.delta(1, "thinking_delta", thinking="tw")
     part = cast("ReasoningPart", kept(shapes.thinking(0, "one", signature="MQ==") + cut).parts[0])
-    assert thoughts_of(part.data) == [Thought("thinking", "one", 0, 0, "MQ==")]
+    assert thoughts_of(part.data) == [ThinkingBlock("thinking", "one", 0, 0, "MQ==")]
 
 
 TOKENS = st.text("abcXYZ019+/=", min_size=1, max_size=8)

@@ -4,143 +4,151 @@ from hypothesis import strategies as st
 
 from culm.model.offline.intents import (
     INTENTS_MAX,
-    CountFiles,
-    CountLines,
-    CountMatches,
-    Delegate,
-    Download,
-    Fetch,
-    Find,
+    CountFilesIntent,
+    CountLinesIntent,
+    CountMatchesIntent,
+    DelegateIntent,
+    DownloadIntent,
+    FetchIntent,
+    FindIntent,
     Intent,
-    List,
-    Read,
-    ReadFirst,
-    Replace,
-    Run,
-    Search,
-    Write,
+    ListIntent,
+    ReadFirstIntent,
+    ReadIntent,
+    ReplaceIntent,
+    RunIntent,
+    SearchIntent,
+    WriteIntent,
     parse_intents,
 )
 
 PHRASES: dict[str, Intent] = {
     # list
-    "list files": List(),
-    "List all files, please.": List(),
-    "what is here": List(),
-    "what's here?": List(),
-    "which files are here?": List(),
-    "what is in this directory": List(),
-    "show the directory": List(),
-    "show me the project structure": List(),
-    "ls": List(),
-    "ls ..": List(".."),
-    "ls -la src": List("src"),
-    "ls files": List("files"),
-    "show me the files in src": List("src"),
-    "what is in the src folder": List("src"),
-    "Can you show me what's in src?": List("src"),
-    "src/": List("src/"),
-    "liste die Dateien": List(),
-    "zeige mir die Dateien in src": List("src"),
+    "list files": ListIntent(),
+    "List all files, please.": ListIntent(),
+    "what is here": ListIntent(),
+    "what's here?": ListIntent(),
+    "which files are here?": ListIntent(),
+    "what is in this directory": ListIntent(),
+    "show the directory": ListIntent(),
+    "show me the project structure": ListIntent(),
+    "ls": ListIntent(),
+    "ls ..": ListIntent(".."),
+    "ls -la src": ListIntent("src"),
+    "ls files": ListIntent("files"),
+    "show me the files in src": ListIntent("src"),
+    "what is in the src folder": ListIntent("src"),
+    "Can you show me what's in src?": ListIntent("src"),
+    "src/": ListIntent("src/"),
+    "liste die Dateien": ListIntent(),
+    "zeige mir die Dateien in src": ListIntent("src"),
     # read
-    "read README.md": Read("README.md"),
-    "show pyproject.toml": Read("pyproject.toml"),
-    "open src/x.py": Read("src/x.py"),
-    "what's in LICENSE?": Read("LICENSE"),
-    "src/culm/cli/main.py": Read("src/culm/cli/main.py"),
-    'read "my notes/to do.txt"': Read("my notes/to do.txt"),
-    r"cat my\ notes.txt": Read("my notes.txt"),
-    "Please read the file `docs/a b.md`.": Read("docs/a b.md"),
-    "read the first 20 lines of README.md": Read("README.md", 20),
-    "lies README.md": Read("README.md"),
-    "I have a bug. Read the code in src/parser.py and tell me more.": Read("src/parser.py"),
-    "read the first python file": ReadFirst("**/*.py"),
-    "open the first *.md file in docs": ReadFirst("**/*.md", "docs"),
-    "show me the readme": ReadFirst("README*"),
+    "read README.md": ReadIntent("README.md"),
+    "show pyproject.toml": ReadIntent("pyproject.toml"),
+    "open src/x.py": ReadIntent("src/x.py"),
+    "what's in LICENSE?": ReadIntent("LICENSE"),
+    "src/culm/cli/main.py": ReadIntent("src/culm/cli/main.py"),
+    'read "my notes/to do.txt"': ReadIntent("my notes/to do.txt"),
+    r"cat my\ notes.txt": ReadIntent("my notes.txt"),
+    "Please read the file `docs/a b.md`.": ReadIntent("docs/a b.md"),
+    "read the first 20 lines of README.md": ReadIntent("README.md", 20),
+    "lies README.md": ReadIntent("README.md"),
+    "I have a bug. Read the code in src/parser.py and tell me more.": ReadIntent("src/parser.py"),
+    "read the first python file": ReadFirstIntent("**/*.py"),
+    "open the first *.md file in docs": ReadFirstIntent("**/*.md", "docs"),
+    "show me the readme": ReadFirstIntent("README*"),
     # search
-    "search for TODO": Search("TODO"),
-    "grep def main in src": Search("def main", "src"),
-    "grep -rn foo src": Search("foo", "src"),
-    "grep TODO src/culm": Search("TODO", "src/culm"),
-    'find "foo bar"': Search("foo bar"),
-    "find TODO": Search("TODO"),
-    'search for "and then list" in src': Search("and then list", "src"),
-    r"search for /def \w+/ in the src folder": Search(r"def \w+", "src", literal=False),
-    "search for foo in all python files": Search("foo", include="*.py"),
-    "search for foo in *.py files": Search("foo", include="*.py"),
-    "which files contain TODO": Search("TODO"),
-    'find python files containing "import re"': Search("import re", include="*.py"),
-    "where is open_client used?": Search("open_client"),
-    "suche nach TODO in src": Search("TODO", "src"),
+    "search for TODO": SearchIntent("TODO"),
+    "grep def main in src": SearchIntent("def main", "src"),
+    "grep -rn foo src": SearchIntent("foo", "src"),
+    "grep TODO src/culm": SearchIntent("TODO", "src/culm"),
+    'find "foo bar"': SearchIntent("foo bar"),
+    "find TODO": SearchIntent("TODO"),
+    'search for "and then list" in src': SearchIntent("and then list", "src"),
+    r"search for /def \w+/ in the src folder": SearchIntent(r"def \w+", "src", literal=False),
+    "search for foo in all python files": SearchIntent("foo", include="*.py"),
+    "search for foo in *.py files": SearchIntent("foo", include="*.py"),
+    "which files contain TODO": SearchIntent("TODO"),
+    'find python files containing "import re"': SearchIntent("import re", include="*.py"),
+    "where is open_client used?": SearchIntent("open_client"),
+    "suche nach TODO in src": SearchIntent("TODO", "src"),
     # find
-    "find *.py files": Find("**/*.py"),
-    "which files are called test_*": Find("**/test_*"),
-    "glob *.md": Find("*.md"),
-    "find setup.py": Find("**/setup.py"),
-    "where is setup.py": Find("**/setup.py"),
-    "find all markdown files in docs": Find("**/*.md", "docs"),
-    "list all python files": Find("**/*.py"),
+    "find *.py files": FindIntent("**/*.py"),
+    "which files are called test_*": FindIntent("**/test_*"),
+    "glob *.md": FindIntent("*.md"),
+    "find setup.py": FindIntent("**/setup.py"),
+    "where is setup.py": FindIntent("**/setup.py"),
+    "find all markdown files in docs": FindIntent("**/*.md", "docs"),
+    "list all python files": FindIntent("**/*.py"),
     # count
-    "how many python files": CountFiles("**/*.py"),
-    "how many python files are there in src?": CountFiles("**/*.py", "src"),
-    "count the files in src": CountFiles("**/*", "src"),
-    "wie viele python Dateien gibt es": CountFiles("**/*.py"),
-    "count lines in README.md": CountLines("README.md"),
-    "how many lines does README.md have?": CountLines("README.md"),
-    "how many times does TODO occur": CountMatches(Search("TODO")),
-    'how many times does "a b" appear in src?': CountMatches(Search("a b", "src")),
-    "count occurrences of TODO in docs": CountMatches(Search("TODO", "docs")),
-    "how many TODOs are there": CountMatches(Search("TODO")),
+    "how many python files": CountFilesIntent("**/*.py"),
+    "how many python files are there in src?": CountFilesIntent("**/*.py", "src"),
+    "count the files in src": CountFilesIntent("**/*", "src"),
+    "wie viele python Dateien gibt es": CountFilesIntent("**/*.py"),
+    "count lines in README.md": CountLinesIntent("README.md"),
+    "how many lines does README.md have?": CountLinesIntent("README.md"),
+    "how many times does TODO occur": CountMatchesIntent(SearchIntent("TODO")),
+    'how many times does "a b" appear in src?': CountMatchesIntent(SearchIntent("a b", "src")),
+    "count occurrences of TODO in docs": CountMatchesIntent(SearchIntent("TODO", "docs")),
+    "how many TODOs are there": CountMatchesIntent(SearchIntent("TODO")),
     # run
-    "run ls -la": Run("ls -la"),
-    "execute `make test`": Run("make test"),
-    "$ git status": Run("git status"),
-    "run cd x; ls": Run("cd x; ls"),
-    'run echo "hi there"': Run('echo "hi there"'),
+    "run ls -la": RunIntent("ls -la"),
+    "execute `make test`": RunIntent("make test"),
+    "$ git status": RunIntent("git status"),
+    "run cd x; ls": RunIntent("cd x; ls"),
+    'run echo "hi there"': RunIntent('echo "hi there"'),
     # edit
-    "replace foo by bar in file.txt": Replace("file.txt", "foo", "bar"),
-    'replace "a and b" with `c, d` in "my file.txt"': Replace("my file.txt", "a and b", "c, d"),
-    "create notes.txt with hello": Write("notes.txt", "hello"),
-    "create notes.txt with a, list and b": Write("notes.txt", "a, list and b"),
-    "create notes.txt with:\n```\none\n\ntwo\n```": Write("notes.txt", "one\n\ntwo"),
-    'write "hello" to notes.txt': Write("notes.txt", "hello"),
-    "create an empty file called a.txt": Write("a.txt", ""),
+    "replace foo by bar in file.txt": ReplaceIntent("file.txt", "foo", "bar"),
+    'replace "a and b" with `c, d` in "my file.txt"': ReplaceIntent(
+        "my file.txt", "a and b", "c, d"
+    ),
+    "create notes.txt with hello": WriteIntent("notes.txt", "hello"),
+    "create notes.txt with a, list and b": WriteIntent("notes.txt", "a, list and b"),
+    "create notes.txt with:\n```\none\n\ntwo\n```": WriteIntent("notes.txt", "one\n\ntwo"),
+    'write "hello" to notes.txt': WriteIntent("notes.txt", "hello"),
+    "create an empty file called a.txt": WriteIntent("a.txt", ""),
     # fetch
-    "fetch https://example.com/a.py": Fetch("https://example.com/a.py"),
-    "Open the page http://localhost:8000/, please": Fetch("http://localhost:8000/"),
-    "download https://example.com/a.zip to a.zip": Download("https://example.com/a.zip", "a.zip"),
+    "fetch https://example.com/a.py": FetchIntent("https://example.com/a.py"),
+    "Open the page http://localhost:8000/, please": FetchIntent("http://localhost:8000/"),
+    "download https://example.com/a.zip to a.zip": DownloadIntent(
+        "https://example.com/a.zip", "a.zip"
+    ),
     # what changed
-    "what changed?": Run("git status --short"),
-    "What has changed so far?": Run("git status --short"),
-    "show me the changes": Run("git status --short"),
+    "what changed?": RunIntent("git status --short"),
+    "What has changed so far?": RunIntent("git status --short"),
+    "show me the changes": RunIntent("git status --short"),
     # delegate
-    "ask a sub-agent to list the files and read a.py": Delegate(("list the files and read a.py",)),
-    "delegate: count the files\nand rest": Delegate(("count the files\nand rest",)),
-    "delegate read a.txt to another agent": Delegate(("read a.txt",)),
-    "have an agent have another agent read a.txt": Delegate(("have another agent read a.txt",)),
-    "ask an agent to compare this file and another file": Delegate(
+    "ask a sub-agent to list the files and read a.py": DelegateIntent(
+        ("list the files and read a.py",)
+    ),
+    "delegate: count the files\nand rest": DelegateIntent(("count the files\nand rest",)),
+    "delegate read a.txt to another agent": DelegateIntent(("read a.txt",)),
+    "have an agent have another agent read a.txt": DelegateIntent(
+        ("have another agent read a.txt",)
+    ),
+    "ask an agent to compare this file and another file": DelegateIntent(
         ("compare this file and another file",)
     ),
     # several agents
-    "Have one agent read README.md and another count the TODOs in *.py files": Delegate(
+    "Have one agent read README.md and another count the TODOs in *.py files": DelegateIntent(
         ("read README.md", "count the TODOs in *.py files")
     ),
-    "Have one agent read a.txt, another one run `make` and a third list the files.": Delegate(
+    "Have one agent read a.txt, another one run `make` and a third list the files.": DelegateIntent(
         ("read a.txt", "run `make`", "list the files")
     ),
-    "let one sub-agent read a.txt and run make, and let another sub-agent read b": Delegate(
+    "let one sub-agent read a.txt and run make, and let another sub-agent read b": DelegateIntent(
         ("read a.txt and run make", "read b")
     ),
-    "have one agent have another agent read a.txt and another read b.txt": Delegate(
+    "have one agent have another agent read a.txt and another read b.txt": DelegateIntent(
         ("have another agent read a.txt", "read b.txt")
     ),
-    'ask two agents: "read README.md", "search for height_m"': Delegate(
+    'ask two agents: "read README.md", "search for height_m"': DelegateIntent(
         ("read README.md", "search for height_m")
     ),
-    "ask two agents to read README.md and search for height_m": Delegate(
+    "ask two agents to read README.md and search for height_m": DelegateIntent(
         ("read README.md", "search for height_m")
     ),
-    "use 3 agents:\n- read a\n- read b\n- list the files and read c": Delegate(
+    "use 3 agents:\n- read a\n- read b\n- list the files and read c": DelegateIntent(
         ("read a", "read b", "list the files and read c")
     ),
 }
@@ -153,24 +161,27 @@ def test_a_plain_request_is_understood(prompt: str) -> None:
 
 def test_where_something_is_defined_is_a_regular_expression_for_definitions() -> None:
     (search,) = parse_intents("where is open_client defined")
-    assert isinstance(search, Search)
+    assert isinstance(search, SearchIntent)
     assert not search.literal
     assert "open_client" in search.pattern
 
 
 SEVERAL: dict[str, tuple[Intent, ...]] = {
-    "list the files and read README.md": (List(), Read("README.md")),
-    "list the files and be quick": (List(),),
-    "ls, then ls": (List(),),
-    "read a.py, b.py and c.py": (Read("a.py"), Read("b.py"), Read("c.py")),
-    "1. ls src\n2. search for TODO": (List("src"), Search("TODO")),
-    "run echo a && echo b and then read README.md": (Run("echo a && echo b"), Read("README.md")),
-    "replace a by b in c.py, run `make x` and then what changed?": (
-        Replace("c.py", "a", "b"),
-        Run("make x"),
-        Run("git status --short"),
+    "list the files and read README.md": (ListIntent(), ReadIntent("README.md")),
+    "list the files and be quick": (ListIntent(),),
+    "ls, then ls": (ListIntent(),),
+    "read a.py, b.py and c.py": (ReadIntent("a.py"), ReadIntent("b.py"), ReadIntent("c.py")),
+    "1. ls src\n2. search for TODO": (ListIntent("src"), SearchIntent("TODO")),
+    "run echo a && echo b and then read README.md": (
+        RunIntent("echo a && echo b"),
+        ReadIntent("README.md"),
     ),
-    "ls a, ls b, ls c, ls d, ls e, ls f and ls g": tuple(map(List, "abcdef")),
+    "replace a by b in c.py, run `make x` and then what changed?": (
+        ReplaceIntent("c.py", "a", "b"),
+        RunIntent("make x"),
+        RunIntent("git status --short"),
+    ),
+    "ls a, ls b, ls c, ls d, ls e, ls f and ls g": tuple(map(ListIntent, "abcdef")),
 }
 
 
@@ -202,7 +213,7 @@ def test_prose_means_nothing(prompt: str) -> None:
 
 
 def test_only_the_beginning_of_a_huge_prompt_is_read() -> None:
-    assert parse_intents("read a.py\n" + "x " * 2_000_000 + "\nread b.py") == (Read("a.py"),)
+    assert parse_intents("read a.py\n" + "x " * 2_000_000 + "\nread b.py") == (ReadIntent("a.py"),)
 
 
 FRAGMENTS = [*" ".join([*PHRASES, *SEVERAL]).split(" "), "\n", "```", '"', "'", "„", "\ue000", "$ "]

@@ -8,23 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.ids import AgentId, MessageId, SessionId
-from culm.model.base import CallBegan, CallDelta, Done, ModelEvent, Request, TextDelta, ToolSpec
+from culm.model.base import (
+    AnswerDone,
+    CallDelta,
+    CallStarted,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ToolSpec,
+)
 from culm.model.offline.answers import INTRODUCTION
 from culm.model.offline.intents import INTENTS_MAX
 from culm.model.offline.model import (
     FOR_AGENT_WORDS,
     SUMMARY_WORDS,
     TITLE_WORDS,
+    OfflineCall,
     OfflineModel,
-    Use,
     answer_to,
 )
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM, summary_prompt
 from culm.run.limits import Price, used_of
 from culm.store.sessions import add_session
-from culm.subagents.results import Report, result_of
+from culm.subagents.results import AgentReport, result_of
 from culm.subagents.roles import BUILT_IN
-from culm.tools.base import Call, Tool
+from culm.tools.base import CallRequest, Tool
 from culm.tools.process.jobs import open_jobs
 from culm.tools.registry import make_tools
 from culm.wire.agents import Agent
@@ -81,7 +89,7 @@ def resulted(name: str, content: str, *, metadata: str = "", is_error: bool = Fa
     return message("tool", ToolResultPart(result))
 
 
-async def heard(request: Request) -> list[ModelEvent]:
+async def heard(request: ModelRequest) -> list[ModelEvent]:
     async with asyncio.timeout(WAIT_S):
         return [event async for event in OfflineModel().stream(request)]
 
@@ -93,9 +101,9 @@ def text_in(events: Sequence[ModelEvent]) -> str:
 async def take_turn(messages: list[Message], tools: Mapping[str, Tool]) -> str:
     """Ask and call until there is an answer without calls, as the loop of a run does."""
     while True:
-        request = Request("", messages, tuple(tool.spec for tool in tools.values()))
+        request = ModelRequest("", messages, tuple(tool.spec for tool in tools.values()))
         events = await heard(request)
-        begun = [event for event in events if isinstance(event, CallBegan)]
+        begun = [event for event in events if isinstance(event, CallStarted)]
         inputs = {event.key: event.text for event in events if isinstance(event, CallDelta)}
         if not begun:
             return text_in(events)
@@ -103,7 +111,7 @@ async def take_turn(messages: list[Message], tools: Mapping[str, Tool]) -> str:
         messages.append(message("assistant", *(ToolCallPart(call) for call in calls)))
         for call in calls:
             arguments = msgspec.json.decode(call.input, type=dict[str, Json])
-            asked = Call(call.id, call.name, call.input, arguments, "s")
+            asked = CallRequest(call.id, call.name, call.input, arguments, "s")
             result = await carried_out(tools[call.name], asked)
             told = ToolResult(call.id, call.name, result.content, metadata=result.metadata)
             told.is_error = result.is_error
@@ -111,19 +119,21 @@ async def take_turn(messages: list[Message], tools: Mapping[str, Tool]) -> str:
 
 
 async def test_the_first_words_of_a_session_say_what_it_is_and_later_ones_do_not() -> None:
-    first = await heard(Request("", [said("hello")], ALL))
+    first = await heard(ModelRequest("", [said("hello")], ALL))
     assert text_in(first).startswith(INTRODUCTION)
-    later = await heard(Request("", [said("hello"), said("hi", "assistant"), said("help")], ALL))
+    later = await heard(
+        ModelRequest("", [said("hello"), said("hi", "assistant"), said("help")], ALL)
+    )
     assert "I can" in text_in(later)
     assert INTRODUCTION not in text_in(later)
 
 
 async def test_a_request_becomes_a_call_with_whole_arguments() -> None:
     messages = [said("hi"), said("hello", "assistant"), said("grep def main in src")]
-    assert await heard(Request("", messages, ALL)) == [
-        CallBegan(0, "offline_3_0", "grep"),
+    assert await heard(ModelRequest("", messages, ALL)) == [
+        CallStarted(0, "offline_3_0", "grep"),
         CallDelta(0, '{"pattern":"def main","path":"src","literal_text":true}'),
-        Done("tool_use"),
+        AnswerDone("tool_use"),
     ]
 
 
@@ -176,79 +186,94 @@ async def test_a_workspace_is_really_worked_in(tmp_path: Path) -> None:
 def test_a_chain_reads_what_was_found_and_then_ends() -> None:
     found = resulted("glob", "b/c.py\nz.py\n(note)", metadata='{"number_of_files":2}')
     messages = [said("read the first python file"), called("glob"), found]
-    assert answer_to(Request("", messages, ALL)).uses == (Use("view", {"file_path": "z.py"}),)
+    assert answer_to(ModelRequest("", messages, ALL)).uses == (
+        OfflineCall("view", {"file_path": "z.py"}),
+    )
     messages += [called("view"), resulted("view", "boom", is_error=True)]
-    assert answer_to(Request("", messages, ALL)).uses == ()
+    assert answer_to(ModelRequest("", messages, ALL)).uses == ()
 
 
 def test_a_call_that_failed_is_told_and_not_repeated() -> None:
     messages = [said("ls src"), called("ls"), resulted("ls", "no such directory", is_error=True)]
-    answer = answer_to(Request("", messages, ALL))
+    answer = answer_to(ModelRequest("", messages, ALL))
     assert (answer.text, answer.uses) == ("`ls` failed:\n```\nno such directory\n```", ())
 
 
 def test_what_is_refused_is_told_and_the_rest_is_done_nevertheless() -> None:
     refused = resulted("bash", "Not allowed: a rule denies it.", is_error=True)
     messages = [said("run make and read a.txt"), called("bash"), refused]
-    assert answer_to(Request("", messages, ALL)).uses == (Use("view", {"file_path": "a.txt"}),)
+    assert answer_to(ModelRequest("", messages, ALL)).uses == (
+        OfflineCall("view", {"file_path": "a.txt"}),
+    )
     messages += [called("view"), resulted("view", "", metadata='{"content":"x"}')]
-    answer = answer_to(Request("", messages, ALL))
+    answer = answer_to(ModelRequest("", messages, ALL))
     assert answer.text.startswith("`bash` was not allowed: a rule denies it.\n\na.txt:\n")
 
 
 def test_a_prompt_that_joins_in_the_middle_of_a_turn_is_answered_for_itself() -> None:
     messages = [said("ls"), called("ls"), resulted("ls", "a"), said("read a.txt")]
-    assert answer_to(Request("", messages, ALL)).uses == (Use("view", {"file_path": "a.txt"}),)
+    assert answer_to(ModelRequest("", messages, ALL)).uses == (
+        OfflineCall("view", {"file_path": "a.txt"}),
+    )
 
 
 def test_what_was_cut_is_counted_as_at_least() -> None:
     cut = resulted("glob", "a.py", metadata='{"number_of_files":100,"truncated":true}')
     messages = [said("how many python files"), called("glob"), cut]
-    assert answer_to(Request("", messages, ALL)).text == "Found at least 100 files like `**/*.py`."
+    assert (
+        answer_to(ModelRequest("", messages, ALL)).text
+        == "Found at least 100 files like `**/*.py`."
+    )
 
 
 def test_changes_are_made_one_after_the_other_and_only_to_what_was_read() -> None:
     prompt = "replace a by b in x.txt, create y.txt with `hi` and run make"
     messages = [said(prompt)]
-    made: list[Use] = []
-    while uses := answer_to(Request("", messages, ALL)).uses:
+    made: list[OfflineCall] = []
+    while uses := answer_to(ModelRequest("", messages, ALL)).uses:
         (use,) = uses
         made.append(use)
         messages += [called(use.tool), resulted(use.tool, "done")]
     edit = {"file_path": "x.txt", "old_string": "a", "new_string": "b", "replace_all": True}
     assert made == [
-        Use("view", {"file_path": "x.txt"}),
-        Use("edit", edit),
-        Use("write", {"file_path": "y.txt", "content": "hi"}),
-        Use("bash", {"command": "make", "description": "Run make"}),
+        OfflineCall("view", {"file_path": "x.txt"}),
+        OfflineCall("edit", edit),
+        OfflineCall("write", {"file_path": "y.txt", "content": "hi"}),
+        OfflineCall("bash", {"command": "make", "description": "Run make"}),
     ]
 
 
 def test_everything_else_is_one_call() -> None:
     for prompt, use in {
-        "$ git status": Use("bash", {"command": "git status", "description": "Run git status"}),
-        "delegate: count files": Use("agent", {"prompt": "count files"}),
-        "fetch https://a.b/c": Use("fetch", {"url": "https://a.b/c", "format": "markdown"}),
-        "download http://a.b to c": Use("download", {"url": "http://a.b", "file_path": "c"}),
+        "$ git status": OfflineCall(
+            "bash", {"command": "git status", "description": "Run git status"}
+        ),
+        "delegate: count files": OfflineCall("agent", {"prompt": "count files"}),
+        "fetch https://a.b/c": OfflineCall("fetch", {"url": "https://a.b/c", "format": "markdown"}),
+        "download http://a.b to c": OfflineCall(
+            "download", {"url": "http://a.b", "file_path": "c"}
+        ),
     }.items():
-        assert answer_to(Request("", [said(prompt)], ALL)).uses == (use,)
+        assert answer_to(ModelRequest("", [said(prompt)], ALL)).uses == (use,)
 
 
 def test_agents_side_by_side_are_one_call_and_the_answer_has_what_each_reported() -> None:
     messages = [said("have one agent read a.txt and another have an agent rest")]
-    (use,) = answer_to(Request("", messages, ALL)).uses
+    (use,) = answer_to(ModelRequest("", messages, ALL)).uses
     assignments = [
         {"prompt": "read a.txt", "name": "read a.txt"},
         {"prompt": "have an agent rest"},
     ]
-    assert use == Use("agent", {"assignments": assignments})
+    assert use == OfflineCall("agent", {"assignments": assignments})
     agents = [
         Agent(AgentId(f"id{n}"), "", SessionId("s"), name=name, state="ended", outcome="completed")
         for n, name in enumerate(("read a.txt", "have an agent rest"))
     ]
-    reported = result_of([Report(agents[0], "a.txt:\nhi"), Report(agents[1], "Done.\n[1]")])
+    reported = result_of(
+        [AgentReport(agents[0], "a.txt:\nhi"), AgentReport(agents[1], "Done.\n[1]")]
+    )
     messages += [called("agent"), resulted("agent", reported.content)]
-    assert answer_to(Request("", messages, ALL)).text == (
+    assert answer_to(ModelRequest("", messages, ALL)).text == (
         "The 2 sub-agents answered:\n\n"
         "## read a.txt\na.txt:\nhi\n\n## have an agent rest\nDone.\n[1]"
     )
@@ -257,20 +282,20 @@ def test_agents_side_by_side_are_one_call_and_the_answer_has_what_each_reported(
 def test_only_whoever_talks_to_people_introduces_itself() -> None:
     system = BUILT_IN["worker"].prompt
     assert FOR_AGENT_WORDS in system
-    assert not answer_to(Request(system, [said("hello")], ALL)).text.startswith(INTRODUCTION)
-    assert answer_to(Request("", [said("hello")], ALL)).text.startswith(INTRODUCTION)
+    assert not answer_to(ModelRequest(system, [said("hello")], ALL)).text.startswith(INTRODUCTION)
+    assert answer_to(ModelRequest("", [said("hello")], ALL)).text.startswith(INTRODUCTION)
 
 
 def test_an_attached_file_is_named_with_its_size() -> None:
     attached = BinaryPart(Binary("notes.txt", "text/plain", b"x" * 1234))
-    answer = answer_to(Request("", [message("user", TextPart(Text("hm?")), attached)], ALL))
+    answer = answer_to(ModelRequest("", [message("user", TextPart(Text("hm?")), attached)], ALL))
     assert "You attached notes.txt (1.2 kB). " in answer.text
 
 
 async def test_an_answer_costs_nothing_whatever_the_price() -> None:
-    request = Request("", [said("hello")], ALL)
+    request = ModelRequest("", [said("hello")], ALL)
     done = (await heard(request))[-1]
-    assert isinstance(done, Done)
+    assert isinstance(done, AnswerDone)
     assert used_of(done.usage, Price(1.0, 1.0, 1.0, 1.0), request, 100).cost == 0.0
 
 
@@ -287,7 +312,7 @@ def test_a_title_is_made_of_the_first_words() -> None:
         "": "",
     }
     for prompt, title in titles.items():
-        assert answer_to(Request(TITLE_SYSTEM, [said(prompt)])).text == title
+        assert answer_to(ModelRequest(TITLE_SYSTEM, [said(prompt)])).text == title
         assert len(title) <= 50
 
 
@@ -297,7 +322,7 @@ def test_a_summary_keeps_requests_calls_tasks_and_the_last_answer() -> None:
         *(said("ls src\nquickly"), called("ls"), resulted("ls", "a.py\nb.py")),
         *(said("Two files.", "assistant"), said(summary_prompt([Todo("rest", "pending", "")]))),
     ]
-    assert answer_to(Request(SUMMARY_SYSTEM, messages)).text == (
+    assert answer_to(ModelRequest(SUMMARY_SYSTEM, messages)).text == (
         "The person asked:\n- ls src\n\n"
         "Calls and the first line of each result:\n- ls {} → a.py\n\n"
         "Tasks:\n- [pending] rest\n\n"
@@ -308,9 +333,9 @@ def test_a_summary_keeps_requests_calls_tasks_and_the_last_answer() -> None:
 def test_a_summary_of_much_is_bounded() -> None:
     turn = [said("x" * 10_000), called("ls"), resulted("ls", "y" * 10_000)]
     question = said(summary_prompt([]))
-    answer = answer_to(Request(SUMMARY_SYSTEM, [*turn * 500, question]))
+    answer = answer_to(ModelRequest(SUMMARY_SYSTEM, [*turn * 500, question]))
     assert len(answer.text) < 40_000
-    assert answer_to(Request(SUMMARY_SYSTEM, [])).text == "Nothing has been said yet."
+    assert answer_to(ModelRequest(SUMMARY_SYSTEM, [])).text == "Nothing has been said yet."
 
 
 # --- anything at all
@@ -361,16 +386,18 @@ async def test_any_request_gets_one_whole_answer_with_few_legal_calls(
     history: list[Message], prompt: str, tools: list[ToolSpec], system: str
 ) -> None:
     results = [one for one in history if one.role != "user"]
-    request = Request(system, [*history, said(prompt), *results], tuple(tools))
+    request = ModelRequest(system, [*history, said(prompt), *results], tuple(tools))
     events = await heard(request)
     assert events == await heard(request)
-    assert [n for n, event in enumerate(events) if isinstance(event, Done)] == [len(events) - 1]
+    assert [n for n, event in enumerate(events) if isinstance(event, AnswerDone)] == [
+        len(events) - 1
+    ]
     offered = {spec.name: spec for spec in tools}
-    begun = [event for event in events if isinstance(event, CallBegan)]
+    begun = [event for event in events if isinstance(event, CallStarted)]
     assert len(begun) <= INTENTS_MAX
     inputs = {event.key: event.text for event in events if isinstance(event, CallDelta)}
     for call in begun:
         arguments = msgspec.json.decode(inputs[call.key], type=dict[str, Json])
         known = cast("dict[str, Json]", offered[call.name].parameters["properties"])
         assert set(arguments) <= set(known)
-    assert events[-1] == Done("tool_use" if begun else "end_turn")
+    assert events[-1] == AnswerDone("tool_use" if begun else "end_turn")

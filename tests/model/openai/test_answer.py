@@ -9,31 +9,31 @@ from hypothesis import strategies as st
 
 from culm.errors import ModelFailed
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
     ReasoningDelta,
     StopReason,
     TextDelta,
-    Usage,
+    TokenUsage,
     joined,
 )
-from culm.model.failures import Peer
-from culm.model.lines import Lines
+from culm.model.failures import ProviderPeer
+from culm.model.lines import LineSplitter
 from culm.model.openai.answer import (
     DETAILS_CHARS_MAX,
     HELD_CHARS_MAX,
     NAMELESS_MAX,
-    Reading,
+    OpenAiAnswer,
 )
-from culm.model.openai.reasoning_roundtrip import Kept, encode_kept
-from culm.model.vendor_quirks import Accent
+from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_kept
+from culm.model.vendor_quirks import VendorQuirks
 from culm.wire.codec import Json
 from tests.model import provider
 from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream
 
-END_TURN = Done("end_turn")
+END_TURN = AnswerDone("end_turn")
 
 
 def call(**fields: Json) -> bytes:
@@ -117,29 +117,29 @@ async def test_pieces_of_parallel_calls_are_told_apart_by_their_index() -> None:
         + delta("tool_calls")
     )
     assert await answer_to(stream(sent)) == [
-        CallBegan(0, "a", "view"),
-        CallBegan(1, "b", "grep"),
+        CallStarted(0, "a", "view"),
+        CallStarted(1, "b", "grep"),
         CallDelta(1, '{"p'),
         CallDelta(0, '{"x":'),
         CallDelta(1, '":1}'),
         CallDelta(0, "2}"),
-        Done("tool_use"),
+        AnswerDone("tool_use"),
     ]
 
 
 TWO_CALLS = [
-    CallBegan(0, "a", "view"),
+    CallStarted(0, "a", "view"),
     CallDelta(0, "{}"),
-    CallBegan(1, "b", "view"),
+    CallStarted(1, "b", "view"),
     CallDelta(1, "[]"),
-    Done("tool_use"),
+    AnswerDone("tool_use"),
 ]
 TWO_CALLS_WITHOUT_ID = [
-    CallBegan(0, "", "view"),
+    CallStarted(0, "", "view"),
     CallDelta(0, "{}"),
-    CallBegan(1, "", "view"),
+    CallStarted(1, "", "view"),
     CallDelta(1, "[]"),
-    Done("tool_use"),
+    AnswerDone("tool_use"),
 ]
 
 
@@ -199,7 +199,7 @@ TWO_CALLS_WITHOUT_ID = [
         ),
         pytest.param(
             [call(index=0, id="a", arguments="{}"), delta(tool_calls=[{"index": 0}])],
-            [CallBegan(0, "a", ""), CallDelta(0, "{}"), Done("tool_use")],
+            [CallStarted(0, "a", ""), CallDelta(0, "{}"), AnswerDone("tool_use")],
             id="the name never comes",
         ),
     ],
@@ -222,7 +222,7 @@ async def test_calls_are_put_together_as_servers_send_them(
     ],
 )
 async def test_the_reason_is_told_in_our_words(finish: str, reason: StopReason) -> None:
-    assert await answer_to(stream(delta(finish))) == [Done(reason)]
+    assert await answer_to(stream(delta(finish))) == [AnswerDone(reason)]
 
 
 @pytest.mark.parametrize(
@@ -232,37 +232,37 @@ async def test_calls_want_results_even_if_the_provider_says_stop(
     finish: str | None, reason: StopReason
 ) -> None:
     sent = call(index=0, id="a", name="f") + delta(finish) + b"data: [DONE]\n\n"
-    assert (await answer_to(stream(sent)))[-1] == Done(reason)
+    assert (await answer_to(stream(sent)))[-1] == AnswerDone(reason)
 
 
 async def test_a_stream_that_says_done_without_a_reason_is_complete() -> None:
     sent = delta(content="a") + b"data: [DONE]\n\n"
-    assert await answer_to(stream(sent)) == [TextDelta("a"), Done("unknown")]
+    assert await answer_to(stream(sent)) == [TextDelta("a"), AnswerDone("unknown")]
 
 
 @pytest.mark.parametrize(
     ("told", "usage"),
     [
-        ({"prompt_tokens": 10, "completion_tokens": 3}, Usage(10, 3)),
+        ({"prompt_tokens": 10, "completion_tokens": 3}, TokenUsage(10, 3)),
         (
             {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}, "cost": 0.25},
-            Usage(6, 0, 4, cost=0.25),
+            TokenUsage(6, 0, 4, cost=0.25),
         ),
         (
             {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}},
-            Usage(0, 0, 4),
+            TokenUsage(0, 0, 4),
         ),
         (
             {"prompt_tokens": None, "completion_tokens": 3.0, "prompt_tokens_details": None},
-            Usage(0, 3),
+            TokenUsage(0, 3),
         ),
     ],
 )
-async def test_usage_comes_with_the_end(told: Json, usage: Usage) -> None:
+async def test_usage_comes_with_the_end(told: Json, usage: TokenUsage) -> None:
     after = delta("stop") + data({"choices": [], "usage": told}) + b"data: [DONE]\n\n"
-    assert await answer_to(stream(after)) == [Done("end_turn", usage)]
+    assert await answer_to(stream(after)) == [AnswerDone("end_turn", usage)]
     within = data({"choices": [{"finish_reason": "stop"}], "usage": told})
-    assert await answer_to(stream(within)) == [Done("end_turn", usage)]
+    assert await answer_to(stream(within)) == [AnswerDone("end_turn", usage)]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ async def test_a_stream_that_ends_without_a_reason_was_cut(sent: bytes) -> None:
 
 # --- however the bytes were cut
 
-PEER = Peer("acme", "api.acme.example", "model-1")
+PEER = ProviderPeer("acme", "api.acme.example", "model-1")
 SAMPLE = (
     b": hi\r\n\r\n"
     + delta(reasoning="é")
@@ -339,7 +339,7 @@ SAMPLE = (
 
 
 def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
-    return provider.read(Reading(PEER), chunks)
+    return provider.read(OpenAiAnswer(PEER), chunks)
 
 
 def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
@@ -361,7 +361,7 @@ def test_a_stream_cut_anywhere_gives_a_prefix_of_its_events(end: int) -> None:
     *events, last = read(iter([SAMPLE[:end]]))
     whole = read(iter([SAMPLE]))
     assert events == whole[: len(events)]
-    assert last == "The stream was cut" or isinstance(last, Done)
+    assert last == "The stream was cut" or isinstance(last, AnswerDone)
 
 
 def test_a_document_without_end_is_refused_before_it_is_held() -> None:
@@ -434,7 +434,7 @@ def detail(**fields: Json) -> bytes:
 
 def kept(sent: bytes) -> list[ModelEvent | str]:
     """As `read`, from a provider that wants its details back."""
-    lines, reading = Lines(), Reading(PEER, Accent(returns_details=True))
+    lines, reading = LineSplitter(), OpenAiAnswer(PEER, VendorQuirks(returns_details=True))
     try:
         return [*reading.on_lines(lines.feed(sent)), *reading.on_end(lines.rest())]
     except ModelFailed as exc:
@@ -445,7 +445,7 @@ def test_a_long_thought_in_many_pieces_goes_back_as_one() -> None:
     pieces = 50_000
     sent = detail(type="reasoning.text", index=0, text="hm, ") * pieces + STOP
     whole = {"type": "reasoning.text", "index": 0, "text": "hm, " * pieces}
-    signature = encode_kept(Kept(details=(whole,)))
+    signature = encode_kept(ReasoningLine(details=(whole,)))
     assert kept(sent) == [ReasoningDelta("", signature), END_TURN]
 
 
@@ -466,13 +466,13 @@ def test_thoughts_that_do_not_end_are_refused(piece: bytes) -> None:
 def test_arguments_of_a_call_without_a_name_are_held_only_so_far() -> None:
     piece = call(index=0, id="c", arguments="x" * 1024)
     times = HELD_CHARS_MAX // 1024
-    assert read(iter([piece * times, STOP]))[-1] == Done("tool_use")
+    assert read(iter([piece * times, STOP]))[-1] == AnswerDone("tool_use")
     assert read(iter([piece * (times + 1), STOP])) == ["Unreadable answer"]
 
 
 def test_only_so_many_calls_may_wait_for_their_name() -> None:
     nameless = [call(index=n, id=f"c{n}") for n in range(NAMELESS_MAX + 1)]
-    assert read(iter([*nameless[:-1], STOP]))[-1] == Done("tool_use")
+    assert read(iter([*nameless[:-1], STOP]))[-1] == AnswerDone("tool_use")
     assert read(iter([*nameless, STOP])) == ["Unreadable answer"]
     named = [call(index=n, id=f"c{n}", name="ls") for n in range(NAMELESS_MAX + 1)]
-    assert read(iter([*named, STOP]))[-1] == Done("tool_use")
+    assert read(iter([*named, STOP]))[-1] == AnswerDone("tool_use")

@@ -6,7 +6,7 @@ from base64 import b64encode
 import pytest
 
 from culm.ids import MessageId, SessionId
-from culm.model.base import Access, Request, ToolSpec
+from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.openai.body import encode_body
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -48,13 +48,13 @@ def binary(path: str, mime_type: str, data: bytes) -> BinaryPart:
     return BinaryPart(Binary(path, mime_type, data))
 
 
-def body(request: Request, *, sees_images: bool = True) -> dict[str, Json]:
+def body(request: ModelRequest, *, sees_images: bool = True) -> dict[str, Json]:
     info = ModelInfo(id="m", supports_attachments=sees_images)
-    return json.loads(encode_body(request, Access(), info))
+    return json.loads(encode_body(request, ProviderAccess(), info))
 
 
 def told(*messages: Message, sees_images: bool = True) -> list[Json]:
-    return body(Request("", list(messages)), sees_images=sees_images)["messages"]
+    return body(ModelRequest("", list(messages)), sees_images=sees_images)["messages"]
 
 
 def test_a_conversation_with_a_call_is_told_in_order() -> None:
@@ -258,7 +258,7 @@ def test_an_image_in_a_result_is_named_to_a_model_that_does_not_see() -> None:
 
 def test_tools_are_told_with_their_schema() -> None:
     spec = ToolSpec("ls", "List files.", {"type": "object", "properties": {}})
-    assert body(Request("", [], (spec,)))["tools"] == [
+    assert body(ModelRequest("", [], (spec,)))["tools"] == [
         {
             "type": "function",
             "function": {
@@ -268,7 +268,7 @@ def test_tools_are_told_with_their_schema() -> None:
             },
         }
     ]
-    assert "tools" not in body(Request("", []))
+    assert "tools" not in body(ModelRequest("", []))
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:

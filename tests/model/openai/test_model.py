@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from culm.errors import ModelFailed
-from culm.model.base import Access, Done, Request, Setup, TextDelta
+from culm.model.base import AnswerDone, ModelRequest, ModelSetup, ProviderAccess, TextDelta
 from culm.model.openai.model import OpenAiModel
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -38,7 +38,7 @@ ENDLESS = Reply([STREAM_HEAD + chunk(delta(content="a"))], "hold")
 
 async def test_a_request_carries_the_key_and_asks_for_a_stream() -> None:
     async with open_provider(stream(STOP)) as provider, open_model(provider.url) as model:
-        await ask(model, Request("be brief", []))
+        await ask(model, ModelRequest("be brief", []))
     assert provider.asked[0].path == "/v1/chat/completions"
     headers = provider.asked[0].headers
     assert headers["authorization"] == f"Bearer {KEY}"
@@ -56,18 +56,25 @@ async def test_a_request_carries_the_key_and_asks_for_a_stream() -> None:
 @pytest.mark.parametrize(
     ("access", "headers"),
     [
-        (Access(), {}),
-        (Access(api_key="  k-1\n"), {"authorization": "Bearer k-1"}),
+        (ProviderAccess(), {}),
+        (ProviderAccess(api_key="  k-1\n"), {"authorization": "Bearer k-1"}),
         (
-            Access(api_key="k-1", headers={"X-Org": "o"}),
+            ProviderAccess(api_key="k-1", headers={"X-Org": "o"}),
             {"authorization": "Bearer k-1", "x-org": "o"},
         ),
-        (Access(api_key="k-1", headers={"AUTHORIZATION": "Mine"}), {"authorization": "Mine"}),
+        (
+            ProviderAccess(api_key="k-1", headers={"AUTHORIZATION": "Mine"}),
+            {"authorization": "Mine"},
+        ),
     ],
 )
-async def test_headers_of_the_access_go_over_ours(access: Access, headers: dict[str, str]) -> None:
+async def test_headers_of_the_access_go_over_ours(
+    access: ProviderAccess, headers: dict[str, str]
+) -> None:
     async with open_provider(stream(STOP)) as provider:
-        there = Access(base_url=provider.url + "/", api_key=access.api_key, headers=access.headers)
+        there = ProviderAccess(
+            base_url=provider.url + "/", api_key=access.api_key, headers=access.headers
+        )
         async with open_model("", access=there) as model:
             await ask(model)
     assert provider.asked[0].path == "/v1/chat/completions"
@@ -86,10 +93,10 @@ async def test_settings_then_the_access_go_over_our_body() -> None:
         provider_options={"seed": 1, "top_p": 0.8, "user": "u"},
     )
     async with open_provider(stream(STOP), stream(STOP)) as provider:
-        access = Access(base_url=provider.url, body={"user": "w", "model": "other"})
+        access = ProviderAccess(base_url=provider.url, body={"user": "w", "model": "other"})
         async with open_model("", access=access) as model:
-            await ask(model, Request("", [], settings=chosen))
-            await ask(model, Request("", [], settings=chosen, max_tokens=7))
+            await ask(model, ModelRequest("", [], settings=chosen))
+            await ask(model, ModelRequest("", [], settings=chosen, max_tokens=7))
     expected: dict[str, Json] = {
         "model": "other",
         "messages": [],
@@ -112,15 +119,15 @@ async def test_a_connection_serves_again_after_a_whole_answer(last: str) -> None
     whole = STREAM_HEAD + chunk(delta(content="a") + STOP)
     reply = Reply([whole + END] if last == "with the end" else [whole, END])
     async with open_provider(reply, stream(STOP)) as provider, open_model(provider.url) as model:
-        assert await ask(model) == [TextDelta("a"), Done("end_turn")]
-        assert await ask(model) == [Done("end_turn")]
+        assert await ask(model) == [TextDelta("a"), AnswerDone("end_turn")]
+        assert await ask(model) == [AnswerDone("end_turn")]
         assert provider.connections == 1
 
 
 async def test_a_server_that_says_done_and_stays_does_not_hold_the_answer_up() -> None:
     reply = Reply([STREAM_HEAD + chunk(STOP)], "hold")
     async with open_provider(reply) as provider, open_model(provider.url) as model:
-        assert await ask(model) == [Done("end_turn")]
+        assert await ask(model) == [AnswerDone("end_turn")]
         await provider.left.wait()
 
 
@@ -179,7 +186,7 @@ async def test_an_error_read_whole_leaves_the_connection_in_use() -> None:
     async with open_provider(*replies) as provider, open_model(provider.url) as model:
         with pytest.raises(ModelFailed, match="later"):
             await ask(model)
-        assert await ask(model) == [Done("end_turn")]
+        assert await ask(model) == [AnswerDone("end_turn")]
         assert provider.connections == 1
 
 
@@ -192,14 +199,14 @@ async def test_a_reader_that_is_slow_is_no_silence_of_the_provider() -> None:
         events = model.stream(REQUEST)
         assert await anext(events) == TextDelta("a")
         await asyncio.sleep(1.2)  # Longer than the silence that is allowed.
-        assert [event async for event in events] == [TextDelta("b"), Done("end_turn")]
+        assert [event async for event in events] == [TextDelta("b"), AnswerDone("end_turn")]
 
 
 async def test_silence_counts_from_the_last_bytes() -> None:
     reply = Reply([STREAM_HEAD, *[chunk(b": wait\n")] * 8, chunk(STOP) + END])
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.5) as model:
         provider.trickle_s = 0.2  # Longer in all than the silence that is allowed.
-        assert await ask(model) == [Done("end_turn")]
+        assert await ask(model) == [AnswerDone("end_turn")]
 
 
 async def test_a_request_that_nobody_reads_is_given_up() -> None:
@@ -207,14 +214,14 @@ async def test_a_request_that_nobody_reads_is_given_up() -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         async with asyncio.timeout(WAIT_S), open_model(url, stall_s=0.1) as model:
             with pytest.raises(ModelFailed, match=r"nothing came from .* for 0\.1 s"):
-                await ask(model, Request("x" * 30_000_000, []))
+                await ask(model, ModelRequest("x" * 30_000_000, []))
 
 
 async def test_nothing_is_left_open_when_a_stream_is_dropped_unread() -> None:
     async with open_provider(ENDLESS) as provider, aiohttp.ClientSession() as http:
-        access = Access(base_url=provider.url)
+        access = ProviderAccess(base_url=provider.url)
         info = ModelInfo(id="m", supports_attachments=True)
-        model = OpenAiModel(Setup(http, access, info, WAIT_S, WAIT_S))
+        model = OpenAiModel(ModelSetup(http, access, info, WAIT_S, WAIT_S))
         events = model.stream(REQUEST)
         assert await anext(events) == TextDelta("a")
         del events

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from culm.tools.files.diffs import (
     CONTENT_CHARS_MAX,
     EDITS_MAX,
-    Difference,
+    TextDifference,
     difference,
     excerpts,
     lines_of,
@@ -19,7 +19,7 @@ from culm.tools.files.diffs import (
 TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "d"]), max_size=14).map("".join)
 
 
-def applied(before: Sequence[str], found: Difference) -> list[str]:
+def applied(before: Sequence[str], found: TextDifference) -> list[str]:
     """The lines after a change, worked out from what is said of it."""
     after: list[str] = []
     at = 0

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from culm.tools.files.file_executor import GRACE_S, THREADS, WALL_S, Stop, open_file_work
+from culm.tools.files.file_executor import GRACE_S, THREADS, WALL_S, StopFlag, open_file_work
 from tests.support import WAIT_S, FakeClock
 
 
@@ -20,7 +20,7 @@ class Job:
         self._let_go = threading.Event()
         self.is_over = False
 
-    def __call__(self, stop: Stop) -> str:
+    def __call__(self, stop: StopFlag) -> str:
         self._loop.call_soon_threadsafe(self.began.set)
         with stop.calling(self._told.set):
             self._told.wait(WAIT_S)
@@ -107,7 +107,7 @@ async def test_time_runs_only_for_jobs_that_have_a_thread() -> None:
 
 
 async def test_what_a_job_raises_is_raised() -> None:
-    def fail(_: Stop) -> None:
+    def fail(_: StopFlag) -> None:
         raise ValueError("as it is")
 
     async with open_file_work(FakeClock()) as work:
@@ -116,7 +116,7 @@ async def test_what_a_job_raises_is_raised() -> None:
 
 
 def test_a_word_that_has_come_calls_at_once_and_never_after_the_block() -> None:
-    stop, calls = Stop(), list[str]()
+    stop, calls = StopFlag(), list[str]()
     with stop.calling(lambda: calls.append("within")):
         pass
     stop.set()

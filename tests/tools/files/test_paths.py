@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.files.paths import LINKS_MAX, Inside, Missing, Target
-from culm.tools.files.safe_open import DEPTH_MAX, Refused, shown
+from culm.tools.files.paths import LINKS_MAX, MissingPath, PathTarget, WorkspacePaths
+from culm.tools.files.safe_open import DEPTH_MAX, OpenRefused, shown
 
 TRIES = 300  # Of a race; each takes some 50 µs.
 
 
-def read(inside: Inside, path: str) -> bytes:
+def read(inside: WorkspacePaths, path: str) -> bytes:
     with inside.open(path) as place:
         return os.read(place.descriptor, 1000)
 
 
-def refusal(inside: Inside, path: str) -> str:
-    with pytest.raises(Refused) as caught, inside.open(path):
+def refusal(inside: WorkspacePaths, path: str) -> str:
+    with pytest.raises(OpenRefused) as caught, inside.open(path):
         pass
     return str(caught.value)
 
@@ -58,7 +58,7 @@ def test_every_spelling_of_a_path_inside_reaches_the_same_file(folder: Path, pat
     (folder / "a" / "up").symlink_to("..")
     (folder / "alias").symlink_to("../work")
     before = descriptors()
-    with Inside(folder).open(path.format(root=folder)) as place:
+    with WorkspacePaths(folder).open(path.format(root=folder)) as place:
         assert os.read(place.descriptor, 100) == b"here"
         assert (place.parts, place.is_directory) == (("a", "file"), False)
     assert descriptors() == before
@@ -68,7 +68,7 @@ def test_a_workspace_reached_by_a_link_takes_both_its_paths(folder: Path) -> Non
     (folder / "file").write_text("here")
     alias = folder.parent / "alias"
     alias.symlink_to(folder)
-    inside = Inside(alias)
+    inside = WorkspacePaths(alias)
     assert read(inside, f"{alias}/file") == read(inside, f"{folder}/file") == b"here"
 
 
@@ -98,8 +98,8 @@ def test_what_leads_out_is_resolved_to_its_real_path_and_not_opened_as_inside(
     (folder / "chain").symlink_to("relative")
     (folder / "a" / "up").symlink_to("../../outside")
     before = descriptors()
-    inside, given = Inside(folder), path.format(root=folder, outside=outside)
-    assert inside.resolve(given) == Target(str(secret), is_directory=False)
+    inside, given = WorkspacePaths(folder), path.format(root=folder, outside=outside)
+    assert inside.resolve(given) == PathTarget(str(secret), is_directory=False)
     assert not inside.holds(str(secret))
     assert refusal(inside, given).endswith(f"is outside the workspace (really {secret}).")
     with inside.open_real(str(secret)) as place:
@@ -110,10 +110,10 @@ def test_what_leads_out_is_resolved_to_its_real_path_and_not_opened_as_inside(
 def test_a_tilde_is_the_home_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     (folder / "~x").touch()
-    inside = Inside(folder)
-    assert inside.resolve("~") == Target(str(folder.parent), is_directory=True)
-    assert inside.resolve("~/work") == Target(str(folder), is_directory=True)
-    assert inside.resolve("~x") == Target(str(folder / "~x"), is_directory=False)
+    inside = WorkspacePaths(folder)
+    assert inside.resolve("~") == PathTarget(str(folder.parent), is_directory=True)
+    assert inside.resolve("~/work") == PathTarget(str(folder), is_directory=True)
+    assert inside.resolve("~x") == PathTarget(str(folder / "~x"), is_directory=False)
 
 
 def test_a_link_put_in_after_the_path_was_resolved_is_never_followed(
@@ -121,12 +121,12 @@ def test_a_link_put_in_after_the_path_was_resolved_is_never_followed(
 ) -> None:
     (folder / "a").mkdir()
     (folder / "a" / "secret.txt").write_text("here")
-    inside = Inside(folder)
+    inside = WorkspacePaths(folder)
     target = inside.resolve("a/secret.txt")
     (folder / "a").rename(folder / "b")
     (folder / "a").symlink_to(outside)
     before = descriptors()
-    with pytest.raises(Refused) as caught, inside.open_real(target.path):
+    with pytest.raises(OpenRefused) as caught, inside.open_real(target.path):
         pass
     assert str(caught.value) == (
         f"{folder}/a cannot be read: it was changed into something else meanwhile, and a link is "
@@ -135,37 +135,37 @@ def test_a_link_put_in_after_the_path_was_resolved_is_never_followed(
     (folder / "a").unlink()
     (folder / "a").mkdir()
     (folder / "a" / "secret.txt").symlink_to(outside / "secret.txt")
-    with pytest.raises(Refused, match="a link is not followed"), inside.open_real(target.path):
+    with pytest.raises(OpenRefused, match="a link is not followed"), inside.open_real(target.path):
         pass
     assert descriptors() == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/root").exists(), reason="there is no procfs here")
 def test_what_the_kernel_makes_up_is_refused_and_its_links_are_only_read(folder: Path) -> None:
-    inside = Inside(folder)
+    inside = WorkspacePaths(folder)
     for path in ("/proc/self/status", "/proc", "/sys"):
         assert "is made up by the kernel and is no file; use bash" in refusal(inside, path)
-    assert inside.resolve("/proc/self/root/etc") == Target("/etc", is_directory=True)
+    assert inside.resolve("/proc/self/root/etc") == PathTarget("/etc", is_directory=True)
 
 
 def test_a_neighbour_whose_name_begins_alike_is_outside(folder: Path) -> None:
     neighbour = folder.with_name("work-2")
     neighbour.mkdir()
-    assert "outside the workspace" in refusal(Inside(folder), str(neighbour))
+    assert "outside the workspace" in refusal(WorkspacePaths(folder), str(neighbour))
 
 
 def test_links_that_lead_round_in_a_circle_are_refused(folder: Path) -> None:
     (folder / "one").symlink_to("two")
     (folder / "two").symlink_to("one")
-    assert refusal(Inside(folder), "one/x").endswith("leads through too many links.")
+    assert refusal(WorkspacePaths(folder), "one/x").endswith("leads through too many links.")
     for number in range(LINKS_MAX + 1):
         (folder / f"n{number}").symlink_to(f"n{number + 1}")
-    assert refusal(Inside(folder), "n0").endswith("leads through too many links.")
+    assert refusal(WorkspacePaths(folder), "n0").endswith("leads through too many links.")
 
 
 def test_a_missing_name_says_where_it_is_missing(folder: Path) -> None:
     (folder / "a").mkdir()
-    with pytest.raises(Missing) as caught, Inside(folder).open("a/b/c"):
+    with pytest.raises(MissingPath) as caught, WorkspacePaths(folder).open("a/b/c"):
         pass
     error = caught.value
     assert (error.within, error.name, error.rest) == (str(folder / "a"), "b", ("c",))
@@ -179,12 +179,12 @@ def test_pipes_sockets_and_devices_are_refused_without_waiting(
     monkeypatch.chdir(folder)  # A socket's path is short.
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
-    inside = Inside(folder)
+    inside = WorkspacePaths(folder)
     assert [refusal(inside, name) for name in ("pipe", "socket")] == [
         "pipe is a pipe; only files and directories are read.",
         "socket is a socket; only files and directories are read.",
     ]
-    assert refusal(Inside(Path("/dev")), "null").startswith("null is a device;")
+    assert refusal(WorkspacePaths(Path("/dev")), "null").startswith("null is a device;")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_pipes_sockets_and_devices_are_refused_without_waiting(
 )
 def test_what_is_no_path_is_refused_in_words(folder: Path, path: str, said: str) -> None:
     (folder / "file").touch()
-    assert refusal(Inside(folder), path) == said
+    assert refusal(WorkspacePaths(folder), path) == said
 
 
 def test_a_path_that_is_too_deep_is_refused(folder: Path) -> None:
@@ -207,11 +207,11 @@ def test_a_path_that_is_too_deep_is_refused(folder: Path) -> None:
     for _ in range(DEPTH_MAX + 1):
         deep = deep / "e"
         deep.mkdir()
-    assert "directories deep" in refusal(Inside(folder), str(deep))
+    assert "directories deep" in refusal(WorkspacePaths(folder), str(deep))
 
 
 def test_a_workspace_that_is_gone_is_refused(folder: Path) -> None:
-    inside = Inside(folder)
+    inside = WorkspacePaths(folder)
     folder.rmdir()
     assert refusal(inside, "file") == f"The workspace is gone: there is no {folder}."
 
@@ -240,7 +240,7 @@ def test_a_file_swapped_for_a_link_right_before_it_is_opened_is_not_followed(
 
     (folder / "swapped").write_text("here")
     meddler.plans["swapped"] = swap
-    assert refusal(Inside(folder), "swapped").startswith("swapped cannot be read: ")
+    assert refusal(WorkspacePaths(folder), "swapped").startswith("swapped cannot be read: ")
     assert meddler.plans == {}
 
 
@@ -253,7 +253,7 @@ def test_a_directory_swapped_for_a_link_right_before_it_is_entered_is_not_follow
 
     (folder / "swapped").mkdir()
     meddler.plans["swapped"] = swap
-    assert "cannot be read" in refusal(Inside(folder), "swapped/secret.txt")
+    assert "cannot be read" in refusal(WorkspacePaths(folder), "swapped/secret.txt")
     assert meddler.plans == {}
 
 
@@ -265,7 +265,7 @@ def test_a_file_swapped_for_a_pipe_right_before_it_is_opened_is_refused(folder: 
     (folder / "swapped").write_text("here")
     meddler.plans["swapped"] = swap
     before = descriptors()
-    assert refusal(Inside(folder), "swapped").startswith("swapped is a pipe;")
+    assert refusal(WorkspacePaths(folder), "swapped").startswith("swapped is a pipe;")
     assert descriptors() == before
 
 
@@ -288,8 +288,8 @@ def test_a_file_that_is_swapped_all_the_time_never_shows_what_is_outside(
     seen: set[bytes] = set()
     try:
         for _ in range(TRIES):
-            with suppress(Refused):
-                seen.add(read(Inside(folder), "name"))
+            with suppress(OpenRefused):
+                seen.add(read(WorkspacePaths(folder), "name"))
     finally:
         over.set()
         swapper.join()

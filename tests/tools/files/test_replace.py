@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.tools.files.mismatch import COMPARED_CHARS_MAX, explain_miss
-from culm.tools.files.replace import Miss, replaced
+from culm.tools.files.replace import ReplaceFailed, replaced
 
 CODE = "def one():\n    return 1\n\n\ndef two():\n\tx = 1\n\treturn  2\n"
 
 
 def miss(text: str, old: str, new: str = "new") -> str:
-    with pytest.raises(Miss) as caught:
+    with pytest.raises(ReplaceFailed) as caught:
         replaced(text, old, new, everywhere=False)
     return str(caught.value)
 
@@ -48,7 +48,7 @@ def test_with_line_ends_made_one_it_is_what_plain_replacing_gives(
 ) -> None:
     flat, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
     if wanted not in flat:
-        with pytest.raises(Miss):
+        with pytest.raises(ReplaceFailed):
             replaced(text, old, new, everywhere=True)
     else:
         after = replaced(text, old, new, everywhere=True)

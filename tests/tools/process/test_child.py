@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.processes.base import Owner
-from culm.tools.process.child import Deadline, Question, ask
+from culm.processes.base import ProcessOwner
+from culm.tools.process.child import CallDeadline, ChildRequest, ask
 from tests.support import WAIT_S
 from tests.tools.kits import WORKSPACE, open_kit
 
@@ -28,10 +28,10 @@ async def test_what_was_said_before_time_was_over_is_heard(tmp_path: Path, turns
         open_kit(tmp_path) as kit,
         asyncio.TaskGroup() as group,
     ):
-        owner = Owner(WORKSPACE, "call", "session-1", "run-1", "call-1")
+        owner = ProcessOwner(WORKSPACE, "call", "session-1", "run-1", "call-1")
         argv = ("/bin/sh", "-c", SCRIPT)
-        question = Question(argv, str(kit.inside.root), owner, "a word", hear)
-        deadline = Deadline()
+        question = ChildRequest(argv, str(kit.inside.root), owner, "a word", hear)
+        deadline = CallDeadline()
         answer = group.create_task(ask(kit, question, deadline))
         while not await kit.custody.processes(WORKSPACE):
             await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.tools.base import Plan
+from culm.tools.base import CallPlan
 from culm.tools.process.environment import command_env, unasked_env, user_command_env, why_git_asks
 from tests.tools.bench import Bench, open_bench
 
@@ -56,7 +56,7 @@ async def test_a_free_git_runs_nothing_that_a_repository_names(
         program = make_repository(bench)
         for command in ("git status", "git diff", "git log -p"):
             plan = await bench.plan("bash", command=command)
-            assert isinstance(plan, Plan)
+            assert isinstance(plan, CallPlan)
             assert plan.action.is_free, plan.action.why
             result = await plan.run(bench.watched.append)
             assert "a.txt" in result.content
@@ -65,7 +65,7 @@ async def test_a_free_git_runs_nothing_that_a_repository_names(
         if attribute:
             (bench.path / ".gitattributes").write_text(f"* {attribute}\n")
         plan = await bench.plan("bash", command="git diff")
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, CallPlan)
         assert not plan.action.is_free
         assert plan.action.why == (
             f'{bench.path}/.git/config sets "{key.rpartition(".")[2]}", which can make git run a '

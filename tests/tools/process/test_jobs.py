@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.tools.base import Action, Plan, Result
+from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.bash import BACKGROUND_LOOK_S, FOREGROUND_S
-from culm.tools.files.paths import Inside
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.job_output import WAIT_S as JOB_WAIT_S
 from culm.tools.process import jobs
 from culm.tools.process.jobs import open_jobs
@@ -36,7 +36,9 @@ def is_left(pid: int) -> bool:
     return Path(f"/proc/{pid}/cwd").exists()
 
 
-async def started(bench: Bench, clock: FakeClock, session_id: str = "s1", **more: object) -> Result:
+async def started(
+    bench: Bench, clock: FakeClock, session_id: str = "s1", **more: object
+) -> CallResult:
     """A job that answers to what is written into `fifo`; told of once it has begun."""
     fifo = bench.path / "fifo"
     if not fifo.exists():
@@ -51,7 +53,7 @@ async def started(bench: Bench, clock: FakeClock, session_id: str = "s1", **more
     return call.result()
 
 
-async def output_of(bench: Bench, *said: str, session_id: str = "s1") -> Result:
+async def output_of(bench: Bench, *said: str, session_id: str = "s1") -> CallResult:
     """Look at job-1 until it has said something new."""
     async with asyncio.timeout(WAIT_S):
         job = bench.jobs.find("job-1")
@@ -123,10 +125,10 @@ async def test_a_job_that_ends_at_once_is_told_of_at_once(bench: Bench) -> None:
 async def test_an_unknown_job_is_answered_with_those_there_are(
     bench: Bench, clock: FakeClock
 ) -> None:
-    none = Result("There is no job job-9. There are no background jobs.", is_error=True)
+    none = CallResult("There is no job job-9. There are no background jobs.", is_error=True)
     assert await bench.call("job_output", shell_id="job-9") == none
     await started(bench, clock, run_in_background=True)
-    some = Result(
+    some = CallResult(
         "There is no job job-9. The jobs of this workspace:\n"
         "job-1 (running): echo begun; echo $$ > pid; while read line; do echo got $lin…",
         is_error=True,
@@ -140,9 +142,9 @@ async def test_a_session_ends_its_own_jobs_unasked_and_those_of_another_only_ask
     await started(bench, clock, run_in_background=True)
     own = await bench.plan("job_kill", shell_id="job-1")
     other = await bench.plan("job_kill", "s2", shell_id="job-1")
-    assert isinstance(own, Plan)
-    assert isinstance(other, Plan)
-    assert other.action == Action(
+    assert isinstance(own, CallPlan)
+    assert isinstance(other, CallPlan)
+    assert other.action == ResolvedAction(
         "job_kill",
         "kill",
         description=f"End the background job job-1: {SERVER}",
@@ -177,7 +179,7 @@ async def test_the_end_of_a_workspace_touches_no_job_and_no_directory_of_another
     (other / "sub").mkdir(parents=True)
     (bench.path / "sub").mkdir()
     async with open_jobs() as other_jobs:
-        kit = replace(bench.kit, workspace_id="w2", inside=Inside(other))
+        kit = replace(bench.kit, workspace_id="w2", inside=WorkspacePaths(other))
         second = make_bench(kit, other_jobs, bench.env)
         await started(second, clock, run_in_background=True)
         await started(bench, clock, run_in_background=True)

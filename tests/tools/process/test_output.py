@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.tools.process import output
-from culm.tools.process.output import MODEL_BYTES_MAX, Output, Sizes, fit, make_room
+from culm.tools.process.output import MODEL_BYTES_MAX, CommandOutput, OutputSizes, fit, make_room
 
-SMALL = Sizes(shown_bytes=40, file_bytes=100)
+SMALL = OutputSizes(shown_bytes=40, file_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_colours_are_kept_for_those_who_see_them_and_nothing_else_is() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=12))
 def test_output_is_whole_or_says_how_much_of_it_is_missing(pieces: list[bytes]) -> None:
-    kept = Output(None, SMALL)
+    kept = CommandOutput(None, SMALL)
     for piece in pieces:
         kept.feed(piece)
     data = b"".join(pieces)
@@ -54,7 +54,7 @@ def test_output_is_whole_or_says_how_much_of_it_is_missing(pieces: list[bytes]) 
 
 def test_long_output_is_cut_at_lines_and_a_file_has_all_of_it(tmp_path: Path) -> None:
     file = tmp_path / "all.txt"
-    kept = Output(lambda: file)
+    kept = CommandOutput(lambda: file)
     data = b"".join(b"line %d\n" % n for n in range(20_000))
     for start in range(0, len(data), 1000):
         assert file.exists() == (start > MODEL_BYTES_MAX)
@@ -73,7 +73,7 @@ def test_long_output_is_cut_at_lines_and_a_file_has_all_of_it(tmp_path: Path) ->
 
 def test_a_file_of_output_has_a_bound_and_the_text_says_so(tmp_path: Path) -> None:
     file = tmp_path / "all.txt"
-    kept = Output(lambda: file, SMALL)
+    kept = CommandOutput(lambda: file, SMALL)
     for _ in range(50):
         kept.feed(b"0123456789")
     assert kept.text() == (
@@ -86,20 +86,20 @@ def test_a_file_of_output_has_a_bound_and_the_text_says_so(tmp_path: Path) -> No
 
 def test_a_file_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("somebody's")
-    kept = Output(lambda: tmp_path / "taken", SMALL)
+    kept = CommandOutput(lambda: tmp_path / "taken", SMALL)
     kept.feed(b"x" * 100)
     assert "they could not be kept: File exists" in kept.text()
     assert (tmp_path / "taken").read_text() == "somebody's"
 
 
 def test_a_cut_never_splits_a_character() -> None:
-    kept = Output(None, SMALL)
+    kept = CommandOutput(None, SMALL)
     kept.feed("äöü€😀".encode() * 20)
     assert "\ufffd" not in kept.text()
 
 
 def test_what_came_since_the_last_look_is_told_and_of_too_much_only_the_end() -> None:
-    kept = Output(None, SMALL)
+    kept = CommandOutput(None, SMALL)
     kept.feed(b"one\n")
     assert kept.text_since(0) == "one\n"
     kept.feed(b"two\n")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.tools.files.safe_open import Refused
+from culm.tools.files.safe_open import OpenRefused
 from culm.tools.web.addresses import (
-    Site,
+    UrlTarget,
     check_redirect,
     find_private_kind,
     join_site,
@@ -66,7 +66,7 @@ def test_every_spelling_of_a_site_is_read_as_one(text: str, origin: str) -> None
 
 @pytest.mark.parametrize("text", NO_SITES)
 def test_what_could_be_read_in_two_ways_is_refused_in_words(text: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(OpenRefused) as caught:
         parse_site(text)
     assert len(str(caught.value)) < 400
     assert str(caught.value).isprintable()
@@ -76,7 +76,7 @@ def test_what_could_be_read_in_two_ways_is_refused_in_words(text: str) -> None:
 def test_any_text_is_a_site_that_reads_the_same_again_or_refused(text: str) -> None:
     try:
         site = parse_site(text)
-    except Refused:
+    except OpenRefused:
         return
     assert parse_site(site.url) == site
 
@@ -101,7 +101,7 @@ def test_an_address_within_another_is_as_private_as_itself(inner: ipaddress.IPv4
     assert len(kinds) == 1
 
 
-def site(url: str) -> Site:
+def site(url: str) -> UrlTarget:
     return parse_site(url)
 
 
@@ -127,5 +127,5 @@ def test_a_redirect_is_followed_only_as_far_as_was_asked(
     if is_followed:
         check_redirect(first, first.site, found)
     else:
-        with pytest.raises(Refused, match="Ask for that address itself"):
+        with pytest.raises(OpenRefused, match="Ask for that address itself"):
             check_redirect(first, first.site, found)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol, cast
 
 from culm.cli.render.call_lines import head_of
-from culm.cli.render.renderers import Plain
+from culm.cli.render.renderers import TextRenderer
 from culm.cli.terminal.approval_prompt import params_lines, place_lines, whole_lines
 from culm.cli.terminal.streams import write
 from culm.fleet.executor import Outcome
@@ -17,7 +17,7 @@ from culm.wire.messages import ToolCall, ToolResult
 _OURS = ("asked", "end")  # What only we say to a program.
 
 
-class Shower(Protocol):
+class AgentCallRenderer(Protocol):
     """How a call is shown."""
 
     def event(self, event: Mapping[str, Json]) -> None: ...
@@ -26,10 +26,10 @@ class Shower(Protocol):
     def end(self, outcome: Outcome) -> None: ...
 
 
-class PlainEvents:
+class TextCallRenderer:
     """For people."""
 
-    def __init__(self, face: Plain) -> None:
+    def __init__(self, face: TextRenderer) -> None:
         self._face = face
         self._names: dict[str, str] = {}  # Of calls that go on.
         self._has_text = False
@@ -89,10 +89,10 @@ class PlainEvents:
             self._face.note(f"culm: {_words(outcome)}")
 
 
-class JsonEvents:
+class JsonCallRenderer:
     """For programs: every event as it came, one object a line; what is ours is ours alone."""
 
-    def __init__(self, face: Plain) -> None:
+    def __init__(self, face: TextRenderer) -> None:
         self._face = face
 
     def event(self, event: Mapping[str, Json]) -> None:

@@ -7,9 +7,9 @@ repeats nor loses a word.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from culm.cli.render.renderers import AgentFace, Face, Telling
+from culm.cli.render.renderers import ActivityRenderer, AgentRenderer, RunRenderer
 from culm.client.mirror import Mirror
-from culm.client.tree import Branch, Tree
+from culm.client.tree import AgentBranch, SessionTree
 from culm.ids import AgentId, AskId, MessageId, RunId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskState
@@ -24,7 +24,7 @@ from culm.wire.messages import (
 from culm.wire.runs import RunRetry
 
 
-class Shown:
+class RunView:
     """What of one run has been shown, so that each state of the mirror adds only what is new.
 
     Without a run it is a session of which everything is shown.
@@ -32,7 +32,7 @@ class Shown:
 
     def __init__(
         self,
-        face: Telling,
+        face: ActivityRenderer,
         run_id: RunId | None,
         client_id: str = "",
         before_result: Callable[[], None] = lambda: None,
@@ -152,19 +152,19 @@ class Shown:
 class _Seat:
     """An agent, as it is shown."""
 
-    face: AgentFace
-    shown: Shown
+    face: AgentRenderer
+    shown: RunView
     is_at_work: bool = False  # It was told that it has started, and not yet that it has ended.
 
 
-class TreeShown:
+class TreeView:
     """What of a run and of all who work for it has been shown."""
 
     def __init__(
         self,
-        face: Face,
+        face: RunRenderer,
         run_id: RunId | None,
-        tree: Tree,
+        tree: SessionTree,
         client_id: str = "",
         *,
         shows_prompts: bool = False,
@@ -173,7 +173,7 @@ class TreeShown:
         self._tree = tree
         self._client_id = client_id
         self._seats: dict[AgentId, _Seat] = {}
-        self._top = Shown(face, run_id, client_id, self._show_agents, shows_prompts=shows_prompts)
+        self._top = RunView(face, run_id, client_id, self._show_agents, shows_prompts=shows_prompts)
 
     @property
     def agents(self) -> int:
@@ -204,12 +204,12 @@ class TreeShown:
             if branch.agent.state == "ended" and session_id not in self._tree.touched:
                 self._tree.drop(session_id)
 
-    def _show_agent(self, branch: Branch) -> None:
+    def _show_agent(self, branch: AgentBranch) -> None:
         agent = branch.agent
         seat = self._seats.get(agent.agent_id)
         if seat is None:
             face = self._face.agent(agent)
-            shown = Shown(face, None, self._client_id, self._show_agents)
+            shown = RunView(face, None, self._client_id, self._show_agents)
             seat = self._seats[agent.agent_id] = _Seat(face, shown)
         if not seat.is_at_work:
             seat.is_at_work = True

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from culm.cli.render import run_lines
 from culm.cli.render.renderers import note_line
-from culm.cli.render.run_lines import Line, of_agent
+from culm.cli.render.run_lines import RunLine, of_agent
 from culm.cli.run_ends import status_of
 from culm.cli.terminal.streams import write
 from culm.ids import MessageId
@@ -17,18 +17,18 @@ from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
 
 
-class JsonLines:
+class JsonRenderer:
     """Of a run, or of an agent that works for it."""
 
     def __init__(self, agent: Agent | None = None) -> None:
         self._agent = agent
 
-    def agent(self, agent: Agent) -> "JsonLines":
-        return JsonLines(agent)
+    def agent(self, agent: Agent) -> "JsonRenderer":
+        return JsonRenderer(agent)
 
     def started(self, agent: Agent) -> None:
         put_line(
-            run_lines.Started(
+            run_lines.StartedLine(
                 agent_id=agent.agent_id,
                 session_id=agent.session_id,
                 parent_id=agent.parent_id,
@@ -43,7 +43,7 @@ class JsonLines:
 
     def ended(self, agent: Agent) -> None:
         put_line(
-            run_lines.Ended(
+            run_lines.EndedLine(
                 agent_id=agent.agent_id,
                 session_id=agent.session_id,
                 outcome=agent.outcome or "",
@@ -55,26 +55,26 @@ class JsonLines:
         )
 
     def said(self, message_id: MessageId, text: str) -> None:
-        self._put(run_lines.Said(text, message_id))
+        self._put(run_lines.PromptLine(text, message_id))
 
     def text(self, message_id: MessageId, text: str) -> None:
-        self._put(run_lines.Text(text, message_id))
+        self._put(run_lines.TextLine(text, message_id))
 
     def again(self, message_id: MessageId) -> None:
-        self._put(run_lines.Again(message_id))
+        self._put(run_lines.RestartLine(message_id))
 
     def call(self, call: ToolCall) -> None:
-        self._put(run_lines.Call(call.id, call.name, call.input))
+        self._put(run_lines.CallLine(call.id, call.name, call.input))
 
     def output(self, call_id: str, text: str) -> None:
-        self._put(run_lines.Output(call_id, text))
+        self._put(run_lines.OutputLine(call_id, text))
 
     def allowed(self, call: ToolCall) -> None:
-        self._put(run_lines.Allowed(call.id))
+        self._put(run_lines.AllowedLine(call.id))
 
     def ask(self, ask: AskChanged) -> None:
         self._put(
-            run_lines.Ask(
+            run_lines.AskLine(
                 id=ask.ask_id,
                 call_id=ask.tool_call_id,
                 tool=ask.tool_name,
@@ -86,10 +86,10 @@ class JsonLines:
         )
 
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        self._put(run_lines.Answered(ask.ask_id, ask.tool_call_id, ask.state, ask.by))
+        self._put(run_lines.AnsweredLine(ask.ask_id, ask.tool_call_id, ask.state, ask.by))
 
     def result(self, result: ToolResult) -> None:
-        self._put(run_lines.Result(result.tool_call_id, result.is_error, result.content))
+        self._put(run_lines.ResultLine(result.tool_call_id, result.is_error, result.content))
 
     def note(self, words: str) -> None:
         note_line(words)
@@ -97,13 +97,13 @@ class JsonLines:
     def end(self, run: Run, text: str, agents: int = 0) -> None:
         put_line(end_of(run, text, agents))
 
-    def _put(self, line: Line) -> None:
+    def _put(self, line: RunLine) -> None:
         agent = self._agent
         put_line(line if agent is None else of_agent(line, agent.agent_id, agent.session_id))
 
 
-def end_of(run: Run, text: str, agents: int) -> run_lines.End:
-    return run_lines.End(
+def end_of(run: Run, text: str, agents: int) -> run_lines.EndLine:
+    return run_lines.EndLine(
         outcome=run.outcome or run.state,
         run_id=run.id,
         session_id=run.session_id,

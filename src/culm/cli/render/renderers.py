@@ -11,8 +11,8 @@ from culm.cli.render.agent_lines import AgentLines, label_of, used_text
 from culm.cli.render.call_lines import without_controls
 from culm.cli.render.call_notes import CallNotes
 from culm.cli.run_ends import words_of
-from culm.cli.terminal.status_area import Region
-from culm.cli.terminal.status_lines import Doing
+from culm.cli.terminal.status_area import StatusArea
+from culm.cli.terminal.status_lines import RunStatus
 from culm.cli.terminal.streams import write
 from culm.ids import MessageId
 from culm.wire.agents import Agent
@@ -24,7 +24,7 @@ from culm.wire.runs import Run
 HELD_LINES_MAX = 1000  # Of agents that talk while a person thinks; the latest are kept.
 
 
-class Telling(Protocol):
+class ActivityRenderer(Protocol):
     """How what an agent does is shown."""
 
     def said(self, message_id: MessageId, text: str) -> None:
@@ -54,7 +54,7 @@ class Telling(Protocol):
     def note(self, words: str) -> None: ...
 
 
-class AgentFace(Telling, Protocol):
+class AgentRenderer(ActivityRenderer, Protocol):
     """How an agent that works for a run is shown."""
 
     def started(self, agent: Agent) -> None:
@@ -64,10 +64,10 @@ class AgentFace(Telling, Protocol):
     def ended(self, agent: Agent) -> None: ...
 
 
-class Face(Telling, Protocol):
+class RunRenderer(ActivityRenderer, Protocol):
     """How a run is shown."""
 
-    def agent(self, agent: Agent) -> AgentFace:
+    def agent(self, agent: Agent) -> AgentRenderer:
         """The face of one that works for the run, or for an agent that has one."""
         ...
 
@@ -76,7 +76,7 @@ class Face(Telling, Protocol):
         ...
 
 
-class Plain(CallNotes):
+class TextRenderer(CallNotes):
     """For people: the answer on stdout, one line for everything else on stderr.
 
     With a region, what goes on just now is drawn below all that. Without `has_answer` stdout is for
@@ -87,7 +87,7 @@ class Plain(CallNotes):
         self,
         *,
         has_rules: bool = False,
-        region: Region | None = None,
+        region: StatusArea | None = None,
         has_answer: bool = True,
         has_prompt: bool = False,
     ) -> None:
@@ -173,7 +173,7 @@ class Plain(CallNotes):
             if not (self._has_prompt and run.outcome in ("canceled", "denied")):
                 self.note(f"hint: {hint}")
 
-    def draw(self, doing: Doing) -> None:
+    def draw(self, doing: RunStatus) -> None:
         """Show what goes on, where there is room: not in a begun line, nor where a person types."""
         in_line = self._in_line and self._is_screen
         if self._region is not None and not (in_line or self._asking):

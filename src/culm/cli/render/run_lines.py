@@ -11,31 +11,31 @@ from msgspec import Struct
 from culm.wire.codec import Json
 
 
-class Line(Struct, tag_field="type"):
+class RunLine(Struct, tag_field="type"):
     """Of a run itself; of an agent that works for it, the type begins with `agent_`."""
 
 
-class Said(Line, tag="said"):
+class PromptLine(RunLine, tag="said"):
     """What it was asked, or told meanwhile; only `culm attach` tells it."""
 
     text: str
     message_id: str
 
 
-class Text(Line, tag="text"):
+class TextLine(RunLine, tag="text"):
     """More of the answer."""
 
     text: str
     message_id: str
 
 
-class Again(Line, tag="again"):
+class RestartLine(RunLine, tag="again"):
     """The text of this message so far is void; it begins anew."""
 
     message_id: str
 
 
-class Call(Line, tag="call"):
+class CallLine(RunLine, tag="call"):
     """A tool is called."""
 
     id: str
@@ -43,20 +43,20 @@ class Call(Line, tag="call"):
     input: str  # JSON, as the model wrote it.
 
 
-class Output(Line, tag="output"):
+class OutputLine(RunLine, tag="output"):
     """What a call puts out while it runs; bounded, and for watching only."""
 
     id: str
     text: str
 
 
-class Allowed(Line, tag="allowed"):
+class AllowedLine(RunLine, tag="allowed"):
     """A call that needs permission has it, by a rule or an earlier answer."""
 
     call_id: str
 
 
-class Ask(Line, tag="ask"):
+class AskLine(RunLine, tag="ask"):
     """Somebody must answer before the call goes on."""
 
     id: str
@@ -68,7 +68,7 @@ class Ask(Line, tag="ask"):
     agent_path: list[str]  # Which agents lead to it.
 
 
-class Answered(Line, tag="answered"):
+class AnsweredLine(RunLine, tag="answered"):
     """An ask is closed."""
 
     id: str
@@ -77,7 +77,7 @@ class Answered(Line, tag="answered"):
     by: str
 
 
-class Result(Line, tag="result"):
+class ResultLine(RunLine, tag="result"):
     """What a call came to."""
 
     id: str
@@ -85,7 +85,7 @@ class Result(Line, tag="result"):
     content: str
 
 
-class End(Line, tag="end"):
+class EndLine(RunLine, tag="end"):
     """The last line: how the run ended, its whole answer, and what was used up."""
 
     outcome: str
@@ -105,14 +105,14 @@ class End(Line, tag="end"):
     exit_status: int  # Of `culm run`.
 
 
-class Detached(Line, tag="detached"):
+class DetachedLine(RunLine, tag="detached"):
     """The only line of `--detach`: the run goes on."""
 
     run_id: str
     session_id: str
 
 
-class Started(Struct, tag_field="type", tag="agent_started"):
+class StartedLine(Struct, tag_field="type", tag="agent_started"):
     """An agent was given something to do."""
 
     agent_id: str
@@ -126,7 +126,7 @@ class Started(Struct, tag_field="type", tag="agent_started"):
     run_id: str
 
 
-class Ended(Struct, tag_field="type", tag="agent_ended"):
+class EndedLine(Struct, tag_field="type", tag="agent_ended"):
     """An agent is done with that."""
 
     agent_id: str
@@ -138,10 +138,20 @@ class Ended(Struct, tag_field="type", tag="agent_ended"):
     cost: float
 
 
-OF_RUNS: tuple[type[Line], ...] = (Said, Text, Again, Call, Output, Allowed, Ask, Answered, Result)
+OF_RUNS: tuple[type[RunLine], ...] = (
+    PromptLine,
+    TextLine,
+    RestartLine,
+    CallLine,
+    OutputLine,
+    AllowedLine,
+    AskLine,
+    AnsweredLine,
+    ResultLine,
+)
 
 
-def _of_agent(kind: type[Line]) -> type[Struct]:
+def _of_agent(kind: type[RunLine]) -> type[Struct]:
     """The same line, told of an agent."""
     fields = [(field.name, field.type) for field in msgspec.structs.fields(kind)]
     return msgspec.defstruct(
@@ -152,11 +162,11 @@ def _of_agent(kind: type[Line]) -> type[Struct]:
     )
 
 
-OF_AGENTS: dict[type[Line], type[Struct]] = {kind: _of_agent(kind) for kind in OF_RUNS}
-ALL = (*OF_RUNS, End, Detached, Started, Ended, *OF_AGENTS.values())
+OF_AGENTS: dict[type[RunLine], type[Struct]] = {kind: _of_agent(kind) for kind in OF_RUNS}
+ALL = (*OF_RUNS, EndLine, DetachedLine, StartedLine, EndedLine, *OF_AGENTS.values())
 
 
-def of_agent(line: Line, agent_id: str, session_id: str) -> Struct:
+def of_agent(line: RunLine, agent_id: str, session_id: str) -> Struct:
     """What a line of a run is if an agent's session tells it."""
     return OF_AGENTS[type(line)](agent_id, session_id, *msgspec.structs.astuple(line))
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from culm.cli.render.agent_lines import label_of
 from culm.cli.render.call_lines import call_line
-from culm.cli.terminal.status_lines import AgentDoing, Doing
+from culm.cli.terminal.status_lines import AgentStatus, RunStatus
 from culm.client.mirror import Mirror
-from culm.client.tree import Branch, Tree
+from culm.client.tree import AgentBranch, SessionTree
 from culm.ids import AgentId, RunId, SessionId
 from culm.wire.messages import (
     Message,
@@ -30,10 +30,10 @@ _WAITS = {
 _OF_AGENTS = ("agent", "agent_wait")  # What these are about stands below: those at work.
 
 
-class Meter:
+class UsageSummary:
     """Counts from when it is made. Whoever takes events in has it `count` before they are shown."""
 
-    def __init__(self, tree: Tree, run_id: RunId, started_s: float) -> None:
+    def __init__(self, tree: SessionTree, run_id: RunId, started_s: float) -> None:
         self._tree = tree
         self._run_id = run_id
         self._started_s = started_s
@@ -58,12 +58,12 @@ class Meter:
                 self._first.setdefault(agent.agent_id, agent.tokens)
                 self._last[agent.agent_id] = agent.tokens
 
-    def doing(self, now_s: float) -> Doing:
+    def doing(self, now_s: float) -> RunStatus:
         """The whole tree at this moment."""
         self.count()
         speaker = _speaker(self._tree)
         calls = [call_text(call) for call in running_calls(self._tree)]
-        return Doing(
+        return RunStatus(
             model="/".join(filter(None, (speaker.provider, speaker.model))) if speaker else "",
             elapsed_s=max(now_s - self._started_s, 0.0),
             tokens=self._step_tokens + sum(self._last.values()) - sum(self._first.values()),
@@ -74,10 +74,10 @@ class Meter:
             agents=list(self._agents()),
         )
 
-    def _agents(self) -> Iterator[AgentDoing]:
+    def _agents(self) -> Iterator[AgentStatus]:
         """Those at work, each above those that work for it."""
         top, branches = self._tree.top, self._tree.branches
-        below: dict[SessionId, list[Branch]] = {}
+        below: dict[SessionId, list[AgentBranch]] = {}
         for branch in branches.values():
             # Who has nobody above it that is known here works for the run all the same.
             above = SessionId(branch.agent.parent_session_id)
@@ -88,7 +88,7 @@ class Meter:
             agent = branch.agent
             if agent.state != "ended":
                 label = self._labels[agent.agent_id]
-                yield AgentDoing(label, what_of(branch), agent.tokens, agent.cost, depth)
+                yield AgentStatus(label, what_of(branch), agent.tokens, agent.cost, depth)
             left += [(one, depth + 1) for one in reversed(below.get(agent.session_id, ()))]
 
     def _has_begun(self) -> bool:
@@ -104,7 +104,7 @@ class Meter:
         return session.cost if session else 0.0
 
 
-def what_of(branch: Branch) -> str:
+def what_of(branch: AgentBranch) -> str:
     """What an agent does, in a few words."""
     if branch.agent.state == "pending":
         return "starts"

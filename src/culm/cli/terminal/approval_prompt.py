@@ -14,11 +14,11 @@ from typing import Protocol
 
 from culm.cli.render.call_lines import MARGIN, diff_lines, head_of
 from culm.cli.render.call_notes import path_text
-from culm.cli.render.renderers import Face, Plain
+from culm.cli.render.renderers import RunRenderer, TextRenderer
 from culm.client.follower import Follower
-from culm.client.http import Refused
+from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
-from culm.client.tree import Tree, id_of
+from culm.client.tree import SessionTree, id_of
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId
 from culm.wire.asks import (
@@ -45,7 +45,7 @@ ANSWERS = {
 }
 
 
-class Lines(Protocol):
+class LineInput(Protocol):
     """Where a person types."""
 
     async def read(self, prompt: str) -> str:
@@ -53,10 +53,10 @@ class Lines(Protocol):
         ...
 
 
-class Terminal:
+class TerminalInput:
     """Standard input, which is a terminal, below what is shown on it."""
 
-    def __init__(self, face: Plain) -> None:
+    def __init__(self, face: TextRenderer) -> None:
         self._face = face
 
     async def read(self, prompt: str) -> str:
@@ -92,16 +92,16 @@ async def _readable(descriptor: int) -> bytes:
         loop.remove_reader(descriptor)
 
 
-class Desk:
+class ApprovalPrompt:
     """Answers what one run and its agents ask, one thing after the other."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
-        tree: Tree,
-        face: Face,
-        lines: Lines,
+        tree: SessionTree,
+        face: RunRenderer,
+        lines: LineInput,
     ) -> None:
         self._workspace = workspace
         self._follower = follower
@@ -119,7 +119,7 @@ class Desk:
                 try:
                     await self._ask(ask)
                     self._seen.add(ask_id)
-                except (Refused, OSError) as exc:
+                except (RequestRefused, OSError) as exc:
                     self._face.note(f"(cannot answer: {exc}; trying again)")
                     await asyncio.sleep(AGAIN_S)
 

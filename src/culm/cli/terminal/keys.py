@@ -16,7 +16,7 @@ _TAKEN_BACK = re.compile("[^\x7f\b]?[\x7f\b]")
 ESCAPE = b"\x1b"  # Alone: more behind it is an arrow, or something pasted.
 
 
-class Keys:
+class KeyListener:
     """Listens to a terminal. `paused` while somebody types a line."""
 
     def __init__(self, descriptor: int, on_escape: Callable[[], None]) -> None:

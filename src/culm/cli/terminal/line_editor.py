@@ -23,32 +23,32 @@ Kind = Literal["nothing", "prompt", "shell", "help", "new", "sessions", "session
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TypedLine:
     """A line and what it means."""
 
     kind: Kind
     text: str = ""
 
 
-def parse_line(line: str) -> Said | None:
+def parse_line(line: str) -> TypedLine | None:
     """What is meant; None if it begins like a command and is none."""
     text = line.strip()
     if not text:
-        return Said("nothing")
+        return TypedLine("nothing")
     if text.startswith("!"):
-        return Said("shell", text[1:].strip()) if text[1:].strip() else Said("nothing")
+        return TypedLine("shell", text[1:].strip()) if text[1:].strip() else TypedLine("nothing")
     # A path is no command.
     word, _, rest = text.partition(" ")
     if not re.fullmatch(r"/[a-z?]*", word):
-        return Said("prompt", text)
+        return TypedLine("prompt", text)
     name = {"/exit": "quit", "/?": "help", "/": "help"}.get(word, word[1:])
     for kind in ("help", "new", "sessions", "session", "model", "quit"):
         if name == kind:
-            return Said(kind, rest.strip())
+            return TypedLine(kind, rest.strip())
     return None
 
 
-class Prompt(NamedTuple):
+class TypedPrompt(NamedTuple):
     """What the agent is asked, with the files that go with it."""
 
     text: str
@@ -56,7 +56,7 @@ class Prompt(NamedTuple):
     others: list[str]  # Names behind an @ that are no files.
 
 
-def parse_prompt(text: str, directory: Path) -> Prompt:
+def parse_prompt(text: str, directory: Path) -> TypedPrompt:
     """Files that are named with an @ are attached, and their names stay."""
     files: dict[Path, None] = {}
     others: dict[str, None] = {}
@@ -71,10 +71,10 @@ def parse_prompt(text: str, directory: Path) -> Prompt:
         others[found[0]] = None
         return found[0]
 
-    return Prompt(_FILE.sub(name, text), list(files), list(others))
+    return TypedPrompt(_FILE.sub(name, text), list(files), list(others))
 
 
-class Typing:
+class LineEditor:
     """A line editor: arrows, history, and Tab for paths and commands."""
 
     def __init__(self, directory: Path, history: Path) -> None:
@@ -83,7 +83,7 @@ class Typing:
         self._matches: Sequence[str] = ()
         self._signs = ("› ", "… ") if _knows("›…", sys.stdout.encoding) else ("> ", ". ")
 
-    def __enter__(self) -> "Typing":
+    def __enter__(self) -> "LineEditor":
         with contextlib.suppress(OSError):  # Without history one can type as well.
             self._history.parent.mkdir(parents=True, exist_ok=True)
             # What was typed may be secret.

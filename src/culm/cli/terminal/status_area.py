@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from culm.cli.terminal.status_lines import Doing, lines_of
+from culm.cli.terminal.status_lines import RunStatus, lines_of
 from culm.cli.terminal.streams import write
 
 DRAW_S = 0.1  # Ten times a second looks alive, and costs a slow line 10 KB/s at most.
@@ -20,7 +20,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 Size = tuple[int, int]  # Columns and rows.
 
 
-class Region:
+class StatusArea:
     """Below what was printed on a terminal. Whatever prints there has it erased before."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Region:
         self._has_colour = has_colour
         self._stands = False
 
-    def show(self, doing: Doing) -> None:
+    def show(self, doing: RunStatus) -> None:
         """Draw what goes on, as wide as the terminal is by now."""
         self.draw(lines_of(doing, self._size()[0] - 1))
 
@@ -62,7 +62,7 @@ class Region:
         return f"{_DIM}{known}{_PLAIN}" if self._has_colour else known
 
 
-def find_region(stream: TextIO, environ: Mapping[str, str]) -> Region | None:
+def find_region(stream: TextIO, environ: Mapping[str, str]) -> StatusArea | None:
     """Where something can be drawn in place; None if that is no terminal, or one that cannot."""
     if not stream.isatty() or environ.get("TERM", "") in ("", "dumb"):
         return None
@@ -74,17 +74,19 @@ def find_region(stream: TextIO, environ: Mapping[str, str]) -> Region | None:
                 return columns, rows
         return 80, 24
 
-    return Region(stream, size, has_colour=not environ.get("NO_COLOR"))
+    return StatusArea(stream, size, has_colour=not environ.get("NO_COLOR"))
 
 
-class Drawn(Protocol):
+class StatusSource(Protocol):
     """Who prints on the same terminal, and knows when there is room to draw."""
 
-    def draw(self, doing: Doing) -> None: ...
+    def draw(self, doing: RunStatus) -> None: ...
     def erase(self) -> None: ...
 
 
-async def keep_drawing(face: Drawn, look: Callable[[], Doing], stop: asyncio.Event) -> None:
+async def keep_drawing(
+    face: StatusSource, look: Callable[[], RunStatus], stop: asyncio.Event
+) -> None:
     """Draw what goes on until told to stop, or cancelled; nothing of it is left then."""
     try:
         while not stop.is_set():

@@ -21,7 +21,7 @@ _BETWEEN = " · "
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDoing:
+class AgentStatus:
     """One of those at work, below the one it works for."""
 
     label: str
@@ -32,7 +32,7 @@ class AgentDoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class RunStatus:
     """A run at one moment, and all who work for it: those above come before those below."""
 
     model: str = ""  # As provider/model; nothing before one has begun to answer.
@@ -41,10 +41,10 @@ class Doing:
     cost: float = 0.0
     calls: Sequence[str] = ()  # Those that go on.
     state: str = ""  # What is done where no call goes on.
-    agents: Sequence[AgentDoing] = ()
+    agents: Sequence[AgentStatus] = ()
 
 
-def lines_of(doing: Doing, cells_max: int) -> list[str]:
+def lines_of(doing: RunStatus, cells_max: int) -> list[str]:
     """One line of the run and one of each agent."""
     shown = doing.agents[:AGENTS_MAX]
     missing = len(doing.agents) - len(shown)
@@ -52,7 +52,7 @@ def lines_of(doing: Doing, cells_max: int) -> list[str]:
     return [_top(doing, cells_max), *(_agent(one, cells_max) for one in shown), *more]
 
 
-def _top(doing: Doing, cells_max: int) -> str:
+def _top(doing: RunStatus, cells_max: int) -> str:
     turn = SPINNER[int(doing.elapsed_s * TURNS_PER_S) % len(SPINNER)]
     begin = f"{turn} {elapsed_text(doing.elapsed_s)}"
     model = _shown(doing.model)
@@ -63,7 +63,7 @@ def _top(doing: Doing, cells_max: int) -> str:
     return _line(begin, ([model, *used], [short, *used], used, ()), what, cells_max)
 
 
-def _agent(agent: AgentDoing, cells_max: int) -> str:
+def _agent(agent: AgentStatus, cells_max: int) -> str:
     begin = INDENT * (agent.depth + 1) + _shown(agent.label)
     return _line(begin, (_used(agent.tokens, agent.cost), ()), _shown(agent.what), cells_max)
 

@@ -22,7 +22,7 @@ class OwnerProcess(Struct, frozen=True):
     start_ticks: int
 
 
-class Placed(Struct, frozen=True):
+class ProcessPlace(Struct, frozen=True):
     """Ours alone: which process it is, so that the next server can find what the last one left."""
 
     start_ticks: int
@@ -41,10 +41,10 @@ class AgentRecord(Struct, frozen=True, kw_only=True):
     version: str = ""
     started_at: str  # Times are RFC 3339, kept as they were written.
     lease_expires_at: str
-    culm: Placed | None = None
+    culm: ProcessPlace | None = None
 
 
-class Fabric(Protocol):
+class Discovery(Protocol):
     """Blocks as the disk does. An id that is no safe name raises `UnsafeName`."""
 
     def publish(self, record: AgentRecord) -> None:

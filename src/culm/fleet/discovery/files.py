@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from culm.clock import Clock
-from culm.files import Unreadable, read_file, replace_file
+from culm.files import UnreadableFile, read_file, replace_file
 from culm.fleet.discovery.base import LEASE_S, AgentRecord, is_live, is_over, is_wanted
 from culm.fleet.names import check_name, is_safe_name
 
@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder(AgentRecord)
 _encoder = msgspec.json.Encoder()
 
 
-class FileFabric:
+class FileDiscovery:
     """Implements `Fabric`. Many processes use one directory, and need no lock."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -117,6 +117,6 @@ def _find_record(file: Path) -> AgentRecord | None:
     """None if there is none, or none that can be read: whoever wrote it cannot be discovered."""
     try:
         record = _decoder.decode(read_file(file, RECORD_BYTES_MAX))
-    except (OSError, Unreadable, msgspec.DecodeError, UnicodeError, RecursionError):
+    except (OSError, UnreadableFile, msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return record if record.agent_id + SUFFIX == file.name else None

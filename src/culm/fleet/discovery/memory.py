@@ -5,7 +5,7 @@ from culm.fleet.discovery.base import AgentRecord, is_live, is_over, is_wanted
 from culm.fleet.names import check_name
 
 
-class MemoryFabric:
+class MemoryDiscovery:
     """Implements `Fabric`."""
 
     def __init__(self, clock: Clock) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Raw
 
-from culm.fleet.executor import CallFailed
+from culm.fleet.executor import HostCallFailed
 from culm.fleet.times import parse_time
 from culm.wire.codec import Json
 
@@ -23,7 +23,7 @@ class WorkerAsk:
     body: Mapping[str, Json]  # As it was sent.
 
 
-class Overseer(Protocol):
+class HostCallbacks(Protocol):
     async def on_event(self, event: Raw) -> None:
         """One event, in order. While this waits, the worker is not read."""
         ...
@@ -44,7 +44,7 @@ class Overseer(Protocol):
         ...
 
 
-class Nobody:
+class DenyAll:
     """An overseer that looks away: it allows nothing, and does nothing."""
 
     async def on_event(self, event: Raw) -> None:
@@ -57,7 +57,7 @@ class Nobody:
         return False
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
-        raise CallFailed("nobody is here to do it")
+        raise HostCallFailed("nobody is here to do it")
 
 
 def parse_ask(body: Mapping[str, Json]) -> WorkerAsk:

@@ -8,11 +8,11 @@ import os
 import socket
 from collections.abc import Callable
 
-from culm.processes.base import Passage
+from culm.processes.base import SupervisorChannelOffer
 from culm.processes.packets import receive_or_end, send, send_with
 
 
-class ControlEnd:
+class ControlSocket:
     """`theirs` is for the worker. `on_news` is called after every word, and at the end."""
 
     def __init__(self, on_news: Callable[[], None], on_keeper: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class ControlEnd:
         handle, self._handle = self._handle, None
         return handle
 
-    def pass_keeper(self, passage: Passage) -> None:
+    def pass_keeper(self, passage: SupervisorChannelOffer) -> None:
         """Raises OSError if it is gone."""
         words = f"keeper {passage.mark} {passage.base}".encode()
         send_with(self._channel, words, [passage.socket.fileno()])

@@ -19,23 +19,29 @@ from culm.clock import Clock, pause
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt, ShuttingDown
 from culm.fleet.executor import CANCELLED, failed
 from culm.fleet.host.base import Launcher, LaunchFailed, NotReady, Worker
-from culm.fleet.host.callbacks import Overseer
+from culm.fleet.host.callbacks import HostCallbacks
 from culm.fleet.host.fingerprint import fingerprint
 from culm.fleet.host.pool import (
     IDLE_MARGIN_S,
-    Decided,
-    Parked,
+    ParkResult,
     PoolBounds,
+    PoolDecision,
     check_out,
     park,
     sweep,
 )
 from culm.fleet.host.remote import ConnectLauncher
-from culm.fleet.host.roster import Roster
-from culm.fleet.host.run_control import Controls
-from culm.fleet.host.run_driver import FIRST_FRAME_S, Driven, HostTerms, drive, host_terms_of
+from culm.fleet.host.roster import WorkerRoster
+from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.run_driver import FIRST_FRAME_S, HostSettings, RunResult, drive, host_terms_of
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.provision import BadProvision, Provision, Remote, Schedulable, check_provision
+from culm.fleet.provision import (
+    BadProvision,
+    Provision,
+    RemotePlacement,
+    SchedulablePlacement,
+    check_provision,
+)
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.logs import redact
 
@@ -62,9 +68,9 @@ class _Job:
     provision: Provision  # As a worker gets it.
     launcher: Launcher
     spec: RunSpec
-    overseer: Overseer
-    controls: Controls
-    terms: HostTerms
+    overseer: HostCallbacks
+    controls: RunControl
+    terms: HostSettings
     key: str = ""  # What a warm worker must be like; empty if it is to be a certain one.
     idle_s: float = 0.0  # So long its worker may wait afterwards.
     # Its task is told to end once, by one of the two: the second time would tear it from ending
@@ -91,10 +97,10 @@ class Fleet:
         self._clock = clock
         self._bounds = bounds
         self._tasks = tasks
-        self._roster = Roster(tasks)
-        self._parked: tuple[Parked[Worker], ...] = ()
+        self._roster = WorkerRoster(tasks)
+        self._parked: tuple[ParkResult[Worker], ...] = ()
         self._gate = asyncio.Semaphore(bounds.runs_max)
-        self._runs: dict[asyncio.Task[Driven | Exception], _Job] = {}
+        self._runs: dict[asyncio.Task[RunResult | Exception], _Job] = {}
         self._is_closing = False
 
     @property
@@ -103,8 +109,8 @@ class Fleet:
         return self._roster.workers
 
     async def run(
-        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
-    ) -> Driven:
+        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
+    ) -> RunResult:
         """Have a run done. When this returns its worker waits for the next one, or is gone.
 
         What goes wrong with a worker is an outcome. Raises `Rejected`, `NotBuilt` or
@@ -126,7 +132,7 @@ class Fleet:
         finally:
             unadmitted = controls.close()
         if task.cancelled():  # The fleet is closing.
-            return Driven(CANCELLED, controls.has_begun, unadmitted)
+            return RunResult(CANCELLED, controls.has_begun, unadmitted)
         driven = task.result()
         if isinstance(driven, Exception):
             raise driven
@@ -135,12 +141,12 @@ class Fleet:
     # --- taking on
 
     def _take_on(
-        self, provision: Provision, spec: RunSpec, overseer: Overseer, controls: Controls
+        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
     ) -> _Job:
         """Refuse what cannot be done, before anything is started for it."""
         if self._is_closing:
             raise ShuttingDown
-        if isinstance(provision.placement, Schedulable):
+        if isinstance(provision.placement, SchedulablePlacement):
             raise NotBuilt("scheduled workers: place it locally, or name an endpoint")
         try:
             check_provision(provision)
@@ -151,7 +157,7 @@ class Fleet:
             raise LimitExceeded("levels of agents", terms.depth_max)
         if len(self._runs) >= self._bounds.runs_max + self._bounds.waiting_max:
             raise LimitExceeded("runs that wait for a worker", self._bounds.waiting_max)
-        if isinstance(provision.placement, Remote):
+        if isinstance(provision.placement, RemotePlacement):
             return _Job(provision, self._remote, spec, overseer, controls, terms)
         idle_s = self._bounds.pool.idle_s
         if provision.limits.idle_timeout_secs is not None:
@@ -165,27 +171,27 @@ class Fleet:
 
     # --- one run
 
-    async def _contain(self, job: _Job) -> Driven | Exception:
+    async def _contain(self, job: _Job) -> RunResult | Exception:
         """All of it, whatever comes: an exception is returned for whoever wanted the run."""
         try:
             async with _unless_stopped(job):
                 await self._gate.acquire()
         except _Stopped:
-            return Driven(CANCELLED)
+            return RunResult(CANCELLED)
         try:
             return await self._attempt_twice(job)
         except (LaunchFailed, BadProvision) as exc:
-            return Driven(failed(str(exc)))
+            return RunResult(failed(str(exc)))
         except Exception as exc:  # boundary: the other runs go on
             return exc
         finally:
             self._gate.release()
 
-    async def _attempt_twice(self, job: _Job) -> Driven:
+    async def _attempt_twice(self, job: _Job) -> RunResult:
         try:
             driven = await self._attempt(job, from_pool=bool(job.key))
         except NotReady as exc:
-            driven = Driven(failed(str(exc)))
+            driven = RunResult(failed(str(exc)))
         # Whoever was not heard has done nothing, so another one may try. Not instead of a worker
         # that runs elsewhere: there is no other.
         if driven.began or job.controls.is_cancelled or not job.key:
@@ -194,7 +200,7 @@ class Fleet:
         _log.warning("a run is tried with another worker: %s", reason)
         return await self._attempt(job, from_pool=False)
 
-    async def _attempt(self, job: _Job, *, from_pool: bool) -> Driven:
+    async def _attempt(self, job: _Job, *, from_pool: bool) -> RunResult:
         """Raises `LaunchFailed`, `BadProvision`."""
         worker: Worker | None = None
         link: Link | None = None
@@ -220,9 +226,9 @@ class Fleet:
             parks = is_clean and bool(job.key)
             return await _with_last_words(driven, worker)
         except _Stopped:
-            return Driven(CANCELLED)
+            return RunResult(CANCELLED)
         except ConnectFailed as exc:
-            driven = Driven(failed(f"the worker cannot be reached: {exc}"))
+            driven = RunResult(failed(f"the worker cannot be reached: {exc}"))
             return await _with_last_words(driven, worker)
         finally:
             await self._release(job, worker, link, parks=parks)
@@ -263,10 +269,10 @@ class Fleet:
 
     def _park(self, job: _Job, worker: Worker) -> None:
         now_s = self._clock.now_s()
-        parked = Parked(worker, job.key, now_s + job.idle_s)
+        parked = ParkResult(worker, job.key, now_s + job.idle_s)
         self._apply(park(self._parked, parked, self._bounds.pool, now_s))
 
-    def _apply(self, decided: Decided[Worker]) -> None:
+    def _apply(self, decided: PoolDecision[Worker]) -> None:
         self._parked = decided.kept
         for worker in decided.retired:
             self._roster.end_nowait(worker)
@@ -314,13 +320,13 @@ async def open_fleet(
                 sweeper.cancel()
 
 
-def _cancel(task: asyncio.Task[Driven | Exception], job: _Job) -> None:
+def _cancel(task: asyncio.Task[RunResult | Exception], job: _Job) -> None:
     if not job.is_cancelled and not job.is_stopped:
         job.is_cancelled = True
         task.cancel()
 
 
-async def _with_last_words(driven: Driven, worker: Worker | None) -> Driven:
+async def _with_last_words(driven: RunResult, worker: Worker | None) -> RunResult:
     """What a worker printed may say why it did not tell its end itself."""
     if worker is None or driven.is_told or driven.outcome.status != "error":
         return driven

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from culm.clock import Clock, pause
-from culm.fleet.discovery.base import Fabric
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.base import Discovery
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.local_worker import LocalWorker
 from culm.fleet.host.provision_file import make_stamp, stamped
-from culm.fleet.host.startup import LAUNCH_S, Birth, open_birth
+from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_birth
 from culm.fleet.provision import Provision
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.processes.linux import find_stat, read_table
 from culm.processes.tree import descendants_of
 
@@ -29,7 +29,7 @@ class ForeignLauncher:
     def __init__(
         self,
         argv: Sequence[str],
-        custody: Custody,
+        custody: Processes,
         clock: Clock,
         tasks: asyncio.TaskGroup,
         launch_s: float,
@@ -46,7 +46,7 @@ class ForeignLauncher:
 
     async def launch(self, provision: Provision) -> LocalWorker:
         given = stamped(provision, make_stamp(self._clock.now_s()), None)
-        fabric = FileFabric(Path(given.fabric_dir), self._clock)
+        fabric = FileDiscovery(Path(given.fabric_dir), self._clock)
         self._workers = {worker for worker in self._workers if not worker.is_ended}
         async with open_birth(given, fabric, self._launch_s) as birth:
             self._workers.add(birth.worker)
@@ -57,7 +57,7 @@ class ForeignLauncher:
             await self._announced(birth, fabric)
             return birth.worker
 
-    async def _announced(self, birth: Birth, fabric: Fabric) -> None:
+    async def _announced(self, birth: WorkerStartup, fabric: Discovery) -> None:
         """Wait for its record; raises `LaunchFailed` if it ends before that."""
         worker = birth.worker
         while True:
@@ -89,7 +89,7 @@ def is_below(pid: int, root: int) -> bool:
 
 @asynccontextmanager
 async def open_foreign_launcher(
-    argv: Sequence[str], custody: Custody, clock: Clock, launch_s: float = LAUNCH_S
+    argv: Sequence[str], custody: Processes, clock: Clock, launch_s: float = LAUNCH_S
 ) -> AsyncGenerator[ForeignLauncher]:
     """At the end of the block no worker is left."""
     async with asyncio.TaskGroup() as tasks:

@@ -12,7 +12,7 @@ from typing import Final
 
 from culm.clock import Clock
 from culm.fleet.discovery.base import AgentRecord, is_live, is_running
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.storage import storage_beside
 from culm.processes.linux import is_alive, now_s, read_world_id
 from culm.processes.tree import end_one
@@ -28,7 +28,7 @@ def end_leftover_workers(fabric_dir: Path, clock: Clock) -> None:
 
     A worker whose owner lives, or that was started by hand, is not touched.
     """
-    fabric = FileFabric(fabric_dir, clock)
+    fabric = FileDiscovery(fabric_dir, clock)
     world, now = read_world_id(), clock.now_s()
     left = [record for record in fabric.records() if is_leftover(record, world, now)]
     for record in left:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from culm.clock import Clock
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.control_socket import ControlEnd
+from culm.fleet.host.control_socket import ControlSocket
 from culm.fleet.host.leftovers import end_leftover_workers
 from culm.fleet.host.local_worker import LocalWorker
 from culm.fleet.host.provision_file import WORKER, ZYGOTE, make_stamp, python_argv, stamped
-from culm.fleet.host.startup import LAUNCH_S, Birth, open_birth
-from culm.fleet.host.worker_process import Forked
-from culm.fleet.host.zygote_client import ZygoteEnd, start_zygote
+from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_birth
+from culm.fleet.host.worker_process import ForkedProcess
+from culm.fleet.host.zygote_client import ZygoteClient, start_zygote
 from culm.fleet.provision import Provision
-from culm.processes.base import Custody, StartFailed
+from culm.processes.base import Processes, ProcessStartFailed
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ REST_S: Final = 60.0  # Without a zygote, after one could not start.
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchTerms:
+class LaunchSettings:
     """What is run in new interpreters (Python statements), and for how long we wait for it."""
 
     zygote: str = ZYGOTE
@@ -53,13 +53,13 @@ class LocalLauncher:
     """Implements `Launcher`. Made by `open_local_launcher`."""
 
     def __init__(
-        self, custody: Custody, clock: Clock, tasks: asyncio.TaskGroup, terms: LaunchTerms
+        self, custody: Processes, clock: Clock, tasks: asyncio.TaskGroup, terms: LaunchSettings
     ) -> None:
         self._custody = custody
         self._clock = clock
         self._tasks = tasks
         self._terms = terms
-        self._zygote: ZygoteEnd | None = None
+        self._zygote: ZygoteClient | None = None
         self._zygote_turn = asyncio.Lock()
         self._failures = 0  # One after the other, of zygotes to start.
         self._resting_until_s = 0.0
@@ -76,7 +76,7 @@ class LocalLauncher:
     async def launch(self, provision: Provision) -> LocalWorker:
         owner = make_stamp(self._clock.now_s())
         given = stamped(provision, owner, CONTROL)
-        fabric = FileFabric(Path(given.fabric_dir), self._clock)
+        fabric = FileDiscovery(Path(given.fabric_dir), self._clock)
         self._forget_ended()
         async with open_birth(given, fabric, self._terms.launch_s) as birth:
             self._workers.add(birth.worker)
@@ -98,7 +98,7 @@ class LocalLauncher:
     def _forget_ended(self) -> None:
         self._workers = {worker for worker in self._workers if not worker.is_ended}
 
-    async def _start(self, birth: Birth) -> None:
+    async def _start(self, birth: WorkerStartup) -> None:
         for _ in range(ZYGOTES_MAX):
             zygote = await self._get_zygote()
             if zygote is None:
@@ -107,7 +107,7 @@ class LocalLauncher:
                 return
         await self._spawn(birth)
 
-    async def _fork(self, birth: Birth, zygote: ZygoteEnd) -> bool:
+    async def _fork(self, birth: WorkerStartup, zygote: ZygoteClient) -> bool:
         """Whether there is a process now; if not, the zygote is lost."""
         control = birth.begin(self._on_keeper)
         try:
@@ -131,7 +131,9 @@ class LocalLauncher:
             raise LaunchFailed(f"no further process can be started: {reason}")
         return birth.worker.process is not None
 
-    async def _hear_fork(self, birth: Birth, zygote: ZygoteEnd, control: ControlEnd) -> None:
+    async def _hear_fork(
+        self, birth: WorkerStartup, zygote: ZygoteClient, control: ControlSocket
+    ) -> None:
         """Raises TimeoutError."""
 
         def is_known() -> bool:
@@ -147,11 +149,11 @@ class LocalLauncher:
                 await birth.until(is_known)
         handle = control.take_handle()
         if handle is not None:
-            fork = Forked(control.pid, handle)
+            fork = ForkedProcess(control.pid, handle)
             zygote.expect(fork)
             birth.hold(fork)
 
-    async def _spawn(self, birth: Birth) -> None:
+    async def _spawn(self, birth: WorkerStartup) -> None:
         if self._is_closing:
             raise LaunchFailed("the server is stopping")
         control = birth.begin(self._on_keeper)
@@ -160,7 +162,7 @@ class LocalLauncher:
             started = await birth.start(self._custody, argv, [control.theirs.fileno()])
         self._tasks.create_task(started.watch(), name=f"worker {birth.worker.id}")
 
-    async def _get_zygote(self) -> ZygoteEnd | None:
+    async def _get_zygote(self) -> ZygoteClient | None:
         """One that lives, as far as we know. None if there can be none."""
         async with self._zygote_turn:
             if self._zygote is not None and self._zygote.is_lost:
@@ -171,7 +173,7 @@ class LocalLauncher:
                 try:
                     argv = python_argv(self._terms.zygote, self._terms.path)
                     self._zygote = await start_zygote(nursery, argv)
-                except (StartFailed, OSError) as exc:
+                except (ProcessStartFailed, OSError) as exc:
                     _log.warning("there is no zygote, workers are spawned: %s", exc)
             return self._zygote
 
@@ -179,7 +181,7 @@ class LocalLauncher:
         is_rested = self._clock.now_s() >= self._resting_until_s
         return self._custody.nursery is not None and is_rested and not self._is_closing
 
-    async def _bury(self, zygote: ZygoteEnd) -> None:
+    async def _bury(self, zygote: ZygoteClient) -> None:
         self._zygote = None
         words = zygote.last_words()
         await zygote.close()
@@ -193,17 +195,17 @@ class LocalLauncher:
     async def _warm(self) -> None:
         await self._get_zygote()
 
-    def _on_keeper(self, worker: LocalWorker, control: ControlEnd) -> None:
+    def _on_keeper(self, worker: LocalWorker, control: ControlSocket) -> None:
         """A worker wants to start a process. It asks once, and waits for the answer."""
         if worker not in self._asking and not self._is_closing:
             self._asking.add(worker)
             self._tasks.create_task(self._give_keeper(worker, control), name="keeper")
 
-    async def _give_keeper(self, worker: LocalWorker, control: ControlEnd) -> None:
+    async def _give_keeper(self, worker: LocalWorker, control: ControlSocket) -> None:
         try:
             nursery = self._custody.nursery
             if nursery is None:
-                raise StartFailed("there is no keeper here")
+                raise ProcessStartFailed("there is no keeper here")
             passage = await nursery.connect()
             with passage.socket:
                 if control.is_over:
@@ -211,7 +213,7 @@ class LocalLauncher:
                 control.pass_keeper(passage)
             live = [one for one in worker.passages if not one.over.is_set()]
             worker.passages = [*live, passage]
-        except StartFailed as exc:
+        except ProcessStartFailed as exc:
             control.refuse_keeper(str(exc))
         except OSError as exc:
             _log.warning("a worker got no keeper: %s", exc)
@@ -221,7 +223,7 @@ class LocalLauncher:
 
 @asynccontextmanager
 async def open_local_launcher(
-    custody: Custody, fabric_dir: Path, clock: Clock, terms: LaunchTerms | None = None
+    custody: Processes, fabric_dir: Path, clock: Clock, terms: LaunchSettings | None = None
 ) -> AsyncGenerator[LocalLauncher]:
     """At the end of the block no worker and no zygote is left.
 
@@ -229,7 +231,7 @@ async def open_local_launcher(
     """
     await asyncio.to_thread(_prepare, fabric_dir, clock)
     async with asyncio.TaskGroup() as tasks:
-        launcher = LocalLauncher(custody, clock, tasks, terms or LaunchTerms())
+        launcher = LocalLauncher(custody, clock, tasks, terms or LaunchSettings())
         try:
             yield launcher
         finally:

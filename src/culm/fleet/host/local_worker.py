@@ -6,15 +6,15 @@ import shutil
 from contextlib import suppress
 from typing import Final
 
-from culm.fleet.discovery.base import Fabric
-from culm.fleet.host.control_socket import ControlEnd
+from culm.fleet.discovery.base import Discovery
+from culm.fleet.host.control_socket import ControlSocket
 from culm.fleet.host.worker_process import WorkerProcess
 from culm.fleet.provision import Provision
 from culm.fleet.storage import storage_of
-from culm.fleet.tail import Tail
+from culm.fleet.tail import StderrTail
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
-from culm.processes.base import Passage
+from culm.processes.base import SupervisorChannelOffer
 
 _log = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ TIDY_S: Final = 2.0
 class LocalWorker:
     """Implements `Worker`. `given` is the provision that its process got, with its token."""
 
-    def __init__(self, given: Provision, fabric: Fabric) -> None:
+    def __init__(self, given: Provision, fabric: Discovery) -> None:
         self.id = given.identity.child_id
         self.endpoint = ""  # Once it is ready.
         self.process: WorkerProcess | None = None  # Once there is one.
-        self.control: ControlEnd | None = None  # If it is one of ours.
-        self.passages: list[Passage] = []  # Its ways to the keeper.
-        self.tail = Tail()
+        self.control: ControlSocket | None = None  # If it is one of ours.
+        self.passages: list[SupervisorChannelOffer] = []  # Its ways to the keeper.
+        self.tail = StderrTail()
         self.is_ended = False
         self._token = given.secrets.worker_auth_token or None
         self._fabric = fabric

@@ -5,14 +5,14 @@ One run after the other; which worker it is, and what else becomes of it, is the
 
 from culm.clock import Clock
 from culm.fleet.executor import Outcome
-from culm.fleet.host.callbacks import Nobody, Overseer
-from culm.fleet.host.run_control import Controls
+from culm.fleet.host.callbacks import DenyAll, HostCallbacks
+from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.transport.base import Link, LinkLost
 
 
-class Peer:
+class WorkerPeer:
     """Made by `culm.fleet.connect`."""
 
     def __init__(self, link: Link, clock: Clock) -> None:
@@ -23,8 +23,8 @@ class Peer:
     async def run(
         self,
         spec: RunSpec | str,
-        overseer: Overseer | None = None,
-        controls: Controls | None = None,
+        overseer: HostCallbacks | None = None,
+        controls: RunControl | None = None,
     ) -> Outcome:
         """Have an assignment done and say how it ended; raises `LinkLost`, `Rejected`.
 
@@ -36,7 +36,7 @@ class Peer:
         self._is_usable = False
         asked = RunSpec(spec) if isinstance(spec, str) else spec
         driven = await drive(
-            self._link, asked, overseer or Nobody(), controls or Controls(), self._clock
+            self._link, asked, overseer or DenyAll(), controls or RunControl(), self._clock
         )
         # Else what still comes of it could be taken for the next one's.
         self._is_usable = driven.is_told

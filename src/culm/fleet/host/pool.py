@@ -13,12 +13,12 @@ IDLE_S: Final = 300.0
 IDLE_MARGIN_S: Final = 60.0
 
 
-class Waiter(Protocol):
+class IdleWorker(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
 
-W = TypeVar("W", bound=Waiter)
+W = TypeVar("W", bound=IdleWorker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +30,53 @@ class PoolBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked(Generic[W]):
+class ParkResult(Generic[W]):
     worker: W
     key: str  # Its fingerprint.
     until_s: float  # From then on it is not handed out.
 
 
 @dataclass(frozen=True, slots=True)
-class Decided(Generic[W]):
+class PoolDecision(Generic[W]):
     """Everybody who waited, and came to wait, is in exactly one of these."""
 
-    kept: tuple[Parked[W], ...]
+    kept: tuple[ParkResult[W], ...]
     retired: tuple[W, ...] = ()
     taken: W | None = None
 
 
-def check_out(waiting: tuple[Parked[W], ...], key: str, now_s: float) -> Decided[W]:
+def check_out(waiting: tuple[ParkResult[W], ...], key: str, now_s: float) -> PoolDecision[W]:
     """Take one of that key. The latest that was parked, so that a surplus grows old and goes."""
     decided = sweep(waiting, now_s)
     for parked in reversed(decided.kept):
         if parked.key == key:
             kept = tuple(one for one in decided.kept if one is not parked)
-            return Decided(kept, decided.retired, parked.worker)
+            return PoolDecision(kept, decided.retired, parked.worker)
     return decided
 
 
 def park(
-    waiting: tuple[Parked[W], ...], newcomer: Parked[W], bounds: PoolBounds, now_s: float
-) -> Decided[W]:
+    waiting: tuple[ParkResult[W], ...], newcomer: ParkResult[W], bounds: PoolBounds, now_s: float
+) -> PoolDecision[W]:
     """Let one wait. What is too many goes, the oldest first: of its key, then of all."""
     decided = sweep((*waiting, newcomer), now_s)
     kept, first = _limit(decided.kept, bounds.idle_per_key_max, lambda one: one.key == newcomer.key)
     kept, second = _limit(kept, bounds.idle_max, lambda _: True)
-    return Decided(kept, (*decided.retired, *first, *second))
+    return PoolDecision(kept, (*decided.retired, *first, *second))
 
 
-def sweep(waiting: tuple[Parked[W], ...], now_s: float) -> Decided[W]:
+def sweep(waiting: tuple[ParkResult[W], ...], now_s: float) -> PoolDecision[W]:
     """Those that died, or waited long enough, go."""
     kept = tuple(one for one in waiting if one.worker.is_alive and now_s < one.until_s)
     if len(kept) == len(waiting):
-        return Decided(waiting)
+        return PoolDecision(waiting)
     staying = {id(one) for one in kept}
-    return Decided(kept, tuple(one.worker for one in waiting if id(one) not in staying))
+    return PoolDecision(kept, tuple(one.worker for one in waiting if id(one) not in staying))
 
 
 def _limit(
-    waiting: tuple[Parked[W], ...], at_most: int, counts: Callable[[Parked[W]], bool]
-) -> tuple[tuple[Parked[W], ...], tuple[W, ...]]:
+    waiting: tuple[ParkResult[W], ...], at_most: int, counts: Callable[[ParkResult[W]], bool]
+) -> tuple[tuple[ParkResult[W], ...], tuple[W, ...]]:
     counted = [one for one in waiting if counts(one)]
     surplus = counted[: max(0, len(counted) - at_most)]
     going = {id(one) for one in surplus}

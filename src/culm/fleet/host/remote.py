@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.provision import Provision, Remote
+from culm.fleet.provision import Provision, RemotePlacement
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
 
@@ -62,7 +62,7 @@ class ConnectLauncher:
     async def launch(self, provision: Provision) -> RemoteWorker:
         """Raises `LaunchFailed` unless a link can be made, with that token."""
         placement = provision.placement
-        if not isinstance(placement, Remote):
+        if not isinstance(placement, RemotePlacement):
             raise LaunchFailed("there is nothing to connect to: the placement is not remote")
         endpoint = placement.endpoint
         token = provision.secrets.worker_auth_token

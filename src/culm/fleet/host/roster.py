@@ -20,7 +20,7 @@ KILL_S: Final = 10.0  # A kill is bounded by itself, well below this.
 NAME_CHARS_MAX: Final = STEM_CHARS_MAX - 10  # Of a name that still gets a number.
 
 
-class Roster:
+class WorkerRoster:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
         self._names: set[str] = set()  # Also of those that are being launched.

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from culm.errors import LimitExceeded, TooLarge
-from culm.fleet.executor import Steer
+from culm.fleet.executor import SteerMessage
 from culm.wire.codec import clean
 
 STEERS_MAX: Final = 64  # Waiting to be sent; as many may be sent and not admitted.
 STEER_CHARS_MAX: Final = 1 << 20
 
 
-class Controls:
+class RunControl:
     """Of one run. Everything here is done at once, and is heard when there is somebody to hear."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Steer] = deque()
+        self._waiting: deque[SteerMessage] = deque()
         self._is_over = False
         self._on_change: Callable[[], None] | None = None
         self._is_cancelled = False
@@ -33,7 +33,7 @@ class Controls:
         return self._has_begun
 
     @property
-    def unadmitted(self) -> tuple[Steer, ...]:
+    def unadmitted(self) -> tuple[SteerMessage, ...]:
         """What was said and, as far as is known, never reached the run. Final when it is over."""
         return tuple(self._waiting)
 
@@ -45,7 +45,7 @@ class Controls:
             raise TooLarge(f"a message to a run has at most {STEER_CHARS_MAX} characters")
         if len(self._waiting) >= STEERS_MAX:
             raise LimitExceeded("messages that wait for a run", STEERS_MAX)
-        self._waiting.append(Steer(clean(text), clean(id)))
+        self._waiting.append(SteerMessage(clean(text), clean(id)))
         self._changed()
         return True
 
@@ -65,18 +65,18 @@ class Controls:
         """Have this called whenever there is something new; it replaces the one before."""
         self._on_change = on_change
 
-    def take_nowait(self) -> Steer | None:
+    def take_nowait(self) -> SteerMessage | None:
         """The next that waits to be sent."""
         return self._waiting.popleft() if self._waiting else None
 
-    def put_back(self, steers: Sequence[Steer]) -> None:
+    def put_back(self, steers: Sequence[SteerMessage]) -> None:
         """They were sent in vain. If another worker is tried, it hears them first."""
         self._waiting.extendleft(reversed(steers))
 
     def begin(self) -> None:
         self._has_begun = True
 
-    def close(self) -> tuple[Steer, ...]:
+    def close(self) -> tuple[SteerMessage, ...]:
         """The run is over. Returns what is `unadmitted`."""
         self._is_over = True
         return self.unadmitted

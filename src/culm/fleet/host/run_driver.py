@@ -18,25 +18,33 @@ from culm.clock import Clock, Timer
 from culm.errors import InvalidRequest, TooLarge
 from culm.fleet.executor import (
     CANCELLED,
-    CallFailed,
-    NotAsked,
+    ApprovalUnavailable,
+    HostCallFailed,
     Outcome,
-    Steer,
+    SteerMessage,
     failed,
     limit_error,
 )
-from culm.fleet.host.callbacks import Overseer, WorkerAsk, parse_ask
-from culm.fleet.host.run_control import STEERS_MAX, Controls
+from culm.fleet.host.callbacks import HostCallbacks, WorkerAsk, parse_ask
+from culm.fleet.host.run_control import STEERS_MAX, RunControl
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     BadFrame,
     ParentFrame,
     RunSpec,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_child_frame,
 )
-from culm.fleet.protocol.host import Asked, Called, Ended, Gap, ParentMachine, Say, Told
+from culm.fleet.protocol.host import (
+    ApprovalAsked,
+    EventReceived,
+    EventsLost,
+    HostCalled,
+    HostMachine,
+    SendNow,
+    WorkerRunEnded,
+)
 from culm.fleet.provision import DEPTH_MAX, SECONDS_MAX, Provision
 from culm.fleet.transport.base import Link, LinkLost
 from culm.wire.codec import Json, clean, encode
@@ -54,7 +62,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class HostTerms:
+class HostSettings:
     """What a worker may have done by its host."""
 
     host_calls: bool = False
@@ -69,11 +77,11 @@ class HostTerms:
         return None
 
 
-NO_TERMS: Final = HostTerms()
+NO_TERMS: Final = HostSettings()
 
 
-def host_terms_of(provision: Provision) -> HostTerms:
-    return HostTerms(
+def host_terms_of(provision: Provision) -> HostSettings:
+    return HostSettings(
         host_calls=provision.culm.host_calls,
         depth=provision.identity.depth,
         depth_max=provision.capabilities.depth_max,
@@ -82,25 +90,27 @@ def host_terms_of(provision: Provision) -> HostTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Driven:
+class RunResult:
     """How a run went."""
 
     outcome: Outcome
     began: bool = False  # The worker was heard: something may have been done.
-    unadmitted: tuple[Steer, ...] = ()  # What was said to it and, as far as is known, in vain.
+    unadmitted: tuple[
+        SteerMessage, ...
+    ] = ()  # What was said to it and, as far as is known, in vain.
     is_told: bool = False  # The end came from the worker itself.
 
 
 async def drive(
     link: Link,
     spec: RunSpec,
-    overseer: Overseer,
-    controls: Controls,
+    overseer: HostCallbacks,
+    controls: RunControl,
     clock: Clock,
     *,
-    terms: HostTerms = NO_TERMS,
+    terms: HostSettings = NO_TERMS,
     first_frame_s: float = FIRST_FRAME_S,
-) -> Driven:
+) -> RunResult:
     """Have a worker do a run, over a link that carries no other.
 
     If it did not begin, another worker may be tried with the same controls; else they are closed.
@@ -108,7 +118,7 @@ async def drive(
     event, and `Rejected` if the run cannot be said. Whoever calls this closes the link.
     """
     frame = _encode_run(spec)
-    machine = ParentMachine(spec, host_calls=terms.host_calls)
+    machine = HostMachine(spec, host_calls=terms.host_calls)
     return await _Driving(link, machine, overseer, controls, clock, terms).run(frame, first_frame_s)
 
 
@@ -126,11 +136,11 @@ class _Driving:
     def __init__(
         self,
         link: Link,
-        machine: ParentMachine,
-        overseer: Overseer,
-        controls: Controls,
+        machine: HostMachine,
+        overseer: HostCallbacks,
+        controls: RunControl,
         clock: Clock,
-        terms: HostTerms,
+        terms: HostSettings,
     ) -> None:
         self._link = link
         self._machine = machine
@@ -146,8 +156,8 @@ class _Driving:
         self._outbox: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._open: set[asyncio.Task[None]] = set()  # Asks and host calls.
-        self._sent: list[Steer] = []  # Before the worker was heard.
-        self._admitting: list[Steer] = []  # The overseer has not taken notice of it yet.
+        self._sent: list[SteerMessage] = []  # Before the worker was heard.
+        self._admitting: list[SteerMessage] = []  # The overseer has not taken notice of it yet.
         self._is_ahead = False  # So much was said, and not admitted, that the rest waits here.
         self._timer: Timer | None = None
         self._overtime: Timer | None = None
@@ -160,7 +170,7 @@ class _Driving:
         self._is_stopping = False
         self._is_deaf = False  # The worker: nothing can be sent any more.
 
-    async def run(self, frame: bytes, first_frame_s: float) -> Driven:
+    async def run(self, frame: bytes, first_frame_s: float) -> RunResult:
         trouble: Exception | None = None
         outcome = CANCELLED
         async with self._tasks:
@@ -175,7 +185,7 @@ class _Driving:
                 self._let_go()
         if trouble is not None:
             raise trouble
-        return Driven(outcome, self._is_heard, self._controls.unadmitted, self._is_told)
+        return RunResult(outcome, self._is_heard, self._controls.unadmitted, self._is_told)
 
     def _let_go(self) -> None:
         self._controls.watch(None)
@@ -239,7 +249,7 @@ class _Driving:
             frame = parse_child_frame(data)
         except BadFrame as exc:
             return failed(f"the worker sent what cannot be read: {exc}")
-        self._is_told = type(frame) is Terminal
+        self._is_told = type(frame) is TerminalFrame
         outstanding = self._machine.unadmitted
         happenings = self._machine.on_frame(frame)
         if outstanding:
@@ -247,17 +257,17 @@ class _Driving:
             self._admitting = [steer for steer in outstanding if steer not in left]
         for happening in happenings:
             match happening:
-                case Told(event=event):
+                case EventReceived(event=event):
                     await self._overseer.on_event(event)
-                case Gap():
+                case EventsLost():
                     await self._overseer.on_gap()
-                case Asked():
+                case ApprovalAsked():
                     self._on_asked(happening)
-                case Called():
+                case HostCalled():
                     self._on_called(happening)
-                case Say(frame=answer):
+                case SendNow(frame=answer):
                     self._say(answer)
-                case Ended(outcome=outcome):
+                case WorkerRunEnded(outcome=outcome):
                     return outcome
         self._admitting = []
         if self._is_ahead:
@@ -342,13 +352,13 @@ class _Driving:
 
     # --- answering
 
-    def _on_asked(self, asked: Asked) -> None:
+    def _on_asked(self, asked: ApprovalAsked) -> None:
         if self._is_stopping:
             self._answer(asked.id, approved=False)
         else:
             self._begin(self._decide(asked.id, parse_ask(asked.body)), "ask of a worker")
 
-    def _on_called(self, called: Called) -> None:
+    def _on_called(self, called: HostCalled) -> None:
         why = "the run is being cancelled" if self._is_stopping else None
         why = why or self._terms.why_not(called.args)
         if why is not None:
@@ -378,7 +388,7 @@ class _Driving:
         approved, reason = False, ""
         try:
             approved = await self._overseer.on_ask(ask)
-        except NotAsked as exc:
+        except ApprovalUnavailable as exc:
             reason = clean(str(exc))
         except Exception:  # boundary: who cannot decide has not approved
             _log.exception("an ask of a worker could not be decided, so it is denied")
@@ -395,13 +405,13 @@ class _Driving:
         for frame in frames:
             self._say(frame)
 
-    async def _carry_out(self, called: Called) -> None:
+    async def _carry_out(self, called: HostCalled) -> None:
         result: Json
         try:
             result = await self._overseer.on_call(called.tool_call_id, called.args)
             data = encode({"result": result})
             result = Raw(data) if len(data) <= RESULT_BYTES_MAX else {"error": "it is too much"}
-        except CallFailed as exc:
+        except HostCallFailed as exc:
             result = {"error": clean(str(exc))}
         except Exception:  # boundary: the run goes on, without what it wanted
             _log.exception("a host call of a worker failed")

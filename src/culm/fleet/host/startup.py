@@ -6,25 +6,25 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from culm.fleet.discovery.base import Fabric
+from culm.fleet.discovery.base import Discovery
 from culm.fleet.environment import keyless_env
 from culm.fleet.host.base import LaunchFailed, NotReady
-from culm.fleet.host.control_socket import ControlEnd
+from culm.fleet.host.control_socket import ControlSocket
 from culm.fleet.host.local_worker import LocalWorker
 from culm.fleet.host.provision_file import open_document
-from culm.fleet.host.worker_process import Started, WorkerProcess
+from culm.fleet.host.worker_process import SpawnedProcess, WorkerProcess
 from culm.fleet.provision import Provision
 from culm.logs import redact
-from culm.processes.base import Custody, Order, Owner, StartFailed
+from culm.processes.base import Processes, ProcessOwner, ProcessRequest, ProcessStartFailed
 
 LAUNCH_S: Final = 30.0  # From the order to the moment it is ready.
 _LEAVE_S: Final = 0.5  # Between the end of its control and that of the process.
 
 
-class Birth:
+class WorkerStartup:
     """Made by `open_birth`, which ends what does not come to life."""
 
-    def __init__(self, given: Provision, fabric: Fabric) -> None:
+    def __init__(self, given: Provision, fabric: Discovery) -> None:
         self.document = open_document(given)
         try:
             self.worker = LocalWorker(given, fabric)
@@ -33,13 +33,13 @@ class Birth:
             raise
         self._news = asyncio.Event()
 
-    def begin(self, on_keeper: Callable[[LocalWorker, ControlEnd], None]) -> ControlEnd:
+    def begin(self, on_keeper: Callable[[LocalWorker, ControlSocket], None]) -> ControlSocket:
         """A control for the next attempt to start it, which reads the document anew."""
         if self.worker.control is not None:
             self.worker.control.close()
         os.lseek(self.document, 0, os.SEEK_SET)
         worker = self.worker
-        control = ControlEnd(self.tell, lambda: on_keeper(worker, control))
+        control = ControlSocket(self.tell, lambda: on_keeper(worker, control))
         worker.control = control
         return control
 
@@ -89,14 +89,18 @@ class Birth:
         words = redact(await self.worker.last_words())
         return f"{said}\n{words}" if words else said
 
-    async def start(self, custody: Custody, argv: Iterable[str], further: list[int]) -> Started:
+    async def start(
+        self, custody: Processes, argv: Iterable[str], further: list[int]
+    ) -> SpawnedProcess:
         """Start its process as a command in custody; raises `LaunchFailed`."""
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         passed = (self.document, null, self.worker.tail.mouth, *further)
-        order = Order([*argv], "/", keyless_env(os.environ), Owner("", "worker"), passed)
+        order = ProcessRequest(
+            [*argv], "/", keyless_env(os.environ), ProcessOwner("", "worker"), passed
+        )
         try:
-            started = Started(await custody.start(order))
-        except StartFailed as exc:
+            started = SpawnedProcess(await custody.start(order))
+        except ProcessStartFailed as exc:
             raise LaunchFailed(f"the worker could not be started: {exc}") from exc
         finally:
             os.close(null)
@@ -105,10 +109,12 @@ class Birth:
 
 
 @asynccontextmanager
-async def open_birth(given: Provision, fabric: Fabric, bound_s: float) -> AsyncGenerator[Birth]:
+async def open_birth(
+    given: Provision, fabric: Discovery, bound_s: float
+) -> AsyncGenerator[WorkerStartup]:
     """Raises `LaunchFailed`, and `NotReady` if the block takes too long; then nothing is left."""
     try:
-        birth = Birth(given, fabric)
+        birth = WorkerStartup(given, fabric)
     except OSError as exc:
         raise LaunchFailed(f"the worker could not be started: {exc.strerror}") from exc
     is_ready = False

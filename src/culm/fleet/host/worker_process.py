@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from culm.processes.base import KILL_BOUND_S, Held
+from culm.processes.base import KILL_BOUND_S, ProcessHandle
 
 STATUS_S: Final = 0.3  # For the zygote's word on how one of its forks ended.
 
@@ -30,7 +30,7 @@ class WorkerProcess(Protocol):
         ...
 
 
-class Forked:
+class ForkedProcess:
     """A fork of the zygote: a grandchild, or a child of ours if keeper and zygote died."""
 
     def __init__(self, pid: int, handle: int) -> None:
@@ -84,10 +84,10 @@ class Forked:
         self.on_end()
 
 
-class Started:
+class SpawnedProcess:
     """A command in custody, with a warden: all it starts ends with it."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: ProcessHandle) -> None:
         self.pid = held.pid
         self.ended = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None

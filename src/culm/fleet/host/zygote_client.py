@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from culm.fleet.environment import keyless_env
-from culm.fleet.host.worker_process import Forked
-from culm.processes.base import Nursery, Order, Owner
+from culm.fleet.host.worker_process import ForkedProcess
+from culm.processes.base import ProcessOwner, ProcessRequest, WorkerSupervisor
 from culm.processes.packets import receive_or_end, send_with
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _EARLY_MAX: Final = 64  # More than are ordered at once; who was given up on is 
 _WORDS_BYTES: Final = 2000
 
 
-class ZygoteEnd:
+class ZygoteClient:
     """Made by `start_zygote`."""
 
     def __init__(self, channel: socket.socket, log: int) -> None:
@@ -37,7 +37,7 @@ class ZygoteEnd:
         self._begun = asyncio.Event()  # Or lost, as the next.
         self._warmed = asyncio.Event()
         self._gone = asyncio.Event()  # The process, as far as there is a handle of it.
-        self._forks: dict[int, Forked] = {}
+        self._forks: dict[int, ForkedProcess] = {}
         self._waiting: set[Callable[[], None]] = set()  # Told when it is lost.
         self._early: dict[int, int] = {}  # Ends that were told before we knew of the fork.
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class ZygoteEnd:
         finally:
             self._waiting.discard(tell)
 
-    def expect(self, fork: Forked) -> None:
+    def expect(self, fork: ForkedProcess) -> None:
         """Tell it how it ended, when that is known."""
         status = self._early.pop(fork.pid, None)
         if status is None:
@@ -148,14 +148,14 @@ class ZygoteEnd:
             self._handle = None
 
 
-async def start_zygote(nursery: Nursery, argv: Sequence[str]) -> ZygoteEnd:
+async def start_zygote(nursery: WorkerSupervisor, argv: Sequence[str]) -> ZygoteClient:
     """Raises `StartFailed`, OSError. That it cannot start is seen later, by its end."""
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     log = os.memfd_create("zygote", os.MFD_CLOEXEC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     passed = (null, null, log, theirs.fileno())
     # Its environment is its workers'.
-    order = Order(argv, "/", keyless_env(os.environ), Owner("", "zygote"), passed)
+    order = ProcessRequest(argv, "/", keyless_env(os.environ), ProcessOwner("", "zygote"), passed)
     try:
         await nursery.start_companion(order)
     except BaseException:  # boundary: cancelled, or refused; nothing is left open
@@ -165,4 +165,4 @@ async def start_zygote(nursery: Nursery, argv: Sequence[str]) -> ZygoteEnd:
     finally:
         theirs.close()
         os.close(null)
-    return ZygoteEnd(channel, log)
+    return ZygoteClient(channel, log)

@@ -56,7 +56,7 @@ def _qos_of_raw(event: Raw) -> Qos:
     return "durable" if told is None else _qos_of_type(told.type)
 
 
-class Batcher:
+class EventBatcher:
     """The events of one run on their way out."""
 
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
@@ -114,7 +114,7 @@ def check_batch(batch: Batch) -> None:
         raise BadFrame(f"a batch labelled {batch.qos} holds an event of another class")
 
 
-class Taken(Struct, frozen=True):
+class NewEvents(Struct, frozen=True):
     """What is new in a batch."""
 
     events: list[Raw]
@@ -130,7 +130,7 @@ class BatchReader:
         self._recent: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
         self.missing = 0  # In all.
 
-    def take(self, batch: Batch) -> Taken:
+    def take(self, batch: Batch) -> NewEvents:
         """Raises `BadFrame` for what cannot belong to this run."""
         check_batch(batch)
         self._check_scope(batch)
@@ -147,7 +147,7 @@ class BatchReader:
                 raise BadFrame(f"event {seq} came again with another content")
         self._seq = max(self._seq, batch.last_seq)
         self.missing += missing
-        return Taken(fresh, missing)
+        return NewEvents(fresh, missing)
 
     def _check_scope(self, batch: Batch) -> None:
         spec = self._spec

@@ -131,7 +131,7 @@ class Cancel(Struct, frozen=True, tag_field="kind", tag="cancel"):
     pass
 
 
-class Message(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="message"):
+class SteerFrame(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="message"):
     """Steering of the active run. `id` is ours: whoever admits the message says so by it."""
 
     text: str
@@ -170,7 +170,7 @@ class SubAgentReply(Struct, frozen=True, tag_field="kind", tag="sub_agent_reply"
 ParentFrame = (
     RunSpec
     | Cancel
-    | Message
+    | SteerFrame
     | ApprovalReply
     | SessionMessage
     | InitialInputRelease
@@ -182,7 +182,7 @@ ParentFrame = (
 # --- worker to parent
 
 
-class Event(Struct, frozen=True, tag_field="kind", tag="event"):
+class EventFrame(Struct, frozen=True, tag_field="kind", tag="event"):
     event: Raw
 
 
@@ -214,7 +214,7 @@ class SubAgentRequest(Struct, frozen=True, tag_field="kind", tag="sub_agent_requ
     args: Raw  # An object, too.
 
 
-class Terminal(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="terminal"):
+class TerminalFrame(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="terminal"):
     """The end of a run: exactly one, if the link is still there."""
 
     status: Status
@@ -225,13 +225,13 @@ class Terminal(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="t
 
 
 ChildFrame = (
-    Event
+    EventFrame
     | EventBatch
     | ApprovalRequest
     | SessionMessageAdmitted
     | OwnedTreeRequest
     | SubAgentRequest
-    | Terminal
+    | TerminalFrame
 )
 
 # --- in and out

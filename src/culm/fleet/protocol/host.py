@@ -12,7 +12,7 @@ from typing import Final, cast
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from culm.fleet.executor import Outcome, Steer, failed
+from culm.fleet.executor import Outcome, SteerMessage, failed
 from culm.fleet.protocol.batching import BatchReader
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
@@ -21,17 +21,17 @@ from culm.fleet.protocol.frames import (
     BadFrame,
     Cancel,
     ChildFrame,
-    Event,
     EventBatch,
-    Message,
+    EventFrame,
     OwnedTreeReply,
     OwnedTreeRequest,
     ParentFrame,
     RunSpec,
     SessionMessageAdmitted,
+    SteerFrame,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
 )
 from culm.wire.codec import Json
 
@@ -42,45 +42,45 @@ ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
 STEERS_MAX: Final = 256  # That wait to be admitted.
 
 
-class Told(Struct, frozen=True):
+class EventReceived(Struct, frozen=True):
     event: Raw
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class EventsLost:
     """Events that may be lost were lost."""
 
     missing: int
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApprovalAsked:
     id: str
     body: dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class HostCalled:
     id: str
     tool_call_id: str
     args: dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendNow:
     """To be sent to the worker at once."""
 
     frame: ParentFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerRunEnded:
     """The run is over; nothing that comes later belongs to it."""
 
     outcome: Outcome
 
 
-Happening = Told | Gap | Asked | Called | Say | Ended
+Happening = EventReceived | EventsLost | ApprovalAsked | HostCalled | SendNow | WorkerRunEnded
 
 
 class _Receipt(Struct):
@@ -94,7 +94,7 @@ class _Receipt(Struct):
 _receipt = msgspec.json.Decoder(_Receipt)
 
 
-class ParentMachine:
+class HostMachine:
     def __init__(self, spec: RunSpec, *, host_calls: bool = False) -> None:
         self._spec = spec
         self._host_calls = host_calls
@@ -103,12 +103,12 @@ class ParentMachine:
         self._calls: dict[str, int] = {}
         self._answered: deque[str] = deque(maxlen=ANSWERED_MAX)
         self._dropped: int | None = None  # As the worker counted.
-        self._steers: dict[str, Steer] = {}
+        self._steers: dict[str, SteerMessage] = {}
         self.began = False  # A frame came: the worker is at work, and may have done something.
         self.outcome: Outcome | None = None
 
     @property
-    def unadmitted(self) -> tuple[Steer, ...]:
+    def unadmitted(self) -> tuple[SteerMessage, ...]:
         """What was said to the run and never reached it, as far as it said so."""
         return tuple(self._steers.values())
 
@@ -118,15 +118,15 @@ class ParentMachine:
     def cancel(self) -> list[ParentFrame]:
         return [] if self.outcome is not None else [Cancel()]
 
-    def steer(self, steer: Steer) -> list[ParentFrame]:
+    def steer(self, steer: SteerMessage) -> list[ParentFrame]:
         """Empty if the run is over, or waits for too many already."""
         if not self._host_calls:
-            return [] if self.outcome is not None else [Message(steer.text)]
+            return [] if self.outcome is not None else [SteerFrame(steer.text)]
         if steer.id:
             self._steers[steer.id] = steer
         if self.outcome is not None or len(self._steers) > STEERS_MAX:
             return []
-        return [Message(steer.text, steer.id)]
+        return [SteerFrame(steer.text, steer.id)]
 
     def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> list[ParentFrame]:
         """The answer to an open ask; empty if it has one, or the run is over.
@@ -154,24 +154,24 @@ class ParentMachine:
             return []
         self.began = True
         match frame:
-            case Event(event=event):
+            case EventFrame(event=event):
                 self._look_at(event)
-                return [Told(event)]
+                return [EventReceived(event)]
             case EventBatch():
                 return self._on_batch(frame)
             case ApprovalRequest(id=ask_id, body=body):
                 if not self._is_new(self._asks, ask_id):
                     return []
                 if not self._may_open(self._asks, body):
-                    return [Say(self._refusal(ask_id, "too many asks are open"))]
+                    return [SendNow(self._refusal(ask_id, "too many asks are open"))]
                 self._asks[ask_id] = len(bytes(body))
-                return [Asked(ask_id, _object_in(body))]
+                return [ApprovalAsked(ask_id, _object_in(body))]
             case SubAgentRequest():
                 return self._on_call(frame)
-            case Terminal():
+            case TerminalFrame():
                 return self._end(self._outcome_of(frame))
             case OwnedTreeRequest(id=request_id):
-                return [Say(OwnedTreeReply(request_id))]  # Without a page, which is a no.
+                return [SendNow(OwnedTreeReply(request_id))]  # Without a page, which is a no.
             case SessionMessageAdmitted():
                 return []  # We send no typed input that could have been admitted.
 
@@ -184,10 +184,10 @@ class ParentMachine:
             taken = self._reader.take(frame.batch)
         except BadFrame as exc:
             return self.on_broken(f"the worker's events cannot be trusted: {exc}")
-        happenings: list[Happening] = [Gap(taken.missing)] if taken.missing else []
+        happenings: list[Happening] = [EventsLost(taken.missing)] if taken.missing else []
         for event in taken.events:
             self._look_at(event)
-            happenings.append(Told(event))
+            happenings.append(EventReceived(event))
         return happenings
 
     def _on_call(self, frame: SubAgentRequest) -> list[Happening]:
@@ -195,9 +195,9 @@ class ParentMachine:
             return []
         if not self._host_calls or not self._may_open(self._calls, frame.args):
             why = "too many host calls are open" if self._host_calls else "host calls are not taken"
-            return [Say(SubAgentReply(frame.id, {"error": why}))]
+            return [SendNow(SubAgentReply(frame.id, {"error": why}))]
         self._calls[frame.id] = len(bytes(frame.args))
-        return [Called(frame.id, frame.tool_call_id, _object_in(frame.args))]
+        return [HostCalled(frame.id, frame.tool_call_id, _object_in(frame.args))]
 
     def _may_open(self, waiting: dict[str, int], said: Raw) -> bool:
         """Whether there is room for one more that waits."""
@@ -218,7 +218,7 @@ class ParentMachine:
         elif receipt.type == "runner_progress":
             self._dropped = receipt.dropped_events
 
-    def _outcome_of(self, frame: Terminal) -> Outcome:
+    def _outcome_of(self, frame: TerminalFrame) -> Outcome:
         """Its own words; unless events are missing that a worker never drops."""
         if self._dropped is not None and self._reader.missing > self._dropped:
             lost = self._reader.missing - self._dropped
@@ -231,7 +231,7 @@ class ParentMachine:
         self.outcome = outcome
         self._asks.clear()
         self._calls.clear()
-        return [Ended(outcome)]
+        return [WorkerRunEnded(outcome)]
 
     def _is_new(self, waiting: dict[str, int], open_id: str) -> bool:
         if open_id in waiting or open_id in self._answered:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import UNSET, Raw
 
-from culm.fleet.executor import CANCELLED, Outcome, Steer, failed
+from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, failed
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
     ApprovalReply,
@@ -19,14 +19,14 @@ from culm.fleet.protocol.frames import (
     Cancel,
     ChildFrame,
     InitialInputRelease,
-    Message,
     OwnedTreeReply,
     ParentFrame,
     RunSpec,
     SessionMessage,
+    SteerFrame,
     SubAgentReply,
     SubAgentRequest,
-    Terminal,
+    TerminalFrame,
 )
 from culm.wire.codec import Json
 
@@ -40,43 +40,43 @@ STUCK = failed("the run before this one does not end")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRun:
     """Begin a run, with what was said to it before it could begin."""
 
     run: int
     spec: RunSpec
-    steers: tuple[Steer, ...] = ()
+    steers: tuple[SteerMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RequestCancel:
     """Set its cancel token; after `GRACE_S` say `on_grace`."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortRun:
     """It did not end by itself: cancel its task; after `GRACE_S` say `on_grace`."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
+class RevokeRun:
     """It is over: what it still waits for fails, what it still says is refused."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
+class SteerRun:
     run: int
-    steer: Steer
+    steer: SteerMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ApprovalAnswered:
     """An ask has its answer."""
 
     id: str
@@ -85,7 +85,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Replied:
+class HostCallReplied:
     """A host call has its answer."""
 
     id: str
@@ -93,13 +93,22 @@ class Replied:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendFrame:
     """A terminal goes behind all events of its run; other frames may overtake events."""
 
     frame: ChildFrame
 
 
-Effect = Start | Stop | Abort | Revoke | Steered | Answered | Replied | Send
+Effect = (
+    StartRun
+    | RequestCancel
+    | AbortRun
+    | RevokeRun
+    | SteerRun
+    | ApprovalAnswered
+    | HostCallReplied
+    | SendFrame
+)
 _Phase = Literal["running", "stopping", "aborting", "stuck"]
 
 
@@ -117,9 +126,9 @@ class _Waiting:
     """The newest run, while the one before it ends."""
 
     spec: RunSpec
-    steers: list[Steer] = field(default_factory=list[Steer])
+    steers: list[SteerMessage] = field(default_factory=list[SteerMessage])
 
-    def has(self, steer: Steer) -> bool:
+    def has(self, steer: SteerMessage) -> bool:
         return steer.id != "" and any(known.id == steer.id for known in self.steers)
 
 
@@ -139,18 +148,18 @@ class WorkerMachine:
                 return self._on_run(frame)
             case Cancel():
                 return self._on_cancel()
-            case Message(text=text, id=steer_id):
-                return self._on_message(Steer(text, steer_id))
+            case SteerFrame(text=text, id=steer_id):
+                return self._on_message(SteerMessage(text, steer_id))
             case ApprovalReply(id=ask_id, approved=approved, reason=reason):
                 if self._active is None or ask_id not in self._active.asks:
                     return self._ignore("an answer to no open ask", ask_id)
                 self._active.asks.discard(ask_id)
-                return [Answered(ask_id, approved, "" if reason is UNSET else reason)]
+                return [ApprovalAnswered(ask_id, approved, "" if reason is UNSET else reason)]
             case SubAgentReply(id=call_id, result=result):
                 if self._active is None or call_id not in self._active.calls:
                     return self._ignore("an answer to no open host call", call_id)
                 self._active.calls.discard(call_id)
-                return [Replied(call_id, result)]
+                return [HostCallReplied(call_id, result)]
             case SessionMessage() | InitialInputRelease() | OwnedTreeReply():
                 return self._ignore("a frame of a newer protocol", type(frame).__name__)
 
@@ -177,7 +186,7 @@ class WorkerMachine:
             self._skipped += 1
         return self._stop()
 
-    def _on_message(self, steer: Steer) -> list[Effect]:
+    def _on_message(self, steer: SteerMessage) -> list[Effect]:
         if self._waiting is not None:
             if len(self._waiting.steers) < STEERS_MAX and not self._waiting.has(steer):
                 self._waiting.steers.append(steer)
@@ -187,7 +196,7 @@ class WorkerMachine:
             return []
         if steer.id and len(active.heard) < HEARD_MAX:
             active.heard.add(steer.id)
-        return [Steered(active.run, steer)]
+        return [SteerRun(active.run, steer)]
 
     def on_ask(self, run: int, ask_id: str, body: Raw) -> list[Effect]:
         """Empty if it is too late to ask, or too much is open: then it is refused."""
@@ -195,7 +204,7 @@ class WorkerMachine:
         if active is None or len(active.asks) >= OPEN_MAX:
             return []
         active.asks.add(ask_id)
-        return [Send(ApprovalRequest(ask_id, body))]
+        return [SendFrame(ApprovalRequest(ask_id, body))]
 
     def on_call(self, run: int, call_id: str, tool_call_id: str, args: Raw) -> list[Effect]:
         """Empty if the host takes no calls, if it is too late, or too much is open."""
@@ -203,7 +212,7 @@ class WorkerMachine:
         if not self._host_calls or active is None or len(active.calls) >= OPEN_MAX:
             return []
         active.calls.add(call_id)
-        return [Send(SubAgentRequest(call_id, tool_call_id, args))]
+        return [SendFrame(SubAgentRequest(call_id, tool_call_id, args))]
 
     def on_withdrawn(self, run: int, open_id: str) -> None:
         """Whoever waited for that answer waits no more: when it comes it is late."""
@@ -219,7 +228,7 @@ class WorkerMachine:
         if was == "stuck":  # Its terminal is long out.
             return []
         return [
-            Revoke(run),
+            RevokeRun(run),
             *self._said(CANCELLED if was == "aborting" else outcome),
             *self._go_on(),
         ]
@@ -230,13 +239,13 @@ class WorkerMachine:
             return []
         if self._active.phase == "stopping":
             self._active.phase = "aborting"
-            return [Abort(run)]
+            return [AbortRun(run)]
         if self._active.phase != "aborting":
             return []
         # Nothing in this process can end it. Whoever gave it is not kept waiting; nothing else
         # begins here.
         self._active.phase = "stuck"
-        effects: list[Effect] = [Revoke(run), *self._said(CANCELLED), *self._skip()]
+        effects: list[Effect] = [RevokeRun(run), *self._said(CANCELLED), *self._skip()]
         if self._waiting is not None:
             self._waiting = None
             effects += self._said(STUCK)
@@ -249,18 +258,18 @@ class WorkerMachine:
         self._skipped = 0
         return self._stop()
 
-    def _start(self, spec: RunSpec, steers: tuple[Steer, ...]) -> list[Effect]:
+    def _start(self, spec: RunSpec, steers: tuple[SteerMessage, ...]) -> list[Effect]:
         if self._lost:
             return []
         self._runs += 1
         self._active = _Active(self._runs, heard={steer.id for steer in steers if steer.id})
-        return [Start(self._runs, spec, steers)]
+        return [StartRun(self._runs, spec, steers)]
 
     def _stop(self) -> list[Effect]:
         if self._active is None or self._active.phase != "running":
             return []
         self._active.phase = "stopping"
-        return [Stop(self._active.run)]
+        return [RequestCancel(self._active.run)]
 
     def _go_on(self) -> list[Effect]:
         effects = self._skip()
@@ -284,5 +293,5 @@ class WorkerMachine:
         return active
 
 
-def _terminal(outcome: Outcome) -> Send:
-    return Send(Terminal(outcome.status, result=outcome.result, error=outcome.error))
+def _terminal(outcome: Outcome) -> SendFrame:
+    return SendFrame(TerminalFrame(outcome.status, result=outcome.result, error=outcome.error))

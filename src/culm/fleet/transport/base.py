@@ -34,7 +34,7 @@ class Link(Protocol):
         ...
 
 
-class Listener(Protocol):
+class LinkListener(Protocol):
     @property
     def endpoint(self) -> str:
         """Where to connect: `ws://127.0.0.1:…`."""

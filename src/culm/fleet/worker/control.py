@@ -18,8 +18,8 @@ from typing import Final
 
 from culm.clock import Clock
 from culm.ids import Ids
-from culm.processes.base import Custody, StartFailed
-from culm.processes.channel import Line
+from culm.processes.base import Processes, ProcessStartFailed
+from culm.processes.channel import SupervisorChannel
 from culm.processes.client import find_lack
 from culm.processes.direct import open_direct_custody
 from culm.processes.packets import receive_or_end, send
@@ -29,13 +29,13 @@ from culm.processes.remote import open_remote_custody
 ANSWER_S: Final = 15.0
 
 
-class Control:
+class WorkerControl:
     """Made by `open_control`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._over = asyncio.Event()
-        self._answer: asyncio.Future[Line] | None = None
+        self._answer: asyncio.Future[SupervisorChannel] | None = None
 
     def ready(self, endpoint: str) -> None:
         """Tell where it listens. Never waits."""
@@ -45,23 +45,23 @@ class Control:
         """Wait until the owner is."""
         await self._over.wait()
 
-    def open_custody(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Custody]:
+    def open_custody(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Processes]:
         """Custody by the owner's keeper; it asks for that with the first process."""
         if find_lack() is not None:
             return open_direct_custody(clock)
         return open_remote_custody(self.ask_keeper, clock)
 
-    async def ask_keeper(self) -> Line:
+    async def ask_keeper(self) -> SupervisorChannel:
         """A new line to the owner's keeper; raises `StartFailed`. One may ask at a time."""
-        answer: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SupervisorChannel] = asyncio.get_running_loop().create_future()
         self._answer = answer
         try:
             if self._over.is_set() or not send(self._channel, b"keeper"):
-                raise StartFailed("there is no keeper: the owner of this worker is gone")
+                raise ProcessStartFailed("there is no keeper: the owner of this worker is gone")
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise StartFailed("there is no keeper: the owner does not answer") from None
+            raise ProcessStartFailed("there is no keeper: the owner does not answer") from None
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().control.close()
@@ -81,25 +81,25 @@ class Control:
         match packet.decode("utf-8", "replace").split(" ", 2):
             case ["keeper", mark, base] if len(descriptors) == 1:
                 control = socket.socket(fileno=descriptors.pop())
-                if not self._tell(Line(control, int(mark), int(base))):
+                if not self._tell(SupervisorChannel(control, int(mark), int(base))):
                     control.close()  # Whoever asked has given up.
             case ["refused", *words]:
-                self._tell(StartFailed(" ".join(words)))
+                self._tell(ProcessStartFailed(" ".join(words)))
             case _:
-                self._tell(StartFailed("there is no keeper: the way to it got lost"))
+                self._tell(ProcessStartFailed("there is no keeper: the way to it got lost"))
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._over.set()
-        self._tell(StartFailed("there is no keeper: the owner of this worker is gone"))
+        self._tell(ProcessStartFailed("there is no keeper: the owner of this worker is gone"))
 
-    def _tell(self, answer: Line | StartFailed) -> bool:
+    def _tell(self, answer: SupervisorChannel | ProcessStartFailed) -> bool:
         """Whether somebody waited for it."""
         if self._answer is None or self._answer.done():
             return False
-        if isinstance(answer, Line):
+        if isinstance(answer, SupervisorChannel):
             self._answer.set_result(answer)
         else:
             self._answer.set_exception(answer)
@@ -108,7 +108,7 @@ class Control:
 
 
 @asynccontextmanager
-async def open_control(descriptor: int) -> AsyncGenerator[Control]:
+async def open_control(descriptor: int) -> AsyncGenerator[WorkerControl]:
     """Take over the descriptor; raises OSError if it is no such socket."""
     channel = socket.socket(fileno=descriptor)
     if channel.type != socket.SOCK_SEQPACKET:
@@ -118,7 +118,7 @@ async def open_control(descriptor: int) -> AsyncGenerator[Control]:
     with channel:
         channel.set_inheritable(False)
         os.set_blocking(channel.fileno(), False)
-        control = Control(channel)
+        control = WorkerControl(channel)
         loop.add_reader(channel, control.on_readable)
         try:
             yield control

@@ -4,44 +4,51 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from culm.processes.base import Custody, Held, Nursery, Order, Process, StartFailed
+from culm.processes.base import (
+    Processes,
+    ProcessHandle,
+    ProcessInfo,
+    ProcessRequest,
+    ProcessStartFailed,
+    WorkerSupervisor,
+)
 
-OpenCustody = Callable[[], AbstractAsyncContextManager[Custody]]
+OpenCustody = Callable[[], AbstractAsyncContextManager[Processes]]
 
 
-class LazyCustody:
+class LazyProcesses:
     """Implements `Custody`. Made by `open_lazy_custody`."""
 
     def __init__(self, opening: OpenCustody) -> None:
         self._opening = opening
         self._wanted = asyncio.Event()
-        self._found: asyncio.Future[Custody] | None = None
-        self._custody: Custody | None = None
+        self._found: asyncio.Future[Processes] | None = None
+        self._custody: Processes | None = None
         self._is_over = False
 
     @property
-    def nursery(self) -> Nursery | None:
+    def nursery(self) -> WorkerSupervisor | None:
         """A worker starts no workers: its host does."""
         return None
 
-    async def start(self, order: Order) -> Held:
+    async def start(self, order: ProcessRequest) -> ProcessHandle:
         return await (await self._get()).start(order)
 
     def warm_nowait(self) -> None:
         if self._custody is not None:
             self._custody.warm_nowait()
 
-    async def processes(self, workspace_id: str) -> list[Process]:
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         return [] if self._custody is None else await self._custody.processes(workspace_id)
 
     async def end_all(self, workspace_id: str) -> list[int]:
         return [] if self._custody is None else await self._custody.end_all(workspace_id)
 
-    async def _get(self) -> Custody:
+    async def _get(self) -> Processes:
         if self._custody is not None:
             return self._custody
         if self._is_over:
-            raise StartFailed("the worker is stopping")
+            raise ProcessStartFailed("the worker is stopping")
         if self._found is None:
             self._found = asyncio.get_running_loop().create_future()
             self._wanted.set()
@@ -60,17 +67,17 @@ class LazyCustody:
                         await asyncio.Event().wait()
                 except OSError as exc:
                     # The next process tries again.
-                    self._tell(StartFailed(f"there is no keeper for processes: {exc}"))
+                    self._tell(ProcessStartFailed(f"there is no keeper for processes: {exc}"))
         finally:
             self._is_over = True
             self._custody = None
-            self._tell(StartFailed("the worker is stopping"))
+            self._tell(ProcessStartFailed("the worker is stopping"))
 
-    def _tell(self, result: Custody | StartFailed) -> None:
+    def _tell(self, result: Processes | ProcessStartFailed) -> None:
         found, self._found = self._found, None
         if found is None or found.done():
             return
-        if isinstance(result, StartFailed):
+        if isinstance(result, ProcessStartFailed):
             found.set_exception(result)
             found.exception()  # Whoever waited may have gone.
         else:
@@ -78,9 +85,9 @@ class LazyCustody:
 
 
 @asynccontextmanager
-async def open_lazy_custody(opening: OpenCustody) -> AsyncGenerator[LazyCustody]:
+async def open_lazy_custody(opening: OpenCustody) -> AsyncGenerator[LazyProcesses]:
     """At the end of the block nothing is left of what was started, if anything was."""
-    custody = LazyCustody(opening)
+    custody = LazyProcesses(opening)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(custody.hold(), name="custody")
         try:

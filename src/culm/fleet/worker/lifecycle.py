@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import cast
 
 from culm.clock import LoopClock
-from culm.fleet.discovery.base import Fabric
-from culm.fleet.discovery.files import FileFabric
+from culm.fleet.discovery.base import Discovery
+from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.provision import BadProvision, OwnerStamp, Provision
 from culm.fleet.storage import storage_of
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.transport.websocket import listen_websocket
-from culm.fleet.worker.control import Control, open_control
-from culm.fleet.worker.executors.base import Services, make_private
+from culm.fleet.worker.control import WorkerControl, open_control
+from culm.fleet.worker.executors.base import WorkerServices, make_private
 from culm.fleet.worker.executors.registry import open_executor
 from culm.fleet.worker.lazy_processes import open_lazy_custody
 from culm.fleet.worker.limits import mode_of, serving_terms_of
@@ -31,12 +31,12 @@ from culm.fleet.worker.storage import remove_storage
 from culm.fleet.worker_server.base import Mode
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.processes.client import open_custody
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class WorkerEndpoint:
     """How a worker is reached; a provision says nothing of it."""
 
     host: str = "127.0.0.1"
@@ -48,10 +48,12 @@ class Door:
     on_leave: Callable[[], None] = lambda: None  # The end begins.
 
 
-async def work(provision: Provision, stop: asyncio.Event, door: Door | None = None) -> None:
+async def work(
+    provision: Provision, stop: asyncio.Event, door: WorkerEndpoint | None = None
+) -> None:
     """Serve until the end; raises `BadProvision`, `NobodyCame`, `AppError` and OSError."""
     try:
-        await _work(provision, stop, door or Door())
+        await _work(provision, stop, door or WorkerEndpoint())
     except ExceptionGroup as exc:
         # What went wrong has passed the groups of what was open around it, each with its wrapper.
         raise _innermost(exc) from exc
@@ -64,11 +66,11 @@ def _innermost(group: ExceptionGroup[Exception]) -> Exception:
     return first
 
 
-async def _work(provision: Provision, stop: asyncio.Event, door: Door) -> None:
+async def _work(provision: Provision, stop: asyncio.Event, door: WorkerEndpoint) -> None:
     clock = LoopClock()
     async with AsyncExitStack() as stack:
         control = await _enter_control(provision, stack)
-        fabric = FileFabric(Path(provision.fabric_dir), clock)
+        fabric = FileDiscovery(Path(provision.fabric_dir), clock)
         services = await stack.enter_async_context(_open_services(provision, control, fabric))
         executor = await stack.enter_async_context(open_executor(provision, services))
         token = provision.secrets.worker_auth_token or None
@@ -92,7 +94,7 @@ async def _work(provision: Provision, stop: asyncio.Event, door: Door) -> None:
         await _until_first(serving, stop.wait(), gone, door.on_leave)
 
 
-async def _enter_control(provision: Provision, stack: AsyncExitStack) -> Control | None:
+async def _enter_control(provision: Provision, stack: AsyncExitStack) -> WorkerControl | None:
     descriptor = provision.culm.control_fd
     if descriptor is None:
         return None
@@ -104,13 +106,13 @@ async def _enter_control(provision: Provision, stack: AsyncExitStack) -> Control
 
 @asynccontextmanager
 async def _open_services(
-    provision: Provision, control: Control | None, fabric: Fabric
-) -> AsyncGenerator[Services]:
+    provision: Provision, control: WorkerControl | None, fabric: Discovery
+) -> AsyncGenerator[WorkerServices]:
     clock, ids = LoopClock(), Ids()
     storage = storage_of(provision)
 
     @asynccontextmanager
-    async def open_own() -> AsyncGenerator[Custody]:
+    async def open_own() -> AsyncGenerator[Processes]:
         await asyncio.to_thread(make_private, storage)
         async with open_custody(storage, clock, ids) as custody:
             yield custody
@@ -119,13 +121,13 @@ async def _open_services(
     opening = open_lazy_custody(open_own) if control is None else control.open_custody(clock, ids)
     try:
         async with opening as custody:
-            yield Services(clock, ids, custody, storage)
+            yield WorkerServices(clock, ids, custody, storage)
     finally:
         if storage.exists():
             await asyncio.to_thread(remove_storage, provision, fabric, clock.now_s())
 
 
-async def _until_owner_gone(control: Control | None, owner: OwnerStamp | None) -> None:
+async def _until_owner_gone(control: WorkerControl | None, owner: OwnerStamp | None) -> None:
     """Never returns if that cannot be known."""
     if control is not None:
         await control.gone()

@@ -5,20 +5,20 @@ What a limit has ended is told in `error` with words that a program can read: `l
 
 from culm.clock import Clock
 from culm.fleet.provision import IDLE_S, SECONDS_MAX, Provision
-from culm.fleet.worker_server.base import Mode, One, Reusable, Terms
+from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeOnce, ServingSettings
 from culm.ids import Ids
 
 
 def mode_of(provision: Provision) -> Mode:
     if not provision.reusable:
-        return One()
+        return ServeOnce()
     idle_s = provision.limits.idle_timeout_secs
-    return Reusable(IDLE_S if idle_s is None else min(idle_s, SECONDS_MAX))
+    return ServeInTurn(IDLE_S if idle_s is None else min(idle_s, SECONDS_MAX))
 
 
-def serving_terms_of(provision: Provision, clock: Clock, ids: Ids) -> Terms:
+def serving_terms_of(provision: Provision, clock: Clock, ids: Ids) -> ServingSettings:
     run_s = provision.limits.run_timeout_secs
-    return Terms(
+    return ServingSettings(
         clock,
         ids,
         run_s=None if run_s is None else min(run_s, SECONDS_MAX),

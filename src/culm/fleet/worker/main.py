@@ -20,8 +20,8 @@ from culm.fleet.provision import (
     parse_provision,
 )
 from culm.fleet.worker.executors import registry
-from culm.fleet.worker.lifecycle import Door, work
-from culm.fleet.worker_server.base import NobodyCame
+from culm.fleet.worker.lifecycle import WorkerEndpoint, work
+from culm.fleet.worker_server.base import ConnectTimeout
 from culm.logs import redact
 
 NAME: Final = "culm worker"
@@ -50,7 +50,7 @@ def run_worker(stdin_fd: int = 0, *, no_auth: bool = False) -> int:
         return _say(str(exc), EXIT_REFUSED)
     except AppError as exc:
         return _say(exc.message, EXIT_FAILED)
-    except (NobodyCame, OSError) as exc:
+    except (ConnectTimeout, OSError) as exc:
         return _say(str(exc), EXIT_FAILED)
     except Exception:  # boundary: whoever started it reads its stderr, and its exit status
         _log.exception("it failed")
@@ -85,7 +85,7 @@ def take_signals(stop: asyncio.Event) -> None:
 async def _work(provision: Provision, stop: asyncio.Event) -> None:
     if provision.culm.control_fd is None:
         take_signals(stop)
-        await work(provision, stop, Door(on_leave=bound_the_end))
+        await work(provision, stop, WorkerEndpoint(on_leave=bound_the_end))
         return
 
     def on_ready(_: str) -> None:
@@ -93,7 +93,7 @@ async def _work(provision: Provision, stop: asyncio.Event) -> None:
         # now nothing was announced or started: a signal might just have ended us.
         take_signals(stop)
 
-    await work(provision, stop, Door(on_ready=on_ready, on_leave=bound_the_end))
+    await work(provision, stop, WorkerEndpoint(on_ready=on_ready, on_leave=bound_the_end))
 
 
 def bound_the_end() -> None:

@@ -17,9 +17,9 @@ from culm.clock import Clock, pause
 from culm.fleet.discovery.base import (
     RENEW_S,
     AgentRecord,
-    Fabric,
+    Discovery,
     OwnerProcess,
-    Placed,
+    ProcessPlace,
     renewed,
 )
 from culm.fleet.provision import Identity, OwnerStamp
@@ -57,10 +57,12 @@ def make_record(
     )
 
 
-def _place(owner: OwnerStamp | None) -> Placed | None:
+def _place(owner: OwnerStamp | None) -> ProcessPlace | None:
     """None where processes cannot be told apart by when they started."""
     own = find_stat(os.getpid())
-    return None if own is None else Placed(own.start_ticks, read_world_id(), _find_owner(owner))
+    return (
+        None if own is None else ProcessPlace(own.start_ticks, read_world_id(), _find_owner(owner))
+    )
 
 
 def _find_owner(stamp: OwnerStamp | None) -> OwnerProcess | None:
@@ -75,7 +77,7 @@ def _find_owner(stamp: OwnerStamp | None) -> OwnerProcess | None:
 class _Presence:
     """The disk works in threads, one at a time; a withdrawal is the last thing it does."""
 
-    def __init__(self, fabric: Fabric, make: MakeRecord) -> None:
+    def __init__(self, fabric: Discovery, make: MakeRecord) -> None:
         self._fabric = fabric
         self._make = make
         self._record: AgentRecord | None = None
@@ -112,7 +114,7 @@ class _Presence:
 
 @asynccontextmanager
 async def open_presence(
-    fabric: Fabric, make: MakeRecord, clock: Clock, *, at_once: bool
+    fabric: Discovery, make: MakeRecord, clock: Clock, *, at_once: bool
 ) -> AsyncGenerator[None]:
     """Be found in the fabric until the block ends; `at_once`: before it begins, or raises OSError.
 

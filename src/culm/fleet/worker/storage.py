@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from culm.fleet.discovery.base import Fabric
+from culm.fleet.discovery.base import Discovery
 from culm.fleet.names import is_safe_name
 from culm.fleet.provision import Provision
 from culm.fleet.storage import storage_of
@@ -20,7 +20,7 @@ KEPT_S: Final = 7 * 86_400.0
 FOLDERS_MAX: Final = 10_000  # Looked at in one go.
 
 
-def remove_storage(provision: Provision, fabric: Fabric, now_s: float) -> None:
+def remove_storage(provision: Provision, fabric: Discovery, now_s: float) -> None:
     """A folder that was given stays, and so do those around it. Blocks as the disk does."""
     if provision.storage_dir is not None:
         return

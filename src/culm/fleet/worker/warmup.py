@@ -13,8 +13,8 @@ from typing import Final
 from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.provision import (
     PROVISION_VERSION,
+    CulmExtension,
     EchoKind,
-    Extension,
     Identity,
     Provision,
     Secrets,
@@ -52,7 +52,7 @@ async def _rehearse(stop: asyncio.Event) -> None:
         storage_dir=_NOWHERE,
         secrets=Secrets(worker_auth_token=_TOKEN),
         reusable=True,
-        culm=Extension(control_fd=theirs.detach()),
+        culm=CulmExtension(control_fd=theirs.detach()),
     )
     with ours:
         ours.settimeout(0)

@@ -38,21 +38,21 @@ _DESCRIPTORS_MAX: Final = 1 << 16  # Where the system names no limit.
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ForkTask:
     """What a fork is for."""
 
     run: Callable[[], int]  # What it does; returns its exit status.
     warm_up: Callable[[], None] = lambda: None  # What it does while it waits for an order.
 
 
-def preload() -> Part:
+def preload() -> ForkTask:
     """Import what any worker needs, and use it. No thread of that is left."""
     from culm.fleet.worker import main
     from culm.fleet.worker.warmup import rehearse
 
     main.preload()
     rehearse()
-    return Part(main.run_worker, lambda: rehearse(1))
+    return ForkTask(main.run_worker, lambda: rehearse(1))
 
 
 class _Bud:
@@ -74,7 +74,7 @@ class _Bud:
 class Zygote:
     """Made once, by `serve`."""
 
-    def __init__(self, channel: socket.socket, part: Part) -> None:
+    def __init__(self, channel: socket.socket, part: ForkTask) -> None:
         self._channel = channel
         self._part = part
         self._bud: _Bud | None = None
@@ -250,7 +250,7 @@ def count_threads() -> int:
     return sum(1 for _ in os.scandir("/proc/self/task"))
 
 
-def serve(make_part: Callable[[], Part]) -> None:
+def serve(make_part: Callable[[], ForkTask]) -> None:
     """Be the zygote whose socket is descriptor `CHANNEL`; `make_part` imports what is needed."""
     channel = socket.socket(fileno=CHANNEL)
     channel.set_inheritable(False)

@@ -8,31 +8,31 @@ from culm.ids import Ids
 
 
 @dataclass(frozen=True, slots=True)
-class One:
+class ServeOnce:
     """One connection, and the end. Nobody in time is an error; None waits for ever."""
 
     accept_s: float | None = ACCEPT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Reusable:
+class ServeInTurn:
     """One connection after the other; the end when nobody comes for so long."""
 
     idle_s: float = IDLE_S
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServeMany:
     """Many connections at once, each on its own, until it is cancelled."""
 
     connections_max: int = 512
 
 
-Mode = One | Reusable | Service
+Mode = ServeOnce | ServeInTurn | ServeMany
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ServingSettings:
     """What holds for every run of a worker."""
 
     clock: Clock
@@ -43,5 +43,5 @@ class Terms:
     depth_max: int = DEPTH_MAX  # ... which is not deeper than this.
 
 
-class NobodyCame(Exception):
+class ConnectTimeout(Exception):
     """No connection was made in time."""

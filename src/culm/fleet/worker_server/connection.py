@@ -21,27 +21,27 @@ from culm.fleet.protocol.frames import (
     Cancel,
     ChildFrame,
     RunSpec,
-    Terminal,
+    TerminalFrame,
     encode_frame,
     parse_parent_frame,
 )
 from culm.fleet.protocol.worker import (
     GRACE_S,
-    Abort,
-    Answered,
+    AbortRun,
+    ApprovalAnswered,
     Effect,
-    Replied,
-    Revoke,
-    Send,
-    Start,
-    Steered,
-    Stop,
+    HostCallReplied,
+    RequestCancel,
+    RevokeRun,
+    SendFrame,
+    StartRun,
+    SteerRun,
     WorkerMachine,
 )
 from culm.fleet.transport.base import Link, LinkLost
-from culm.fleet.worker_server.base import Terms
-from culm.fleet.worker_server.outbox import Outbox
-from culm.fleet.worker_server.run import Run
+from culm.fleet.worker_server.base import ServingSettings
+from culm.fleet.worker_server.outbox import FrameOutbox
+from culm.fleet.worker_server.run import WorkerRun
 from culm.wire.codec import encodable
 
 log = logging.getLogger(__name__)
@@ -52,20 +52,20 @@ IGNORED_A_LINE: Final = 1000  # Who sends nothing but garbage does not fill the 
 OWED_MAX: Final = 256  # Nobody else sends so many runs at once, each to supersede the last.
 
 
-async def serve_connection(link: Link, executor: Executor, terms: Terms) -> None:
+async def serve_connection(link: Link, executor: Executor, terms: ServingSettings) -> None:
     """Until the other side is gone, and its run with it; a cancel ends both at once."""
-    await Connection(link, executor, terms).serve()
+    await WorkerConnection(link, executor, terms).serve()
 
 
-class Connection:
-    def __init__(self, link: Link, executor: Executor, terms: Terms) -> None:
+class WorkerConnection:
+    def __init__(self, link: Link, executor: Executor, terms: ServingSettings) -> None:
         self._link = link
         self._executor = executor
         self._terms = terms
         self._machine = WorkerMachine(host_calls=terms.host_calls)
-        self._outbox = Outbox()
+        self._outbox = FrameOutbox()
         self._tasks = asyncio.TaskGroup()
-        self._run: Run | None = None
+        self._run: WorkerRun | None = None
         self._quiet = asyncio.Event()  # No run goes on, or one that cannot be ended.
         self._quiet.set()
         self._over = asyncio.Event()  # Nobody reads, or writes, any more.
@@ -164,44 +164,44 @@ class Connection:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Start():
+                case StartRun():
                     self._start(effect)
-                case Stop(run=number):
+                case RequestCancel(run=number):
                     run = self._get(number)
                     run.stop()
                     run.after(GRACE_S, partial(self._on_grace, number))
-                case Abort(run=number):
+                case AbortRun(run=number):
                     run = self._get(number)
                     run.abort()
                     run.after(GRACE_S, partial(self._on_grace, number))
-                case Revoke(run=number):
+                case RevokeRun(run=number):
                     self._revoke(self._get(number))
-                case Steered(run=number, steer=steer):
+                case SteerRun(run=number, steer=steer):
                     self._get(number).inbox.put(steer)
-                case Answered() | Replied():
+                case ApprovalAnswered() | HostCallReplied():
                     if self._run is not None:
                         self._run.host.on_answer(effect)
-                case Send(frame=frame):
+                case SendFrame(frame=frame):
                     self._send(frame)
                 case _:
                     assert_never(effect)
 
-    def _get(self, number: int) -> Run:
+    def _get(self, number: int) -> WorkerRun:
         run = self._run
         assert run is not None, "it has not been revoked"
         assert run.number == number, "one run at a time"
         return run
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: StartRun) -> None:
         requests = _Requests(start.run, self._machine, self._outbox, self._carry_out)
-        self._run = run = Run(start, requests, self._outbox, self._terms)
+        self._run = run = WorkerRun(start, requests, self._outbox, self._terms)
         self._quiet.clear()
         run.begin(self._executor, self._tasks)
         self._spawn(partial(self._oversee, run), f"fleet run {start.run} ending")
         if self._terms.run_s is not None:
             run.after(self._terms.run_s, partial(self._on_limit, run, self._terms.run_s))
 
-    async def _oversee(self, run: Run) -> None:
+    async def _oversee(self, run: WorkerRun) -> None:
         """Say how a run ended, once. Its own cancel does not reach this."""
         outcome = await run.outcome()
         self._outbox.drop_requests()
@@ -210,7 +210,7 @@ class Connection:
         await run.sink.drained()
         self._carry_out(self._machine.on_ended(run.number, outcome))
 
-    def _revoke(self, run: Run) -> None:
+    def _revoke(self, run: WorkerRun) -> None:
         if run.is_draining:
             self._cut("the events of a cancelled run are not read")
         self._is_cancelled = run.is_cancelled
@@ -220,12 +220,14 @@ class Connection:
         self._quiet.set()
 
     def _send(self, frame: ChildFrame) -> None:
-        if not isinstance(frame, Terminal):
+        if not isinstance(frame, TerminalFrame):
             self._outbox.put_request_nowait(_encoded(frame))
             return
         data = _encoded(frame)
         if len(data) > MESSAGE_BYTES_MAX:
-            data = _encoded(Terminal("error", error="the result is larger than a link carries"))
+            data = _encoded(
+                TerminalFrame("error", error="the result is larger than a link carries")
+            )
         self._outbox.put_nowait(data)
         timer: Timer | None = None
         if self._is_cancelled:
@@ -239,12 +241,12 @@ class Connection:
     def _on_grace(self, number: int) -> None:
         self._carry_out(self._machine.on_grace(number))
 
-    def _on_limit(self, run: Run, run_s: float) -> None:
+    def _on_limit(self, run: WorkerRun, run_s: float) -> None:
         run.stop(failed(limit_error("run_timeout", f"the run took longer than {run_s:g} s")))
         run.after(GRACE_S, run.abort)
         run.after(2 * GRACE_S, partial(self._on_overrun, run))
 
-    def _on_overrun(self, run: Run) -> None:
+    def _on_overrun(self, run: WorkerRun) -> None:
         """It does not end for its limit. The machine has words for a run that does not end."""
         if not run.is_draining:
             self._carry_out(self._machine.on_frame(Cancel()))
@@ -278,7 +280,7 @@ class _Requests:
         self,
         run: int,
         machine: WorkerMachine,
-        outbox: Outbox,
+        outbox: FrameOutbox,
         carry_out: Callable[[list[Effect]], None],
     ) -> None:
         self._run = run

@@ -14,17 +14,17 @@ from typing import Final
 from msgspec import Raw
 
 from culm.clock import Clock, Timer
-from culm.fleet.executor import RunOver
-from culm.fleet.protocol.batching import Batcher, qos_of
+from culm.fleet.executor import RunEnded
+from culm.fleet.protocol.batching import EventBatcher, qos_of
 from culm.fleet.protocol.frames import (
     Batch,
-    Event,
     EventBatch,
+    EventFrame,
     Qos,
     RunSpec,
     encode_frame,
 )
-from culm.fleet.worker_server.outbox import Outbox
+from culm.fleet.worker_server.outbox import FrameOutbox
 from culm.fleet.worker_server.sanitize import TooDeep, fit
 from culm.wire.codec import Json, encode
 
@@ -36,14 +36,14 @@ BATCH_BYTES_MAX: Final = 256 << 10  # More does not wait for company.
 TURN_EVENTS: Final = 64  # After so many whoever emits without a pause lets others have a turn.
 
 
-class Sink:
+class RunEventSink:
     """Implements `Events`."""
 
-    def __init__(self, spec: RunSpec, outbox: Outbox, clock: Clock) -> None:
+    def __init__(self, spec: RunSpec, outbox: FrameOutbox, clock: Clock) -> None:
         self._spec = spec
         self._outbox = outbox
         self._clock = clock
-        self._batcher = Batcher(spec) if spec.execution_epoch > 0 else None
+        self._batcher = EventBatcher(spec) if spec.execution_epoch > 0 else None
         self._events: deque[tuple[bytes, Qos]] = deque()
         self._events_bytes = 0
         self._ready: deque[Batch] = deque()  # Have their numbers, and wait for room.
@@ -57,7 +57,7 @@ class Sink:
 
     async def emit(self, event: Mapping[str, Json]) -> None:
         if self._is_over:
-            raise RunOver("the run is over")
+            raise RunEnded("the run is over")
         qos: Qos = "durable" if self._batcher is None else qos_of(event)
         try:
             data = fit(event)
@@ -66,7 +66,7 @@ class Sink:
         while len(self._events) >= EVENTS_MAX or self._events_bytes >= BYTES_MAX:
             await self._change()
             if self._is_over:
-                raise RunOver("the run is over")
+                raise RunEnded("the run is over")
         self._events.append((data, qos))
         self._events_bytes += len(data)
         self._pump()
@@ -108,7 +108,7 @@ class Sink:
         """Move on what can be moved."""
         if self._batcher is None:
             while self._events and self._outbox.has_room:
-                self._outbox.put_nowait(encode_frame(Event(Raw(self._next()[0]))))
+                self._outbox.put_nowait(encode_frame(EventFrame(Raw(self._next()[0]))))
         else:
             self._pump_batches(self._batcher)
         is_waiting = bool(self._events or self._ready)
@@ -116,7 +116,7 @@ class Sink:
         if self._is_over and not is_waiting:
             self._changed.set()
 
-    def _pump_batches(self, batcher: Batcher) -> None:
+    def _pump_batches(self, batcher: EventBatcher) -> None:
         self._offer()
         while self._events and not self._ready:
             data, qos = self._next()

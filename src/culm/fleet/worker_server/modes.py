@@ -8,37 +8,46 @@ from typing import assert_never
 
 from culm.clock import Clock
 from culm.fleet.executor import Executor
-from culm.fleet.transport.base import Link, Listener
-from culm.fleet.worker_server.base import Mode, NobodyCame, One, Reusable, Service, Terms
+from culm.fleet.transport.base import Link, LinkListener
+from culm.fleet.worker_server.base import (
+    ConnectTimeout,
+    Mode,
+    ServeInTurn,
+    ServeMany,
+    ServeOnce,
+    ServingSettings,
+)
 from culm.fleet.worker_server.connection import serve_connection
 
 log = logging.getLogger(__name__)
 
 
-async def serve_on(listener: Listener, executor: Executor, mode: Mode, terms: Terms) -> None:
+async def serve_on(
+    listener: LinkListener, executor: Executor, mode: Mode, terms: ServingSettings
+) -> None:
     """Serve whoever connects, until the mode says that it is over; raises `NobodyCame`."""
     match mode:
-        case One(accept_s=accept_s):
+        case ServeOnce(accept_s=accept_s):
             try:
                 link = await _accept(listener, terms.clock, accept_s)
             except TimeoutError as exc:
-                raise NobodyCame(f"nobody connected within {accept_s:g} s") from exc
+                raise ConnectTimeout(f"nobody connected within {accept_s:g} s") from exc
             await _serve(link, executor, terms)
-        case Reusable(idle_s=idle_s):
+        case ServeInTurn(idle_s=idle_s):
             while True:
                 try:
                     link = await _accept(listener, terms.clock, idle_s)
                 except TimeoutError:
                     return
                 await _serve(link, executor, terms)
-        case Service(connections_max=connections_max):
+        case ServeMany(connections_max=connections_max):
             await _serve_many(listener, executor, terms, connections_max)
         case _:
             assert_never(mode)
 
 
 async def _serve_many(
-    listener: Listener, executor: Executor, terms: Terms, connections_max: int
+    listener: LinkListener, executor: Executor, terms: ServingSettings, connections_max: int
 ) -> None:
     slots = asyncio.Semaphore(connections_max)
 
@@ -54,14 +63,14 @@ async def _serve_many(
             group.create_task(serve(await listener.accept()), name="fleet connection")
 
 
-async def _serve(link: Link, executor: Executor, terms: Terms) -> None:
+async def _serve(link: Link, executor: Executor, terms: ServingSettings) -> None:
     try:
         await serve_connection(link, executor, terms)
     except Exception:  # boundary: what goes wrong on one connection ends that one only
         log.exception("a connection failed")
 
 
-async def _accept(listener: Listener, clock: Clock, within_s: float | None) -> Link:
+async def _accept(listener: LinkListener, clock: Clock, within_s: float | None) -> Link:
     """Raises TimeoutError."""
     if within_s is None:
         return await listener.accept()

@@ -14,7 +14,7 @@ FRAMES_MAX: Final = 64  # Of events; an ending always has room.
 BYTES_MAX: Final = 4 << 20  # Of events that wait, unless one alone is larger.
 
 
-class Outbox:
+class FrameOutbox:
     def __init__(self) -> None:
         self._requests: deque[bytes] = deque()
         self._frames: deque[bytes] = deque()

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from culm.clock import Timer
-from culm.fleet.executor import CANCELLED, Executor, Outcome, RunOver, failed
-from culm.fleet.protocol.worker import Start
-from culm.fleet.worker_server.base import Terms
-from culm.fleet.worker_server.event_sink import Sink
-from culm.fleet.worker_server.outbox import Outbox
-from culm.fleet.worker_server.run_channels import Inbox, Requests, RunHost
+from culm.fleet.executor import CANCELLED, Executor, Outcome, RunEnded, failed
+from culm.fleet.protocol.worker import StartRun
+from culm.fleet.worker_server.base import ServingSettings
+from culm.fleet.worker_server.event_sink import RunEventSink
+from culm.fleet.worker_server.outbox import FrameOutbox
+from culm.fleet.worker_server.run_channels import ConnectedHost, HostRequests, RunInbox
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +19,14 @@ PANICKED: Final = failed("actor executor panicked")  # The words of this wire.
 SUSPENDED: Final = failed("the run was suspended, and no host takes it up again")
 
 
-class Run:
-    def __init__(self, start: Start, requests: Requests, outbox: Outbox, terms: Terms) -> None:
+class WorkerRun:
+    def __init__(
+        self, start: StartRun, requests: HostRequests, outbox: FrameOutbox, terms: ServingSettings
+    ) -> None:
         self.number = start.run
-        self.inbox = Inbox(start.steers)
-        self.host = RunHost(requests, terms)
-        self.sink = Sink(start.spec, outbox, terms.clock)
+        self.inbox = RunInbox(start.steers)
+        self.host = ConnectedHost(requests, terms)
+        self.sink = RunEventSink(start.spec, outbox, terms.clock)
         self._spec = start.spec
         self._terms = terms
         self._token = asyncio.Event()
@@ -109,5 +111,5 @@ class Run:
 def _is_run_over(exc: Exception) -> bool:
     """Whether it says that the run is over, and nothing else; perhaps in several tasks at once."""
     if isinstance(exc, ExceptionGroup):
-        return cast("ExceptionGroup[Exception]", exc).split(RunOver)[1] is None
-    return isinstance(exc, RunOver)
+        return cast("ExceptionGroup[Exception]", exc).split(RunEnded)[1] is None
+    return isinstance(exc, RunEnded)

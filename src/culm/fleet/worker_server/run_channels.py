@@ -12,10 +12,10 @@ from typing import Final, Protocol, cast
 from msgspec import Raw
 
 from culm.errors import TooLarge
-from culm.fleet.executor import CallFailed, NotAsked, RunOver, Steer
-from culm.fleet.protocol.worker import Answered, Replied
+from culm.fleet.executor import ApprovalUnavailable, HostCallFailed, RunEnded, SteerMessage
+from culm.fleet.protocol.worker import ApprovalAnswered, HostCallReplied
 from culm.fleet.times import format_time, parse_time
-from culm.fleet.worker_server.base import Terms
+from culm.fleet.worker_server.base import ServingSettings
 from culm.fleet.worker_server.sanitize import ASKED_BYTES_MAX, fit
 from culm.wire.codec import Json
 
@@ -26,29 +26,29 @@ ID_CHARS_MAX: Final = 256  # Of a call's name for itself.
 STEERS_MAX: Final = 64  # That no step has admitted yet; a host that sends more is not listening.
 
 
-class Inbox:
+class RunInbox:
     """Implements `Steering`."""
 
-    def __init__(self, steers: tuple[Steer, ...]) -> None:
-        self._steers: deque[Steer] = deque(steers)
+    def __init__(self, steers: tuple[SteerMessage, ...]) -> None:
+        self._steers: deque[SteerMessage] = deque(steers)
         self._has_dropped = False
         self._changed = asyncio.Event()
         self._is_over = False
 
-    async def next(self) -> Steer:
+    async def next(self) -> SteerMessage:
         while not self._steers:
             if self._is_over:
-                raise RunOver("the run is over")
+                raise RunEnded("the run is over")
             self._changed.clear()
             await self._changed.wait()
         return self._steers.popleft()
 
-    def take_nowait(self) -> list[Steer]:
+    def take_nowait(self) -> list[SteerMessage]:
         taken = list(self._steers)
         self._steers.clear()
         return taken
 
-    def put(self, steer: Steer) -> None:
+    def put(self, steer: SteerMessage) -> None:
         if len(self._steers) >= STEERS_MAX:
             if not self._has_dropped:
                 log.warning("messages to a run are dropped: %d wait already", STEERS_MAX)
@@ -63,7 +63,7 @@ class Inbox:
         self._changed.set()
 
 
-class Requests(Protocol):
+class HostRequests(Protocol):
     """The way of one run's requests to its host, and back."""
 
     async def room(self) -> None:
@@ -81,10 +81,10 @@ class Requests(Protocol):
         ...
 
 
-class RunHost:
+class ConnectedHost:
     """Implements `Host`."""
 
-    def __init__(self, requests: Requests, terms: Terms) -> None:
+    def __init__(self, requests: HostRequests, terms: ServingSettings) -> None:
         self._requests = requests
         self._terms = terms
         self._asks: dict[str, asyncio.Future[bool]] = {}
@@ -134,39 +134,41 @@ class RunHost:
         """Where calls are taken the executor is ours; one of others' knows a yes and a no."""
         log.warning("an ask is refused: %s", why)
         if self.takes_calls:
-            raise NotAsked(why)
+            raise ApprovalUnavailable(why)
         return False
 
     async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
         if not self._terms.host_calls:
-            raise CallFailed("this host takes no calls")
+            raise HostCallFailed("this host takes no calls")
         if args.get("op") == "agent" and self._terms.depth >= self._terms.depth_max:
-            raise CallFailed(f"agents nest at most {self._terms.depth_max} deep")
+            raise HostCallFailed(f"agents nest at most {self._terms.depth_max} deep")
         try:
             asked = Raw(fit(args, ASKED_BYTES_MAX))
         except TooLarge as exc:
-            raise CallFailed(exc.message) from exc
+            raise HostCallFailed(exc.message) from exc
         call_id = f"sa-{self._terms.ids.ask()}"
         reply: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         try:
             await self._requests.room()
             if self._is_over:
-                raise RunOver("the run is over")
+                raise RunEnded("the run is over")
             if not self._requests.send_call(call_id, tool_call_id[:ID_CHARS_MAX], asked):
-                raise CallFailed("too many calls to the host wait already")
+                raise HostCallFailed("too many calls to the host wait already")
             self._calls[call_id] = reply
             return _result_of(await reply)
         finally:
             self._calls.pop(call_id, None)
             self._requests.withdraw(call_id)
 
-    def on_answer(self, answer: Answered | Replied) -> None:
-        waiting = (self._asks if isinstance(answer, Answered) else self._calls).pop(answer.id, None)
+    def on_answer(self, answer: ApprovalAnswered | HostCallReplied) -> None:
+        waiting = (self._asks if isinstance(answer, ApprovalAnswered) else self._calls).pop(
+            answer.id, None
+        )
         if waiting is None or waiting.done():
             log.warning("an answer came when nobody waited any more: %s", answer.id[:64])
-        elif isinstance(answer, Answered) and answer.reason and not answer.approved:
-            waiting.set_exception(NotAsked(answer.reason))
-        elif isinstance(answer, Answered):
+        elif isinstance(answer, ApprovalAnswered) and answer.reason and not answer.approved:
+            waiting.set_exception(ApprovalUnavailable(answer.reason))
+        elif isinstance(answer, ApprovalAnswered):
             waiting.set_result(answer.approved)
         else:
             waiting.set_result(answer.result)
@@ -179,16 +181,16 @@ class RunHost:
                 ask.set_result(False)
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(RunOver("the run is over"))
+                call.set_exception(RunEnded("the run is over"))
 
 
 def _result_of(reply: Json) -> Json:
     """A host's reply is `{"result": …}` or `{"error": "…"}`."""
     if not isinstance(reply, dict):
-        raise CallFailed("the host's answer cannot be read")
+        raise HostCallFailed("the host's answer cannot be read")
     fields = cast("dict[str, Json]", reply)
     if "error" in fields:
-        raise CallFailed(str(fields["error"]))
+        raise HostCallFailed(str(fields["error"]))
     if "result" not in fields:
-        raise CallFailed("the host's answer cannot be read")
+        raise HostCallFailed("the host's answer cannot be read")
     return fields["result"]

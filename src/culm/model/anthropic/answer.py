@@ -13,19 +13,19 @@ import msgspec
 from msgspec import Struct
 
 from culm.model import failures
-from culm.model.anthropic.reasoning_roundtrip import Keeper
+from culm.model.anthropic.reasoning_roundtrip import ThinkingRecorder
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
     ReasoningDelta,
     StopReason,
     TextDelta,
-    Usage,
+    TokenUsage,
     usage_of,
 )
-from culm.model.failures import Peer
+from culm.model.failures import ProviderPeer
 from culm.model.lines import UNREADABLE, is_whole
 from culm.wire.codec import Json, encodable, encode
 
@@ -110,15 +110,15 @@ class _Call:
     whole: str = ""  # Arguments that came with the beginning; pieces that follow replace them.
 
 
-class Reading:
+class AnthropicAnswer:
     """The state of one answer: lines in, events out."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ProviderPeer) -> None:
         self.done = False  # The stream said that nothing follows.
         self.finish: str | None = None  # Why the answer ended, once it has.
         self._peer = peer
         self._calls: dict[int, _Call] = {}  # By the index of their block.
-        self._keeper = Keeper()
+        self._keeper = ThinkingRecorder()
         self._usage: _Usage | None = None
 
     @property
@@ -153,7 +153,7 @@ class Reading:
             raise failures.on_cut(self._peer)
         for call in self._calls.values():
             yield from _whole(call)
-        yield Done(self._reason(), None if self._usage is None else _counted(self._usage))
+        yield AnswerDone(self._reason(), None if self._usage is None else _counted(self._usage))
 
     def _on_delta(self, event: _Event, delta: _Delta) -> Iterator[ModelEvent]:
         match delta.type:
@@ -214,7 +214,7 @@ class Reading:
                 call = _Call(keeper.called, _arguments(block.input))
                 keeper.called += 1
                 self._calls[index] = call
-                yield CallBegan(call.key, block.id or "", block.name or "")
+                yield CallStarted(call.key, block.id or "", block.name or "")
             case _:
                 pass
 
@@ -265,7 +265,7 @@ def _arguments(value: Json) -> str:
     return encode(value).decode() if value else ""
 
 
-def _counted(usage: _Usage) -> Usage:
+def _counted(usage: _Usage) -> TokenUsage:
     return usage_of(
         input=usage.input_tokens,
         output=usage.output_tokens,

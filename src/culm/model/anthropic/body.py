@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from culm.model.anthropic.history import called_names, messages_of, starts_with_thinking
-from culm.model.base import Access, Request, ToolSpec
+from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.http import spell_body
 from culm.model.rendering import text_of
 from culm.wire.codec import Json
@@ -28,7 +28,7 @@ CACHED_USER_MESSAGES = 2  # With the system and the tools that is four, which is
 _Object = dict[str, Json]
 
 
-def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
+def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) -> bytes:
     """The JSON to post. What the settings and then the access add goes over what is ours."""
     body: _Object = {"model": info.id, "stream": True}
     if system := _system(request):
@@ -41,7 +41,7 @@ def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
     return spell_body(body, request, access)
 
 
-def _system(request: Request) -> list[_Object]:
+def _system(request: ModelRequest) -> list[_Object]:
     within = (text_of(m.parts) for m in request.messages if m.role == "system")
     return [{"type": "text", "text": text} for text in (request.system, *within) if text.strip()]
 
@@ -78,20 +78,20 @@ def _cache(messages: list[_Object]) -> None:
 # --- settings: what a model takes depends on its age
 
 
-class Habits(NamedTuple):
+class ModelHabits(NamedTuple):
     """How a model wants to be asked."""
 
     adapts: bool  # It decides itself how much it thinks, and a budget is an error.
     samples: bool  # It takes a temperature and the like.
 
 
-_FOREIGN = Habits(adapts=False, samples=True)
-_NEWEST = Habits(adapts=True, samples=False)
+_FOREIGN = ModelHabits(adapts=False, samples=True)
+_NEWEST = ModelHabits(adapts=True, samples=False)
 # A number of one or two digits and what may be its minor part; longer ones are dates.
 _VERSION = re.compile(r"(?<!\d)(\d{1,2})(?!\d)(?:[-.](\d{1,2})(?!\d))?")
 
 
-def habits_of(model_id: str) -> Habits:
+def habits_of(model_id: str) -> ModelHabits:
     """What its name tells of a model: "claude-opus-4-7", "claude-3-7-sonnet-20250219", ...
 
     Claude adapts since 4.6 and does not sample since 4.7. A Claude without a number is a new
@@ -104,10 +104,10 @@ def habits_of(model_id: str) -> Habits:
     if found is None:
         return _NEWEST
     version = int(found[1]), int(found[2] or 0)
-    return Habits(adapts=version >= (4, 6), samples=version < (4, 7))
+    return ModelHabits(adapts=version >= (4, 6), samples=version < (4, 7))
 
 
-def _settings(request: Request, info: ModelInfo, *, may_think: bool) -> _Object:
+def _settings(request: ModelRequest, info: ModelInfo, *, may_think: bool) -> _Object:
     chosen = request.settings
     habits = habits_of(info.id)
     settled: _Object = {"max_tokens": _max_tokens(request, info)}
@@ -127,7 +127,7 @@ def _settings(request: Request, info: ModelInfo, *, may_think: bool) -> _Object:
     return settled | (_sampling(chosen) if habits.samples else {})
 
 
-def _max_tokens(request: Request, info: ModelInfo) -> int:
+def _max_tokens(request: ModelRequest, info: ModelInfo) -> int:
     wanted = request.settings.max_tokens
     given = request.max_tokens or (0 if wanted is UNSET else wanted)
     return given or info.default_max_tokens or DEFAULT_MAX_TOKENS

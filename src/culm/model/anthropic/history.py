@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from culm.model.anthropic.reasoning_roundtrip import Thought, thoughts_of
-from culm.model.base import Request
+from culm.model.anthropic.reasoning_roundtrip import ThinkingBlock, thoughts_of
+from culm.model.base import ModelRequest
 from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -46,7 +46,7 @@ _Object = dict[str, Json]
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def messages_of(request: Request, info: ModelInfo) -> list[_Object]:
+def messages_of(request: ModelRequest, info: ModelInfo) -> list[_Object]:
     """The messages of a request as they are posted."""
     history = _History(sees_images=info.supports_attachments)
     turn = max((n for n, m in enumerate(request.messages) if m.role == "user"), default=-1)
@@ -84,7 +84,7 @@ def called_names(messages: list[_Object]) -> list[str]:
     return list(dict.fromkeys(b["name"] for b in blocks if b["type"] == "tool_use"))
 
 
-def _thoughts(message: Message) -> list[Thought]:
+def _thoughts(message: Message) -> list[ThinkingBlock]:
     return [t for p in message.parts if isinstance(p, ReasoningPart) for t in thoughts_of(p.data)]
 
 
@@ -103,7 +103,7 @@ class _History:
         blocks = (_block(part, sees_images=self._sees_images) for part in parts)
         self._say("user", [block for block in blocks if block is not None])
 
-    def add_assistant(self, parts: list[Part], thoughts: list[Thought]) -> None:
+    def add_assistant(self, parts: list[Part], thoughts: list[ThinkingBlock]) -> None:
         self._close()
         calls = [self._call(part.data) for part in parts if isinstance(part, ToolCallPart)]
         self._say("assistant", _woven(text_of(parts), calls, thoughts))
@@ -155,7 +155,7 @@ class _History:
         return {"type": "tool_use", "id": call_id, "name": name, "input": _arguments(call.input)}
 
 
-def _woven(text: str, calls: list[_Object], thoughts: list[Thought]) -> list[_Object]:
+def _woven(text: str, calls: list[_Object], thoughts: list[ThinkingBlock]) -> list[_Object]:
     """The blocks of an answer, with each thought where it stood."""
     blocks: list[_Object] = []
     said = called = 0
@@ -167,7 +167,7 @@ def _woven(text: str, calls: list[_Object], thoughts: list[Thought]) -> list[_Ob
     return blocks + _words(text[said:]) + calls[called:]
 
 
-def _thinking(thought: Thought) -> _Object:
+def _thinking(thought: ThinkingBlock) -> _Object:
     match thought.kind:
         case "thinking":
             return {"type": "thinking", "thinking": thought.text, "signature": thought.proof}

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from culm.model import failures
-from culm.model.anthropic.answer import Reading
+from culm.model.anthropic.answer import AnthropicAnswer
 from culm.model.anthropic.body import encode_body
-from culm.model.base import ModelEvent, Request, Setup
-from culm.model.http import Post, post_to
+from culm.model.base import ModelEvent, ModelRequest, ModelSetup
+from culm.model.http import ProviderRequest, post_to
 from culm.model.streaming import stream_answer
 
 VERSION = "2023-06-01"  # Of the dialect. A later one refuses what other providers still want.
@@ -23,7 +23,7 @@ BEARER = "Bearer "  # In front of a key that is a token, as those of gateways an
 class AnthropicModel:
     """One model of one provider."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ModelSetup) -> None:
         access = setup.access
         key = access.api_key.strip()  # People paste it with its line end.
         token = key.removeprefix(BEARER).strip()
@@ -32,13 +32,15 @@ class AnthropicModel:
         known = structs.replace(access, base_url=full_url(access.base_url), api_key=token)
         self._setup = replace(setup, access=known)
 
-    def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         """Ask, and yield the answer as it comes; raises `ModelFailed`."""
         setup = self._setup
         peer = failures.peer_of(setup.access, setup.info.id, request.settings.provider)
-        return stream_answer(setup, request, lambda: self._post(request), peer, Reading(peer))
+        return stream_answer(
+            setup, request, lambda: self._post(request), peer, AnthropicAnswer(peer)
+        )
 
-    def _post(self, request: Request) -> Post:
+    def _post(self, request: ModelRequest) -> ProviderRequest:
         access, info = self._setup.access, self._setup.info
         body = encode_body(request, access, info)
         return post_to(access, "/messages", self._headers, body)

@@ -22,7 +22,7 @@ SEPARATOR = "\n\n"  # Between the texts of two blocks, where a person reads them
 Kind = Literal["thinking", "redacted"]
 
 
-class Thought(NamedTuple):
+class ThinkingBlock(NamedTuple):
     """One block of thinking. `proof` is its signature, or what is encrypted."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Thought(NamedTuple):
     proof: str
 
 
-class Keeper:
+class ThinkingRecorder:
     """Writes the signature while an answer comes."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Keeper:
         return between, f"\n{kind} {self.thought} {self.said} {self.called} "
 
 
-def thoughts_of(reasoning: Reasoning) -> list[Thought]:
+def thoughts_of(reasoning: Reasoning) -> list[ThinkingBlock]:
     """The blocks that can prove themselves, in their order; none if another adapter kept them."""
     head, *lines = reasoning.signature.split("\n")
     blocks = [_Block("thinking", 0, 0, 0, head)]
@@ -61,7 +61,7 @@ def thoughts_of(reasoning: Reasoning) -> list[Thought]:
         if block is None:
             return []
         blocks.append(block)
-    thoughts: list[Thought] = []
+    thoughts: list[ThinkingBlock] = []
     end = len(reasoning.thinking)
     for block in reversed(blocks):
         text = ""
@@ -69,7 +69,7 @@ def thoughts_of(reasoning: Reasoning) -> list[Thought]:
             text = reasoning.thinking[block.thought : end]
             end = max(0, block.thought - len(SEPARATOR))
         if block.proof:
-            thoughts.append(Thought(block.kind, text, block.said, block.called, block.proof))
+            thoughts.append(ThinkingBlock(block.kind, text, block.said, block.called, block.proof))
     return thoughts[::-1]
 
 

@@ -11,21 +11,21 @@ import msgspec
 from msgspec import Struct
 
 from culm.model.offline.intents import (
-    CountFiles,
-    CountLines,
-    CountMatches,
-    Delegate,
-    Download,
-    Fetch,
-    Find,
+    CountFilesIntent,
+    CountLinesIntent,
+    CountMatchesIntent,
+    DelegateIntent,
+    DownloadIntent,
+    FetchIntent,
+    FindIntent,
     Intent,
-    List,
-    Read,
-    ReadFirst,
-    Replace,
-    Run,
-    Search,
-    Write,
+    ListIntent,
+    ReadFirstIntent,
+    ReadIntent,
+    ReplaceIntent,
+    RunIntent,
+    SearchIntent,
+    WriteIntent,
 )
 from culm.wire.messages import BinaryPart, Message, ToolResult
 
@@ -60,35 +60,35 @@ def tell(intent: Intent, result: ToolResult) -> str:
         return _failure(result)
     about = _metadata_of(result)
     match intent:
-        case List(path=path):
+        case ListIntent(path=path):
             return _listing(result, about, "entry", f"in {path or 'this directory'}")
-        case Find(pattern=pattern, path=path):
+        case FindIntent(pattern=pattern, path=path):
             return _listing(result, about, "file", f"like `{pattern}`{_in(path)}")
-        case CountFiles(pattern=pattern, path=path):
+        case CountFilesIntent(pattern=pattern, path=path):
             like = "" if pattern == "**/*" else f" like `{pattern}`"
             count = _number(about.number_of_files, result, about)
             return f"Found {_plural(count, 'file')}{like}{_in(path)}."
-        case Search():
+        case SearchIntent():
             return _matches(intent, result, about)
-        case CountMatches(search=search):
+        case CountMatchesIntent(search=search):
             count = _number(about.number_of_matches, result, about)
             return (
                 f"Found {_plural(count, 'matching line')} for `{search.pattern}`{_scope(search)}."
             )
-        case CountLines(path=path):
+        case CountLinesIntent(path=path):
             return f"{path} has {_plural(_lines_of(result, about), 'line')}."
-        case Read(path=path, lines=lines):
+        case ReadIntent(path=path, lines=lines):
             return _file(path, min(lines or READ_LINES, READ_LINES_MAX), result, about)
-        case ReadFirst(pattern=pattern, path=path):
+        case ReadFirstIntent(pattern=pattern, path=path):
             return f"There is no file like `{pattern}`{_in(path)}."
-        case Run(command=command):
+        case RunIntent(command=command):
             return f"`{command}`:\n{_block(result.content, READ_LINES)}"
-        case Replace() | Write() | Download():
+        case ReplaceIntent() | WriteIntent() | DownloadIntent():
             done, _, lines = result.content.partition("\n")
             return f"{done}\n{_block(lines, READ_LINES)}" if lines.strip() else done
-        case Fetch(url=url):
+        case FetchIntent(url=url):
             return f"{url}:\n{_block(result.content, READ_LINES)}"
-        case Delegate(prompts=prompts):
+        case DelegateIntent(prompts=prompts):
             return _reports(result, len(prompts))
         case _:
             assert_never(intent)
@@ -97,15 +97,17 @@ def tell(intent: Intent, result: ToolResult) -> str:
 def name_of(intent: Intent) -> str:
     """A few words for whoever does it; nothing if its own are as good."""
     match intent:
-        case Read(path=path):
+        case ReadIntent(path=path):
             words = f"read {path}"
-        case Search(pattern=pattern) | CountMatches(search=Search(pattern=pattern)):
+        case (
+            SearchIntent(pattern=pattern) | CountMatchesIntent(search=SearchIntent(pattern=pattern))
+        ):
             words = f"search {pattern}"
-        case Replace(path=path):
+        case ReplaceIntent(path=path):
             words = f"edit {path}"
-        case Write(path=path):
+        case WriteIntent(path=path):
             words = f"write {path}"
-        case Run(command=command):
+        case RunIntent(command=command):
             words = f"run {command}"
         case _:
             return ""
@@ -194,7 +196,7 @@ def _listing(result: ToolResult, about: _Metadata, noun: str, where: str) -> str
     return f"Found {_plural(number, noun)} {where}:\n{_block(result.content, LISTED_LINES)}"
 
 
-def _matches(search: Search, result: ToolResult, about: _Metadata) -> str:
+def _matches(search: SearchIntent, result: ToolResult, about: _Metadata) -> str:
     number = _number(about.number_of_matches, result, about)
     if number == "0":
         return f"Found nothing that matches `{search.pattern}`{_scope(search)}."
@@ -202,7 +204,7 @@ def _matches(search: Search, result: ToolResult, about: _Metadata) -> str:
     return f"{found}:\n{_block(result.content, LISTED_LINES)}"
 
 
-def _scope(search: Search) -> str:
+def _scope(search: SearchIntent) -> str:
     return _in(search.path) + (f" in files like `{search.include}`" if search.include else "")
 
 

@@ -40,18 +40,18 @@ CUTS_MAX = 3  # So often a clause is tried again without its end.
 
 
 @dataclass(frozen=True, slots=True)
-class List:
+class ListIntent:
     path: str = ""  # Empty is the working directory, here and below.
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadIntent:
     path: str
     lines: int = 0  # From the beginning; 0 is as many as the tool gives.
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFirst:
+class ReadFirstIntent:
     """Find files, then read the first of them."""
 
     pattern: str
@@ -59,7 +59,7 @@ class ReadFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchIntent:
     pattern: str
     path: str = ""
     include: str = ""  # A glob that file names must match.
@@ -67,78 +67,78 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class FindIntent:
     pattern: str
     path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class CountFiles:
+class CountFilesIntent:
     pattern: str
     path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class CountLines:
+class CountLinesIntent:
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class CountMatches:
-    search: Search
+class CountMatchesIntent:
+    search: SearchIntent
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunIntent:
     command: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
+class ReplaceIntent:
     path: str
     old: str
     new: str
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteIntent:
     path: str
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchIntent:
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class DownloadIntent:
     url: str
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Delegate:
+class DelegateIntent:
     """Have agents work side by side."""
 
     prompts: tuple[str, ...]  # One for each of them.
 
 
 Intent = (
-    List
-    | Read
-    | ReadFirst
-    | Search
-    | Find
-    | CountFiles
-    | CountLines
-    | CountMatches
-    | Run
-    | Replace
-    | Write
-    | Fetch
-    | Download
-    | Delegate
+    ListIntent
+    | ReadIntent
+    | ReadFirstIntent
+    | SearchIntent
+    | FindIntent
+    | CountFilesIntent
+    | CountLinesIntent
+    | CountMatchesIntent
+    | RunIntent
+    | ReplaceIntent
+    | WriteIntent
+    | FetchIntent
+    | DownloadIntent
+    | DelegateIntent
 )
 
 
@@ -175,11 +175,25 @@ def _apply_rules(clause: Clause) -> Intent | None:
 def _is_whole(intent: Intent) -> bool:
     """Whether it says what to work on; quotes may have nothing between them."""
     match intent:
-        case Read(path="") | CountLines(path="") | Write(path="") | Replace(path=""):
+        case (
+            ReadIntent(path="")
+            | CountLinesIntent(path="")
+            | WriteIntent(path="")
+            | ReplaceIntent(path="")
+        ):
             return False
-        case Search(pattern="") | CountMatches(search=Search(pattern="")) | Replace(old=""):
+        case (
+            SearchIntent(pattern="")
+            | CountMatchesIntent(search=SearchIntent(pattern=""))
+            | ReplaceIntent(old="")
+        ):
             return False
-        case Find(pattern="") | Run(command="") | Delegate(prompts=()) | Download(path=""):
+        case (
+            FindIntent(pattern="")
+            | RunIntent(command="")
+            | DelegateIntent(prompts=())
+            | DownloadIntent(path="")
+        ):
             return False
         case _:
             return True
@@ -193,7 +207,7 @@ def _delegate(clause: Clause) -> Intent | None:
     if not tasks:
         return None
     told = (clause.plain(without_end(task)) for task in tasks)
-    return Delegate(tuple(filter(None, told)))
+    return DelegateIntent(tuple(filter(None, told)))
 
 
 def _run(clause: Clause) -> Intent | None:
@@ -204,7 +218,7 @@ def _run(clause: Clause) -> Intent | None:
         if match is None or telling_of(WORD.findall(match[1])[:1]) == []:
             return None  # "Run the tests" does not say how.
         command = match[1]
-    return Run(clause.plain(command).strip())
+    return RunIntent(clause.plain(command).strip())
 
 
 def _changes(clause: Clause) -> Intent | None:
@@ -215,7 +229,7 @@ def _changes(clause: Clause) -> Intent | None:
         clause.text,
         re.I,
     )
-    return Run("git status --short") if asked else None
+    return RunIntent("git status --short") if asked else None
 
 
 def _get(clause: Clause) -> Intent | None:
@@ -228,7 +242,7 @@ def _get(clause: Clause) -> Intent | None:
     url = clause.word(match[1]) if match is not None else ""
     if match is None or not re.match(r"https?://[^/\s]", url, re.I):
         return None
-    return Download(url, clause.word(match[2])) if match[2] else Fetch(url)
+    return DownloadIntent(url, clause.word(match[2])) if match[2] else FetchIntent(url)
 
 
 def _write(clause: Clause) -> Intent | None:
@@ -238,13 +252,13 @@ def _write(clause: Clause) -> Intent | None:
         re.I,
     )
     if to is not None:
-        return Write(clause.word(to[2]), clause.plain(to[1]))
+        return WriteIntent(clause.word(to[2]), clause.plain(to[1]))
     match = CREATE.fullmatch(clause.text)
     if match is None:
         return None
     path = clause.word(match[1])
     named = match[2] is not None or HOLE.fullmatch(match[1]) or looks_like_file(path)
-    return Write(path, clause.plain(match[2] or "")) if named else None
+    return WriteIntent(path, clause.plain(match[2] or "")) if named else None
 
 
 def _replace(clause: Clause) -> Intent | None:
@@ -256,7 +270,7 @@ def _replace(clause: Clause) -> Intent | None:
     )
     if match is None:
         return None
-    return Replace(clause.word(match[3]), clause.plain(match[1]), clause.plain(match[2]))
+    return ReplaceIntent(clause.word(match[3]), clause.plain(match[1]), clause.plain(match[2]))
 
 
 def _count(clause: Clause) -> Intent | None:
@@ -274,20 +288,20 @@ def _count(clause: Clause) -> Intent | None:
         re.I,
     )
     if of is not None:
-        return CountMatches(_search_for(clause, (of[1] or of[2]) + (of[3] or "")))
+        return CountMatchesIntent(_search_for(clause, (of[1] or of[2]) + (of[3] or "")))
     words = [word.lower() for word in WORD.findall(rest)]
     if "lines" in words or "zeilen" in words:
         telling = [word for word in telling_of(words_of(clause)) if word.lower() not in _COUNTING]
-        return CountLines(clause.word(telling[0])) if len(telling) == 1 else None
+        return CountLinesIntent(clause.word(telling[0])) if len(telling) == 1 else None
     if "files" in words or "dateien" in words:
         found = _find_in(clause, rest)
-        return CountFiles(found.pattern, found.path) if found else None
+        return CountFilesIntent(found.pattern, found.path) if found else None
     search = _search_for(clause, re.sub(r"\s+(?:are|is)\s+there\b", "", rest, flags=re.I))
     sign = re.fullmatch(r"([A-Z][A-Z_]+)s?", search.pattern)  # "TODOs" and the like.
     if sign is None and not HOLE.match(rest):
         return None
     pattern = sign[1] if sign else search.pattern
-    return CountMatches(Search(pattern, search.path, search.include, search.literal))
+    return CountMatchesIntent(SearchIntent(pattern, search.path, search.include, search.literal))
 
 
 _COUNTING = vocabulary(
@@ -295,14 +309,14 @@ _COUNTING = vocabulary(
 )
 
 
-def _find_in(clause: Clause, text: str) -> Find | None:
+def _find_in(clause: Clause, text: str) -> FindIntent | None:
     """The files that a phrase with "files" in it means."""
     what, path, include = place_of(clause, text)
     telling = [word for word in telling_of(WORD.findall(what)) if word.lower() not in _NAMING]
     if len(telling) > 1 or (telling and include):
         return None
     name = clause.word(telling[0]) if telling else include
-    return Find(glob_of(name) if name else "**/*", path)
+    return FindIntent(glob_of(name) if name else "**/*", path)
 
 
 _NAMING = vocabulary("called named matching like heißen namens")
@@ -312,7 +326,7 @@ def _find(clause: Clause) -> Intent | None:
     words = words_of(clause)
     head = words[0].lower() if words else ""
     if head == "glob" and len(words) == 2:
-        return Find(clause.word(words[1]))
+        return FindIntent(clause.word(words[1]))
     if head not in _FINDING:
         return None
     lower = [word.lower() for word in words]
@@ -326,7 +340,7 @@ def _find(clause: Clause) -> Intent | None:
     if head in ("list", "find", "locate", "finde", "which") and len(telling) == 1 and not include:
         name = clause.word(telling[0])
         if is_glob(name) or (head not in ("list", "which") and _looks_like_a_name(name)):
-            return Find(glob_of(name), path)
+            return FindIntent(glob_of(name), path)
     return None
 
 
@@ -350,7 +364,7 @@ def _containing(clause: Clause) -> Intent | None:
     search = _search_for(clause, match[2])
     kind = clause.word(match[1] or "")
     include = glob_of(kind).removeprefix("**/") if kind else search.include
-    return Search(search.pattern, search.path, include, search.literal)
+    return SearchIntent(search.pattern, search.path, include, search.literal)
 
 
 def _list(clause: Clause) -> Intent | None:
@@ -361,10 +375,10 @@ def _list(clause: Clause) -> Intent | None:
         paths = [word for word in words[1:] if not word.startswith("-")]
         if len(paths) > 1:
             paths = telling_of(paths)
-        return List(clause.word(paths[0]) if paths else "") if len(paths) <= 1 else None
+        return ListIntent(clause.word(paths[0]) if paths else "") if len(paths) <= 1 else None
     telling = telling_of(words[1:])
     if head in ("what", "which", "was", "show", "display", "zeige", "zeig") and not telling:
-        return List() if lower & (PLACES | FILES | {"here", "hier"}) else None
+        return ListIntent() if lower & (PLACES | FILES | {"here", "hier"}) else None
     if len(telling) > 1 or head not in _LISTING:
         return None
     path = clause.word(telling[0]) if telling else ""
@@ -372,7 +386,7 @@ def _list(clause: Clause) -> Intent | None:
         return None
     if head not in ("list", "liste") and looks_like_file(path) and not lower & PLACES:
         return None
-    return None if path.lower() in KINDS or "://" in path else List(path)
+    return None if path.lower() in KINDS or "://" in path else ListIntent(path)
 
 
 _LISTING = vocabulary("list liste show display open zeige zeig öffne what was")
@@ -387,16 +401,16 @@ def _read(clause: Clause) -> Intent | None:
     dropped = {"first", "lines", lines[1]} if lines else set[str]()
     telling = [word for word in telling_of(words[1:]) if word.lower() not in dropped]
     if len(telling) == 2 and telling[0].lower() in ("first", "erste") and not lines:
-        return ReadFirst(glob_of(clause.word(telling[1])))
+        return ReadFirstIntent(glob_of(clause.word(telling[1])))
     if len(telling) == 3 and telling[0].lower() == "first" and not lines:
-        return ReadFirst(glob_of(clause.word(telling[1])), clause.word(telling[2]))
+        return ReadFirstIntent(glob_of(clause.word(telling[1])), clause.word(telling[2]))
     if len(telling) != 1:
         return None
     path = clause.word(telling[0])
     if path.lower() == "readme":
-        return ReadFirst("README*")
+        return ReadFirstIntent("README*")
     sure = head in _READING_ONLY or looks_like_file(path) or lines is not None
-    return Read(path, int(lines[1]) if lines else 0) if sure else None
+    return ReadIntent(path, int(lines[1]) if lines else 0) if sure else None
 
 
 _READING_ONLY = vocabulary("read cat view lies")
@@ -424,24 +438,24 @@ def _search(clause: Clause) -> Intent | None:
     words = WORD.findall(what)
     if len(words) == 2 and (flags or words[1].endswith("/") or "/" in words[1][1:-1]):
         pattern, literal = _pattern(clause, words[0])
-        return Search(pattern, clause.word(words[1]), literal=literal)
+        return SearchIntent(pattern, clause.word(words[1]), literal=literal)
     return _search_for(clause, what)
 
 
 def _definition(name: str, verb: str) -> Intent:
     if looks_like_file(name) and not verb:
-        return Find(glob_of(name))
+        return FindIntent(glob_of(name))
     if verb.lower() in ("defined", "declared", "implemented", "definiert") and name.isidentifier():
         words = "class|def|func|function|fn|struct|enum|trait|interface|type|const|let|var"
         regex = rf"\b(?:{words})\s+{name}\b|^\s*{name}\s*(?::[^=]*)?="
-        return Search(regex, literal=False)
-    return Search(name.removesuffix("()"))
+        return SearchIntent(regex, literal=False)
+    return SearchIntent(name.removesuffix("()"))
 
 
-def _search_for(clause: Clause, text: str) -> Search:
+def _search_for(clause: Clause, text: str) -> SearchIntent:
     what, path, include = place_of(clause, text)
     pattern, literal = _pattern(clause, what)
-    return Search(pattern, path, include, literal)
+    return SearchIntent(pattern, path, include, literal)
 
 
 def _pattern(clause: Clause, text: str) -> tuple[str, bool]:
@@ -458,10 +472,10 @@ def _bare_path(clause: Clause) -> Intent | None:
         return None
     path = clause.word(words[0])
     if is_glob(path) and "/" not in path.strip("/") and "." in path:
-        return Find(glob_of(path))
+        return FindIntent(glob_of(path))
     if re.fullmatch(r"(?:\.{1,2}|~|/|[\w.~/-]*[\w.]/)", path):
-        return List(path)
-    return Read(path) if looks_like_file(path) else None
+        return ListIntent(path)
+    return ReadIntent(path) if looks_like_file(path) else None
 
 
 _LONG_RULES: tuple[Callable[[Clause], Intent | None], ...] = (_delegate, _run, _write)

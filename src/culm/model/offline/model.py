@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import assert_never, cast
 
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
-    Request,
-    Setup,
+    ModelRequest,
+    ModelSetup,
     TextDelta,
     ToolSpec,
 )
@@ -32,21 +32,21 @@ from culm.model.offline.answers import (
     unanswered,
 )
 from culm.model.offline.intents import (
-    CountFiles,
-    CountLines,
-    CountMatches,
-    Delegate,
-    Download,
-    Fetch,
-    Find,
+    CountFilesIntent,
+    CountLinesIntent,
+    CountMatchesIntent,
+    DelegateIntent,
+    DownloadIntent,
+    FetchIntent,
+    FindIntent,
     Intent,
-    List,
-    Read,
-    ReadFirst,
-    Replace,
-    Run,
-    Search,
-    Write,
+    ListIntent,
+    ReadFirstIntent,
+    ReadIntent,
+    ReplaceIntent,
+    RunIntent,
+    SearchIntent,
+    WriteIntent,
     parse_intents,
 )
 from culm.model.offline.texts import summary_of, title_of
@@ -65,10 +65,10 @@ _PIECES = re.compile(r"\s*(?:\S+\s*){1,3}|\s+")  # About as much as an LLM says 
 class OfflineModel:
     """Made like every adapter, but there is nothing to reach and nothing to pay."""
 
-    def __init__(self, setup: Setup | None = None) -> None:
+    def __init__(self, setup: ModelSetup | None = None) -> None:
         del setup
 
-    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         """Answer by the rules. Never fails, and others go on between two pieces."""
         answer = answer_to(request)
         for piece in _PIECES.findall(answer.text):
@@ -76,14 +76,14 @@ class OfflineModel:
             await asyncio.sleep(0)
         for key, use in enumerate(answer.uses):
             # Unique in the session: some providers refuse a history with the same id twice.
-            yield CallBegan(key, f"offline_{len(request.messages)}_{key}", use.tool)
+            yield CallStarted(key, f"offline_{len(request.messages)}_{key}", use.tool)
             yield CallDelta(key, encode(use.arguments).decode())
         # Nobody counted tokens: culm then estimates them, and an estimate costs nothing.
-        yield Done("tool_use" if answer.uses else "end_turn")
+        yield AnswerDone("tool_use" if answer.uses else "end_turn")
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class OfflineCall:
     """A call to make."""
 
     tool: str
@@ -91,18 +91,18 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OfflineAnswer:
     text: str
-    uses: tuple[Use, ...] = ()
+    uses: tuple[OfflineCall, ...] = ()
 
 
-def answer_to(request: Request) -> Answer:
+def answer_to(request: ModelRequest) -> OfflineAnswer:
     """What to say and what to call, in this step of a turn."""
     messages = request.messages
     if not request.tools and request.system.startswith(TITLE_WORDS):
-        return Answer(title_of(messages))
+        return OfflineAnswer(title_of(messages))
     if not request.tools and request.system.startswith(SUMMARY_WORDS):
-        return Answer(summary_of(messages))
+        return OfflineAnswer(summary_of(messages))
     answered = any(message.role == "assistant" for message in messages)
     introduction = "" if answered or FOR_AGENT_WORDS in request.system else INTRODUCTION
     place = next((n for n in reversed(range(len(messages))) if messages[n].role == "user"), None)
@@ -110,29 +110,29 @@ def answer_to(request: Request) -> Answer:
     intents = parse_intents(full_text(prompt.parts)) if prompt else ()
     offered = {spec.name: spec for spec in request.tools}
     if place is None or not intents:
-        return Answer(introduction + abilities(offered, prompt))
+        return OfflineAnswer(introduction + abilities(offered, prompt))
     turn = _replay(intents, _steps_in(messages[place + 1 :]), offered)
     if turn.uses:
         uses = tuple(_fitting(use, offered[use.tool]) for use in turn.uses)
-        return Answer(introduction.strip(), uses)
+        return OfflineAnswer(introduction.strip(), uses)
     told = (_tell(*one, offered) for one in zip(intents, turn.results, strict=True))
-    return Answer(introduction + "\n\n".join(told))
+    return OfflineAnswer(introduction + "\n\n".join(told))
 
 
 # --- a turn: looking around at once, everything else one after the other
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class OfflineTurn:
     """Where a turn stands: the calls to make now, and what came of each intent so far."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[OfflineCall, ...]
     results: Sequence[Sequence[ToolResult]]
 
 
 def _replay(
     intents: Sequence[Intent], steps: Sequence[list[ToolResult]], offered: Collection[str]
-) -> Turn:
+) -> OfflineTurn:
     """Go through the steps that were made, to where no step answers what comes next."""
     results: list[list[ToolResult]] = [[] for _ in intents]
     left = [list(step) for step in steps]
@@ -143,7 +143,7 @@ def _replay(
             if not going:
                 break
             if not left:
-                return Turn(tuple(uses[n] for n in sorted(going)), results)
+                return OfflineTurn(tuple(uses[n] for n in sorted(going)), results)
             step = left.pop(0)
             for n in sorted(going):
                 result = _take(step, uses[n])
@@ -151,14 +151,14 @@ def _replay(
                     going.discard(n)
                 else:
                     results[n].append(result)
-    return Turn((), results)
+    return OfflineTurn((), results)
 
 
 def _groups(intents: Sequence[Intent]) -> Iterator[list[int]]:
     """The places of intents that may be worked on at once: what only looks."""
     group: list[int] = []
     for n, intent in enumerate(intents):
-        if isinstance(intent, Run | Replace | Write | Download):
+        if isinstance(intent, RunIntent | ReplaceIntent | WriteIntent | DownloadIntent):
             yield group
             yield [n]
             group = []
@@ -179,7 +179,7 @@ def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
     return steps
 
 
-def _take(results: list[ToolResult], use: Use) -> ToolResult | None:
+def _take(results: list[ToolResult], use: OfflineCall) -> ToolResult | None:
     """The next result of that tool. Calls were made in the order of the intents."""
     for n, result in enumerate(results):
         if result.name == use.tool:
@@ -191,26 +191,26 @@ def _tell(intent: Intent, results: Sequence[ToolResult], offered: Collection[str
     use = _use_of(intent, results)
     if use is not None:
         return unanswered(use.tool) if use.tool in offered else missing(use.tool)
-    if isinstance(intent, ReadFirst) and len(results) > 1:
-        intent = Read(first_path(results[0]))
+    if isinstance(intent, ReadFirstIntent) and len(results) > 1:
+        intent = ReadIntent(first_path(results[0]))
     return tell(intent, results[-1])
 
 
 # --- calls
 
 
-def _use_of(intent: Intent, results: Sequence[ToolResult]) -> Use | None:
+def _use_of(intent: Intent, results: Sequence[ToolResult]) -> OfflineCall | None:
     """The call that an intent needs next, after these results; None if it is done."""
     match intent, results:
-        case ReadFirst(), [found]:
+        case ReadFirstIntent(), [found]:
             path = first_path(found)
-            return Use("view", {"file_path": path}) if path else None
-        case Replace(path=path, old=old, new=new), [seen] if not seen.is_error:
+            return OfflineCall("view", {"file_path": path}) if path else None
+        case ReplaceIntent(path=path, old=old, new=new), [seen] if not seen.is_error:
             wish: dict[str, Json] = {"file_path": path, "old_string": old, "new_string": new}
-            return Use("edit", {**wish, "replace_all": True})
-        case Write(path=path), [refused] if is_unread(refused):
-            return Use("view", {"file_path": path})
-        case Write(), [_, seen] if not seen.is_error:
+            return OfflineCall("edit", {**wish, "replace_all": True})
+        case WriteIntent(path=path), [refused] if is_unread(refused):
+            return OfflineCall("view", {"file_path": path})
+        case WriteIntent(), [_, seen] if not seen.is_error:
             return _first_use(intent)
         case _, []:
             return _first_use(intent)
@@ -218,36 +218,38 @@ def _use_of(intent: Intent, results: Sequence[ToolResult]) -> Use | None:
             return None
 
 
-def _first_use(intent: Intent) -> Use:
+def _first_use(intent: Intent) -> OfflineCall:
     match intent:
-        case List(path=path):
+        case ListIntent(path=path):
             return _use("ls", path=path)
-        case Read(path=path, lines=lines):
+        case ReadIntent(path=path, lines=lines):
             return _use("view", file_path=path, limit=lines)
-        case CountLines(path=path):
+        case CountLinesIntent(path=path):
             return _use("view", file_path=path)
-        case Find(pattern=pattern, path=path) | CountFiles(pattern=pattern, path=path):
+        case FindIntent(pattern=pattern, path=path) | CountFilesIntent(pattern=pattern, path=path):
             return _use("glob", pattern=pattern, path=path)
-        case ReadFirst(pattern=pattern, path=path):
+        case ReadFirstIntent(pattern=pattern, path=path):
             return _use("glob", pattern=pattern, path=path)
-        case Search():
+        case SearchIntent():
             return _grep(intent)
-        case CountMatches(search=search):
+        case CountMatchesIntent(search=search):
             return _grep(search)
-        case Run(command=command):
-            return Use("bash", {"command": command, "description": f"Run {command[:60]}"})
-        case Replace(path=path):
-            return Use("view", {"file_path": path})  # Nobody may change what was not read.
-        case Fetch(url=url):
-            return Use("fetch", {"url": url, "format": "markdown"})
-        case Download(url=url, path=path):
-            return Use("download", {"url": url, "file_path": path})
-        case Write(path=path, content=content):
-            return Use("write", {"file_path": path, "content": content})
-        case Delegate(prompts=(prompt,)):
-            return Use("agent", _assignment(prompt))
-        case Delegate(prompts=prompts):
-            return Use("agent", {"assignments": [_assignment(prompt) for prompt in prompts]})
+        case RunIntent(command=command):
+            return OfflineCall("bash", {"command": command, "description": f"Run {command[:60]}"})
+        case ReplaceIntent(path=path):
+            return OfflineCall("view", {"file_path": path})  # Nobody may change what was not read.
+        case FetchIntent(url=url):
+            return OfflineCall("fetch", {"url": url, "format": "markdown"})
+        case DownloadIntent(url=url, path=path):
+            return OfflineCall("download", {"url": url, "file_path": path})
+        case WriteIntent(path=path, content=content):
+            return OfflineCall("write", {"file_path": path, "content": content})
+        case DelegateIntent(prompts=(prompt,)):
+            return OfflineCall("agent", _assignment(prompt))
+        case DelegateIntent(prompts=prompts):
+            return OfflineCall(
+                "agent", {"assignments": [_assignment(prompt) for prompt in prompts]}
+            )
         case _:
             assert_never(intent)
 
@@ -259,7 +261,7 @@ def _assignment(prompt: str) -> dict[str, Json]:
     return {"prompt": prompt, "name": name} if name else {"prompt": prompt}
 
 
-def _grep(search: Search) -> Use:
+def _grep(search: SearchIntent) -> OfflineCall:
     return _use(
         "grep",
         pattern=search.pattern,
@@ -269,15 +271,17 @@ def _grep(search: Search) -> Use:
     )
 
 
-def _use(tool: str, **arguments: Json) -> Use:
+def _use(tool: str, **arguments: Json) -> OfflineCall:
     """A call without the arguments that say nothing."""
-    return Use(tool, {name: value for name, value in arguments.items() if value})
+    return OfflineCall(tool, {name: value for name, value in arguments.items() if value})
 
 
-def _fitting(use: Use, spec: ToolSpec) -> Use:
+def _fitting(use: OfflineCall, spec: ToolSpec) -> OfflineCall:
     """The call with those arguments only that the tool knows."""
     known = spec.parameters.get("properties")
     if not isinstance(known, dict):
         return use
     names = cast("dict[str, Json]", known)
-    return Use(use.tool, {name: value for name, value in use.arguments.items() if name in names})
+    return OfflineCall(
+        use.tool, {name: value for name, value in use.arguments.items() if name in names}
+    )

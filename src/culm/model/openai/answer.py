@@ -15,20 +15,20 @@ from msgspec import Struct
 
 from culm.model import failures
 from culm.model.base import (
-    CallBegan,
+    AnswerDone,
     CallDelta,
-    Done,
+    CallStarted,
     ModelEvent,
     ReasoningDelta,
     StopReason,
     TextDelta,
-    Usage,
+    TokenUsage,
     usage_of,
 )
-from culm.model.failures import Peer
+from culm.model.failures import ProviderPeer
 from culm.model.lines import UNREADABLE, is_whole
-from culm.model.openai.reasoning_roundtrip import Details, Kept, encode_kept
-from culm.model.vendor_quirks import PLAIN, Accent
+from culm.model.openai.reasoning_roundtrip import ReasoningDetails, ReasoningLine, encode_kept
+from culm.model.vendor_quirks import PLAIN, VendorQuirks
 from culm.wire.codec import Json, encodable, encode
 
 T = TypeVar("T")
@@ -133,17 +133,17 @@ _STOP_REASONS: dict[str, StopReason] = {
 _BROKEN_OFF = frozenset({"error", "insufficient_system_resource"})
 
 
-class Reading:
+class OpenAiAnswer:
     """The state of one answer: lines in, events out."""
 
-    def __init__(self, peer: Peer, accent: Accent = PLAIN) -> None:
+    def __init__(self, peer: ProviderPeer, accent: VendorQuirks = PLAIN) -> None:
         self.done = False  # The stream said that nothing follows.
         self.finish: str | None = None  # Why the answer ended, once it has.
         self._peer = peer
         self._accent = accent
         self._calls = _Calls(peer)
         self._usage: _Usage | None = None
-        self._details = Details()
+        self._details = ReasoningDetails()
         self._begun = False  # An event has come, so it is a stream.
         self._document: list[bytes] | None = None  # The lines of what is no stream.
         self._document_bytes = 0
@@ -190,8 +190,8 @@ class Reading:
             raise failures.on_cut(self._peer)
         yield from self._calls.on_end()
         if self._details:
-            yield ReasoningDelta("", encode_kept(Kept(details=self._details.whole())))
-        yield Done(self._reason(), self._counted())
+            yield ReasoningDelta("", encode_kept(ReasoningLine(details=self._details.whole())))
+        yield AnswerDone(self._reason(), self._counted())
 
     def _on_chunk(self, chunk: _Chunk) -> Iterator[ModelEvent]:
         if chunk.usage is not None:
@@ -270,7 +270,7 @@ class Reading:
             return "tool_use"
         return _STOP_REASONS.get(self.finish or "", "unknown")
 
-    def _counted(self) -> Usage | None:
+    def _counted(self) -> TokenUsage | None:
         if self._usage is None:
             return None
         return _counted(self._usage, thoughts_apart=self._accent.counts_thoughts_apart)
@@ -300,7 +300,7 @@ class _Call:
 class _Calls:
     """The calls of one answer, put together from their pieces."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ProviderPeer) -> None:
         self._peer = peer
         self._all: list[_Call] = []
         self._at: dict[int, _Call] = {}  # The latest at each index.
@@ -338,10 +338,10 @@ class _Calls:
     def _begin(self, call: _Call) -> Iterator[ModelEvent]:
         if call.signature:
             # By its number, as whoever stores the call may have to give it another id.
-            kept = Kept(call=self._begun, signature=call.signature)
+            kept = ReasoningLine(call=self._begun, signature=call.signature)
             yield ReasoningDelta("", encode_kept(kept))
         self._begun += 1
-        yield CallBegan(call.key, call.id, call.name)
+        yield CallStarted(call.key, call.id, call.name)
         if held := "".join(call.held):
             yield CallDelta(call.key, held)
             self._held_chars -= len(held)
@@ -386,7 +386,7 @@ def _is_another(call: _Call, piece_id: str, name: str) -> bool:
     return bool(name and call.name) and (name != call.name or not call.id)
 
 
-def _counted(usage: _Usage, *, thoughts_apart: bool) -> Usage:
+def _counted(usage: _Usage, *, thoughts_apart: bool) -> TokenUsage:
     prompt, output = usage.prompt_tokens or 0, usage.completion_tokens or 0
     read, written, thoughts = usage.prompt_cache_hit_tokens or 0, 0, 0
     if (details := usage.prompt_tokens_details) is not None:

@@ -13,11 +13,11 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET
 
-from culm.model.base import Access, Request, ToolSpec
+from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.http import spell_body
-from culm.model.openai.reasoning_roundtrip import Kept, parse_kept
+from culm.model.openai.reasoning_roundtrip import ReasoningLine, parse_kept
 from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
-from culm.model.vendor_quirks import Accent, accent_of
+from culm.model.vendor_quirks import VendorQuirks, accent_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
@@ -44,7 +44,7 @@ _ALPHABET = string.digits + string.ascii_letters
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
+def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) -> bytes:
     """The JSON to post. What the settings and then the access add goes over what is ours."""
     accent = accent_of(access)
     conversation = _Conversation(accent, info, request.settings.provider)
@@ -67,7 +67,7 @@ def encode_body(request: Request, access: Access, info: ModelInfo) -> bytes:
     return spell_body(body, request, access)
 
 
-def _settings(request: Request, accent: Accent, info: ModelInfo) -> _Object:
+def _settings(request: ModelRequest, accent: VendorQuirks, info: ModelInfo) -> _Object:
     chosen = request.settings
     known: _Object = {
         "temperature": chosen.temperature,
@@ -82,7 +82,7 @@ def _settings(request: Request, accent: Accent, info: ModelInfo) -> _Object:
     return {name: x for name, x in known.items() if x is not UNSET and name not in refused}
 
 
-def _effort(request: Request, accent: Accent, info: ModelInfo) -> _Object:
+def _effort(request: ModelRequest, accent: VendorQuirks, info: ModelInfo) -> _Object:
     """What somebody chose; else what the vendor wants to hear where there are tools."""
     effort = request.settings.reasoning_effort
     levels = () if info.reasoning_levels is UNSET else info.reasoning_levels
@@ -113,7 +113,7 @@ def _system(text: str) -> _Object:
 class _Conversation:
     """The messages of one request, legal at every step."""
 
-    def __init__(self, accent: Accent, info: ModelInfo, provider_id: str) -> None:
+    def __init__(self, accent: VendorQuirks, info: ModelInfo, provider_id: str) -> None:
         self.messages: list[_Object] = []
         self._accent = accent
         self._info = info
@@ -177,7 +177,7 @@ class _Conversation:
             said |= {"reasoning_details": details} if details else {}
         self.messages.append(said)
 
-    def _signatures(self, kept: list[Kept], *, is_own: bool) -> dict[int, str]:
+    def _signatures(self, kept: list[ReasoningLine], *, is_own: bool) -> dict[int, str]:
         """Of the calls of one message, by their number."""
         if not self._accent.foreign_signature:
             return {}

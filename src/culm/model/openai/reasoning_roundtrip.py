@@ -14,7 +14,7 @@ Detail = dict[str, Json]
 _GROWING = ("text", "summary")  # The fields of a detail that come in pieces.
 
 
-class Kept(Struct, frozen=True, omit_defaults=True):
+class ReasoningLine(Struct, frozen=True, omit_defaults=True):
     """One line: either the signature of a call, or all details of the reasoning."""
 
     call: int = 0  # Which call of the answer, counted from 0.
@@ -22,22 +22,22 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     details: tuple[Detail, ...] = ()
 
 
-def encode_kept(kept: Kept) -> str:
+def encode_kept(kept: ReasoningLine) -> str:
     return encode(kept).decode() + "\n"
 
 
-def parse_kept(signature: str) -> list[Kept]:
+def parse_kept(signature: str) -> list[ReasoningLine]:
     """The lines that are ours; what another adapter signed is nothing to this one."""
-    found: list[Kept] = []
+    found: list[ReasoningLine] = []
     for line in signature.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=Kept))
+            found.append(msgspec.json.decode(line, type=ReasoningLine))
         except (msgspec.DecodeError, ValueError, RecursionError):
             continue
     return found
 
 
-class Details:
+class ReasoningDetails:
     """Details of reasoning, put together from their pieces as they would have come whole."""
 
     def __init__(self) -> None:

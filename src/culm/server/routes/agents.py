@@ -11,35 +11,35 @@ from culm.wire.agents import (
     StartAgent,
 )
 from culm.wire.queries import AgentsQuery
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_agents(workspace: Workspace, query: AgentsQuery) -> list[RawAgent]:
+async def list_agents(workspace: LiveWorkspace, query: AgentsQuery) -> list[RawAgent]:
     """List all agents, or those below one, in the order they were started."""
     return await workspace.crew.list_below(query.below)
 
 
-async def start_agent(workspace: Workspace, body: StartAgent) -> Agent:
+async def start_agent(workspace: LiveWorkspace, body: StartAgent) -> Agent:
     """Start an agent outside a conversation; it has a session of its own."""
     return await workspace.crew.start_agent(body)
 
 
-async def get_agent(workspace: Workspace, agent_id: str) -> AgentDetails:
+async def get_agent(workspace: LiveWorkspace, agent_id: str) -> AgentDetails:
     """Show an agent, whom it works for, who works for it, and what it said last."""
     return await workspace.crew.agents.details(agent_id)
 
 
-async def say_to_agent(workspace: Workspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
+async def say_to_agent(workspace: LiveWorkspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
     """Steer an agent that works, or give one that has ended more to do."""
     return await workspace.crew.say(agent_id, body.text)
 
 
-async def cancel_agent(workspace: Workspace, agent_id: str) -> Agent:
+async def cancel_agent(workspace: LiveWorkspace, agent_id: str) -> Agent:
     """Stop an agent and all below it; whoever waits for it is told by a result."""
     return await workspace.crew.cancel(agent_id)
 
 
-async def set_agent_budget(workspace: Workspace, agent_id: str, body: ChangeBudget) -> Agent:
+async def set_agent_budget(workspace: LiveWorkspace, agent_id: str, body: ChangeBudget) -> Agent:
     """Change the limits that are named, also while it works; 0 is no limit."""
     return await workspace.crew.set_budget(agent_id, body)
 

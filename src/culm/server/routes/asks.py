@@ -17,24 +17,24 @@ from culm.wire.asks import (
     Skip,
 )
 from culm.wire.queries import AnswerQuery, AsksQuery, SkipQuery
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 _ACTIONS = ("allow", "allow_session", "allow_workspace", "deny")
 
 
-async def get_skip(workspace: Workspace, query: SkipQuery) -> Skip:
+async def get_skip(workspace: LiveWorkspace, query: SkipQuery) -> Skip:
     """Say whether calls go ahead without being asked for."""
     return Skip(workspace.clearance.is_skipped(query.session_id))
 
 
-async def set_skip(workspace: Workspace, body: SetSkip, query: AnswerQuery) -> None:
+async def set_skip(workspace: LiveWorkspace, body: SetSkip, query: AnswerQuery) -> None:
     """Let calls go ahead without being asked for, or no longer; of one session or of all."""
     if body.session_id:
         await workspace.get_session(SessionId(body.session_id))  # Raises if there is none.
     await workspace.clearance.set_skip(body.session_id, query.by, on=body.skip)
 
 
-async def grant(workspace: Workspace, body: PermissionGrant, query: AnswerQuery) -> Resolved:
+async def grant(workspace: LiveWorkspace, body: PermissionGrant, query: AnswerQuery) -> Resolved:
     """Answer a permission request; the first answer counts.
 
     What is allowed is what the server asked for; of the request in the body only the id is read.
@@ -44,35 +44,35 @@ async def grant(workspace: Workspace, body: PermissionGrant, query: AnswerQuery)
     return Resolved(await workspace.clearance.answer(body, query.by))
 
 
-async def list_asks(workspace: Workspace, query: AsksQuery) -> list[Ask[PermissionRequest]]:
+async def list_asks(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[PermissionRequest]]:
     """List permission requests, the open ones unless asked otherwise, the latest first."""
     return await workspace.workshop.list_asks(PermissionRequest, query.session, query.state)
 
 
-async def list_grants(workspace: Workspace) -> list[Grant]:
+async def list_grants(workspace: LiveWorkspace) -> list[Grant]:
     """List what people have allowed for more than one call."""
     return workspace.clearance.grants.all()
 
 
-async def revoke_grant(workspace: Workspace, grant_id: GrantId) -> None:
+async def revoke_grant(workspace: LiveWorkspace, grant_id: GrantId) -> None:
     """Take a grant back: nothing more is let through by it."""
     await workspace.clearance.grants.revoke(grant_id)
 
 
-async def list_questions(workspace: Workspace, query: AsksQuery) -> list[Ask[QuestionRequest]]:
+async def list_questions(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[QuestionRequest]]:
     """List batches of questions, the open ones unless asked otherwise, the latest first."""
     return await workspace.workshop.list_asks(QuestionRequest, query.session, query.state)
 
 
 async def answer_questions(
-    workspace: Workspace, body: QuestionAnswer, query: AnswerQuery
+    workspace: LiveWorkspace, body: QuestionAnswer, query: AnswerQuery
 ) -> Resolved:
     """Answer a batch of questions; the first answer counts."""
     return Resolved(await workspace.clearance.answer_questions(body, query.by))
 
 
 async def cancel_questions(
-    workspace: Workspace, body: CancelQuestions | None, query: AnswerQuery
+    workspace: LiveWorkspace, body: CancelQuestions | None, query: AnswerQuery
 ) -> Resolved:
     """Decline to answer a batch of questions; without its id, the one that is shown."""
     batch_id = "" if body is None else body.batch_request_id

@@ -16,41 +16,41 @@ from culm.wire.config import (
     SetModel,
     SetProviderKey,
 )
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def get_config(workspace: Workspace) -> Config:
+async def get_config(workspace: LiveWorkspace) -> Config:
     """Show the configuration, without keys, tokens or environment."""
     return workspace.config
 
 
-async def list_providers(workspace: Workspace) -> list[Provider]:
+async def list_providers(workspace: LiveWorkspace) -> list[Provider]:
     """List the configured providers as a catalogue would."""
     providers = workspace.config.providers.items()
     return [Provider(i, p.name or i, p.type, p.base_url, models=p.models) for i, p in providers]
 
 
-async def set_config(workspace: Workspace, body: SetConfig) -> None:
+async def set_config(workspace: LiveWorkspace, body: SetConfig) -> None:
     """Set one key of the user's configuration or the workspace's."""
     await workspace.change_config(body.scope, set_key(body.key, body.value))
 
 
-async def remove_config(workspace: Workspace, body: RemoveConfig) -> None:
+async def remove_config(workspace: LiveWorkspace, body: RemoveConfig) -> None:
     """Remove one key; what is not there is removed already."""
     await workspace.change_config(body.scope, remove_key(body.key))
 
 
-async def set_model(workspace: Workspace, body: SetModel) -> None:
+async def set_model(workspace: LiveWorkspace, body: SetModel) -> None:
     """Choose the large or the small model, and remember it among the recent ones."""
     await workspace.change_config(body.scope, select_model(body.model_type, body.model))
 
 
-async def set_compact(workspace: Workspace, body: SetCompact) -> None:
+async def set_compact(workspace: LiveWorkspace, body: SetCompact) -> None:
     """Turn the compact display on or off."""
     await workspace.change_config(body.scope, set_key("options.tui.compact_mode", body.enabled))
 
 
-async def set_provider_key(workspace: Workspace, body: SetProviderKey) -> None:
+async def set_provider_key(workspace: LiveWorkspace, body: SetProviderKey) -> None:
     """Keep a provider's key or token. No route ever shows it."""
     if not body.provider_id:
         raise InvalidRequest("provider_id is required")
@@ -68,12 +68,12 @@ async def set_provider_key(workspace: Workspace, body: SetProviderKey) -> None:
     await workspace.change_config(body.scope, edit)
 
 
-async def import_copilot(workspace: Workspace) -> ImportedToken:
+async def import_copilot(workspace: LiveWorkspace) -> ImportedToken:
     """Take over a token of another program; this server looks into no other program's files."""
     return ImportedToken()
 
 
-async def refresh_oauth(workspace: Workspace, body: RefreshOAuth) -> None:
+async def refresh_oauth(workspace: LiveWorkspace, body: RefreshOAuth) -> None:
     """Renew a provider's token; no provider of this version has one that can be renewed."""
     raise NotFound(f"no token to refresh for provider {body.provider_id!r}")
 

@@ -3,24 +3,24 @@
 from culm.errors import LspNotFound
 from culm.server.api import Route
 from culm.wire.lsp import Diagnostic, LspInfo, StartLsp
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_lsps(workspace: Workspace) -> dict[str, LspInfo]:
+async def list_lsps(workspace: LiveWorkspace) -> dict[str, LspInfo]:
     """Show the language servers by name."""
     return {}
 
 
-async def list_diagnostics(workspace: Workspace, lsp: str) -> dict[str, list[Diagnostic]]:
+async def list_diagnostics(workspace: LiveWorkspace, lsp: str) -> dict[str, list[Diagnostic]]:
     """Show what a language server found, by the URI of the file."""
     raise LspNotFound
 
 
-async def start_lsps(workspace: Workspace, body: StartLsp) -> None:
+async def start_lsps(workspace: LiveWorkspace, body: StartLsp) -> None:
     """Start the language servers that know about a file."""
 
 
-async def stop_lsps(workspace: Workspace) -> None:
+async def stop_lsps(workspace: LiveWorkspace) -> None:
     """Stop all language servers."""
 
 

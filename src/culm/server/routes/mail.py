@@ -4,30 +4,32 @@ from culm.server.api import Route
 from culm.wire.agents import LetterShown, ReplyToLetter, Ring, RingProject, SendLetter
 from culm.wire.queries import MailQuery
 from culm.workspace.registry import Registry
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_letters(workspace: Workspace, query: MailQuery) -> list[LetterShown]:
+async def list_letters(workspace: LiveWorkspace, query: MailQuery) -> list[LetterShown]:
     """List letters, or those to and from one agent, the latest first."""
     return await workspace.crew.outbox.list(query.agent)
 
 
-async def send_letter(workspace: Workspace, body: SendLetter) -> LetterShown:
+async def send_letter(workspace: LiveWorkspace, body: SendLetter) -> LetterShown:
     """Write to an agent; one that sleeps is woken by it."""
     return await workspace.crew.send_letter(body)
 
 
-async def get_letter(workspace: Workspace, letter_id: str) -> LetterShown:
+async def get_letter(workspace: LiveWorkspace, letter_id: str) -> LetterShown:
     """Say what became of a letter."""
     return await workspace.crew.outbox.get(letter_id)
 
 
-async def reply_to_letter(workspace: Workspace, letter_id: str, body: ReplyToLetter) -> LetterShown:
+async def reply_to_letter(
+    workspace: LiveWorkspace, letter_id: str, body: ReplyToLetter
+) -> LetterShown:
     """Answer a letter; the first reply counts as its answer."""
     return await workspace.crew.reply_to_letter(letter_id, body)
 
 
-async def ring(workspace: Workspace, body: Ring) -> None:
+async def ring(workspace: LiveWorkspace, body: Ring) -> None:
     """Look into a mailbox now, or into all: somebody has delivered without the server."""
     await workspace.crew.ring(body.agent)
 

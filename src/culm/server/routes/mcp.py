@@ -14,49 +14,49 @@ from culm.wire.mcp import (
     Resource,
 )
 from culm.wire.queries import McpNameQuery
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_states(workspace: Workspace) -> dict[str, McpInfo]:
+async def list_states(workspace: LiveWorkspace) -> dict[str, McpInfo]:
     """Show the MCP servers by name."""
     return {}
 
 
-async def list_pending_auth(workspace: Workspace) -> list[PendingAuth]:
+async def list_pending_auth(workspace: LiveWorkspace) -> list[PendingAuth]:
     """List the servers that wait for a person to log in."""
     return []
 
 
-async def get_auth_url(workspace: Workspace, query: McpNameQuery) -> AuthUrl:
+async def get_auth_url(workspace: LiveWorkspace, query: McpNameQuery) -> AuthUrl:
     """Say where to log in to a server, if it waits for that."""
     return AuthUrl()
 
 
-async def authenticate(workspace: Workspace, body: McpName) -> dict[str, str]:
+async def authenticate(workspace: LiveWorkspace, body: McpName) -> dict[str, str]:
     """Log in to a server; answers when that is done."""
     raise McpNotFound(body.name)
 
 
-async def refresh(workspace: Workspace, body: McpName) -> None:
+async def refresh(workspace: LiveWorkspace, body: McpName) -> None:
     """Ask a server again for what it offers."""
 
 
-async def read_resource(workspace: Workspace, body: ReadResource) -> list[Resource]:
+async def read_resource(workspace: LiveWorkspace, body: ReadResource) -> list[Resource]:
     """Read a resource of a server."""
     raise McpNotFound(body.name)
 
 
-async def list_mcp_prompts(workspace: Workspace) -> list[McpPrompt]:
+async def list_mcp_prompts(workspace: LiveWorkspace) -> list[McpPrompt]:
     """List the prompts all servers offer."""
     return []
 
 
-async def get_mcp_prompt(workspace: Workspace, body: GetPrompt) -> PromptText:
+async def get_mcp_prompt(workspace: LiveWorkspace, body: GetPrompt) -> PromptText:
     """Fill in a prompt of a server."""
     raise McpNotFound(body.client_id)
 
 
-async def switch_docker(workspace: Workspace) -> None:
+async def switch_docker(workspace: LiveWorkspace) -> None:
     """Turn the MCP server of Docker on or off."""
     raise NotBuilt("MCP")
 

@@ -2,10 +2,10 @@
 
 from culm.server.api import Route
 from culm.wire.processes import Process
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_processes(workspace: Workspace) -> list[Process]:
+async def list_processes(workspace: LiveWorkspace) -> list[Process]:
     """List what runs for a workspace: for whom, for how long, with how much memory."""
     return await workspace.processes()
 

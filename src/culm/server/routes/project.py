@@ -2,20 +2,20 @@
 
 from culm.server.api import Route
 from culm.wire.workspaces import InitPrompt, NeedsInit
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def needs_init(workspace: Workspace) -> NeedsInit:
+async def needs_init(workspace: LiveWorkspace) -> NeedsInit:
     """Say whether to offer an introduction; never unasked."""
     return NeedsInit()
 
 
-async def init_project(workspace: Workspace) -> None:
+async def init_project(workspace: LiveWorkspace) -> None:
     """Note that the offer was taken or declined."""
     workspace.configuration.tell_changed()
 
 
-async def init_prompt(workspace: Workspace) -> InitPrompt:
+async def init_prompt(workspace: LiveWorkspace) -> InitPrompt:
     """Give the prompt that lets an agent write the introduction."""
     file = workspace.config.options.initialize_as
     return InitPrompt(

@@ -3,35 +3,35 @@
 from culm.server.api import Route
 from culm.wire.queries import RunsQuery
 from culm.wire.runs import CancelAnswer, EditPrompt, Run
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_runs(workspace: Workspace, query: RunsQuery) -> list[Run]:
+async def list_runs(workspace: LiveWorkspace, query: RunsQuery) -> list[Run]:
     """List runs, the latest first; of one session or in one state if asked."""
     return await workspace.agent.list_runs(query.session, query.state or None)
 
 
-async def get_run(workspace: Workspace, run_id: str) -> Run:
+async def get_run(workspace: LiveWorkspace, run_id: str) -> Run:
     """Show one run."""
     return await workspace.agent.get_run(run_id)
 
 
-async def cancel_run(workspace: Workspace, run_id: str) -> CancelAnswer:
+async def cancel_run(workspace: LiveWorkspace, run_id: str) -> CancelAnswer:
     """Stop one run and say what came of it: it stopped, was faster, or did not stop in time."""
     return await workspace.agent.cancel_run(run_id)
 
 
-async def start_run(workspace: Workspace, run_id: str) -> Run:
+async def start_run(workspace: LiveWorkspace, run_id: str) -> Run:
     """Let a held run go on."""
     return await workspace.agent.start(run_id)
 
 
-async def drop_run(workspace: Workspace, run_id: str) -> Run:
+async def drop_run(workspace: LiveWorkspace, run_id: str) -> Run:
     """End a held run, or one that waits, before it began."""
     return await workspace.agent.drop(run_id)
 
 
-async def edit_run(workspace: Workspace, run_id: str, body: EditPrompt) -> Run:
+async def edit_run(workspace: LiveWorkspace, run_id: str, body: EditPrompt) -> Run:
     """Change the prompt of a run that waits."""
     return await workspace.agent.edit(run_id, body.prompt)
 

@@ -3,15 +3,15 @@
 from culm.errors import SkillNotFound
 from culm.server.api import Route
 from culm.wire.skills import ReadSkill, SkillContent, SkillInfo
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_skills(workspace: Workspace) -> list[SkillInfo]:
+async def list_skills(workspace: LiveWorkspace) -> list[SkillInfo]:
     """List the skills a workspace has."""
     return []
 
 
-async def read_skill(workspace: Workspace, body: ReadSkill) -> SkillContent:
+async def read_skill(workspace: LiveWorkspace, body: ReadSkill) -> SkillContent:
     """Read one skill."""
     raise SkillNotFound(body.skill_id)
 

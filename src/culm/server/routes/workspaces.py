@@ -12,7 +12,7 @@ from culm.wire.queries import ClientQuery, SnapshotQuery, split_names
 from culm.wire.state import Snapshot
 from culm.wire.workspaces import CreateWorkspace, CurrentSession
 from culm.workspace.registry import Registry
-from culm.workspace.workspace import Workspace
+from culm.workspace.workspace import LiveWorkspace
 
 
 async def list_workspaces(registry: Registry) -> list[wire.Workspace]:
@@ -30,7 +30,7 @@ async def create_workspace(registry: Registry, body: CreateWorkspace) -> wire.Wo
     return _shown(await registry.create(body, client_id))
 
 
-async def get_workspace(workspace: Workspace) -> wire.Workspace:
+async def get_workspace(workspace: LiveWorkspace) -> wire.Workspace:
     """Show one workspace with its configuration."""
     return _shown(workspace)
 
@@ -40,18 +40,20 @@ async def release_workspace(registry: Registry, workspace_id: str, query: Client
     registry.release(workspace_id, query.client)
 
 
-async def select_session(workspace: Workspace, query: ClientQuery, body: CurrentSession) -> None:
+async def select_session(
+    workspace: LiveWorkspace, query: ClientQuery, body: CurrentSession
+) -> None:
     """Say which session a client looks at; it needs a live event stream."""
     workspace.select(query.client, body.session_id)
 
 
-async def snapshot(workspace: Workspace, query: SnapshotQuery) -> Snapshot[RawMessage]:
+async def snapshot(workspace: LiveWorkspace, query: SnapshotQuery) -> Snapshot[RawMessage]:
     """Read the stored state at one cursor, to go on from there with events."""
     sessions = split_names(query.sessions, "sessions")
     return await workspace.snapshot(None if "*" in sessions else sessions)
 
 
-def _shown(workspace: Workspace) -> wire.Workspace:
+def _shown(workspace: LiveWorkspace) -> wire.Workspace:
     about = workspace.about
     return wire.Workspace(
         id=about.id,

@@ -18,20 +18,20 @@ from culm.config.sources import PROJECT_FILES
 from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.store.history import add_write
-from culm.tools.arguments import BadArguments, parse_arguments
-from culm.tools.base import Action, Call, Plan, Result
-from culm.tools.files.diffs import Difference, difference, excerpts
-from culm.tools.files.file_executor import Stop
+from culm.tools.arguments import InvalidArguments, parse_arguments
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
+from culm.tools.files.diffs import TextDifference, difference, excerpts
+from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import check_text, read_head, size_text
-from culm.tools.files.paths import KERNEL_FOLDERS, Inside, Missing, is_below
+from culm.tools.files.paths import KERNEL_FOLDERS, MissingPath, WorkspacePaths, is_below
 from culm.tools.files.read_access import exact
 from culm.tools.files.read_stamps import OwnWrites, find_staleness, stamp_of
 from culm.tools.files.read_tool import in_words
-from culm.tools.files.replace import Miss
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.files.texts import Text, is_sound, read_text
+from culm.tools.files.replace import ReplaceFailed
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.files.texts import FileText, is_sound, read_text
 from culm.tools.files.writing import check_writable, create_file, read_all, replace_file
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encode
 from culm.wire.runs import CrashPolicy
 
@@ -46,12 +46,12 @@ _REPOSITORY = re.compile(r"/\.git(?=/|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileToChange:
     """The file that is to be changed, as it is now."""
 
     path: str  # Real.
     shown: str
-    text: Text
+    text: FileText
     digest: str | None  # Of its bytes; None if there is no file.
     stamp: str = ""
 
@@ -70,13 +70,13 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """A file, and the contents it is to have."""
 
-    found: Found
+    found: FileToChange
     rewrite: Rewrite
     data: bytes
-    difference: Difference
+    difference: TextDifference
     # Both texts as UTF-8 can carry them: whole, and as clients are shown them.
     before: str
     after: str
@@ -87,61 +87,63 @@ class Change:
 class ChangeTool(Generic[A]):
     """A tool that changes one file. After a crash a person decides: it may have happened."""
 
-    kit: Kit
+    kit: ToolContext
     spec: ToolSpec
     arguments: type[A]
     path_of: Callable[[A], str]
-    rewrite: Callable[[A, Found], Rewrite]  # Pure; raises `Miss`, `Refused`.
-    answer: Callable[[Change], tuple[str, Mapping[str, Json]]]  # What is said, and the metadata.
+    rewrite: Callable[[A, FileToChange], Rewrite]  # Pure; raises `Miss`, `Refused`.
+    answer: Callable[
+        [FileChange], tuple[str, Mapping[str, Json]]
+    ]  # What is said, and the metadata.
     parallel: bool = False
     crash: CrashPolicy = "ask"
     own: OwnWrites = field(default_factory=OwnWrites)
 
-    async def prepare(self, call: Call) -> Plan | Result:
+    async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             arguments = parse_arguments(call.arguments or {}, self.arguments)
-        except BadArguments as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
+        except InvalidArguments as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
         seen = await in_words(self.kit.work, lambda _: self._look(arguments))
-        if isinstance(seen, Result):
+        if isinstance(seen, CallResult):
             return seen
         found, change = seen
         if found.exists and not self.own.has(call.session_id, found.path, found.stamp):
             stale = await find_staleness(self.kit.store, call.session_id, found.path, found.stamp)
             if stale is not None:
-                return Result(f"{found.shown} {stale}. Nothing was written.", is_error=True)
+                return CallResult(f"{found.shown} {stale}. Nothing was written.", is_error=True)
         if isinstance(change, str):
-            return Result(change, is_error=True)
-        return Plan(_action(self.kit, call, change), lambda _: self._run(call, change))
+            return CallResult(change, is_error=True)
+        return CallPlan(_action(self.kit, call, change), lambda _: self._run(call, change))
 
-    def _look(self, arguments: A) -> tuple[Found, Change | str]:
+    def _look(self, arguments: A) -> tuple[FileToChange, FileChange | str]:
         """The file and what becomes of it, or why that cannot be. Runs in a thread."""
         found = find_file(self.kit.inside, self.path_of(arguments))
         try:
             return found, _change(found, self.rewrite(arguments, found))
-        except (Miss, Refused) as exc:
+        except (ReplaceFailed, OpenRefused) as exc:
             return found, clean(str(exc))
 
-    async def _run(self, call: Call, change: Change) -> Result:
+    async def _run(self, call: CallRequest, change: FileChange) -> CallResult:
         written: list[str] = []  # Its stamp, as soon as the file has its new contents.
         name = change.found.shown
         try:
             stamp = await self.kit.work.run(lambda stop: self._write(change, stop, written))
-        except Refused as exc:
-            return Result(str(exc), is_error=True)
+        except OpenRefused as exc:
+            return CallResult(str(exc), is_error=True)
         except TimeoutError:
             wall_s = f"{self.kit.work.wall_s:g}"
             text = f"The disk did not answer within {wall_s} seconds. Whether {name} was written"
-            return Result(f"{text} is not known: view it before you go on.", is_error=True)
+            return CallResult(f"{text} is not known: view it before you go on.", is_error=True)
         except asyncio.CancelledError:
             if written:  # The file is what it is; so shall be the record.
                 self._note(call, change, written[0])
             raise
         self._note(call, change, stamp)
         text, about = self.answer(change)
-        return Result(text, metadata=encode(about).decode())
+        return CallResult(text, metadata=encode(about).decode())
 
-    def _note(self, call: Call, change: Change, stamp: str) -> None:
+    def _note(self, call: CallRequest, change: FileChange, stamp: str) -> None:
         """Keep both versions, and that the session knows the file."""
         is_kept = max(len(change.before), len(change.after)) <= HISTORY_CHARS_MAX
         unit = add_write(
@@ -153,15 +155,15 @@ class ChangeTool(Generic[A]):
         )
         self.own.note(self.kit, call.session_id, change.found.path, stamp, unit)
 
-    def _write(self, change: Change, stop: Stop, written: list[str]) -> str:
+    def _write(self, change: FileChange, stop: StopFlag, written: list[str]) -> str:
         temporary = f".culm-{self.kit.ids.file()}.tmp"
         if not self.kit.inside.writing.acquire(timeout=LOCK_S):
-            raise Refused("Another file of this workspace takes long to be written; try again.")
+            raise OpenRefused("Another file of this workspace takes long to be written; try again.")
         try:
             stamp = _put(self.kit.inside, change, stop, temporary)
         except OSError as exc:
             reason = exc.strerror or str(exc)
-            raise Refused(
+            raise OpenRefused(
                 f"{change.found.shown} cannot be written: {reason}. Nothing was changed."
             ) from exc
         finally:
@@ -170,80 +172,82 @@ class ChangeTool(Generic[A]):
         return stamp
 
 
-def find_file(inside: Inside, path: str) -> Found:
+def find_file(inside: WorkspacePaths, path: str) -> FileToChange:
     """The file to be changed, or the place of a new one; raises `Refused`."""
     try:
         target = inside.resolve(path)
-    except Missing as missing:
+    except MissingPath as missing:
         return _new_file(inside, missing)
     name = inside.shown(target.path)
     _check_name(target.path, name)
     if target.is_directory:
-        raise Refused(f"{name} is a directory, not a file.")
+        raise OpenRefused(f"{name} is a directory, not a file.")
     with inside.open_real(target.path) as place:
         if place.is_directory:
-            raise Refused(f"{name} is a directory, not a file.")
+            raise OpenRefused(f"{name} is a directory, not a file.")
         check_writable(place.status, name)
         if place.status.st_size > FILE_BYTES_MAX:
             size = size_text(place.status.st_size)
-            raise Refused(f"{name} has {size}; files over 10 MiB are changed with a command.")
+            raise OpenRefused(f"{name} has {size}; files over 10 MiB are changed with a command.")
         check_text(read_head(place), place)
         data = read_all(place.descriptor, FILE_BYTES_MAX)
         if len(data) > FILE_BYTES_MAX:
-            raise Refused(f"{name} grows while it is read.")
+            raise OpenRefused(f"{name} grows while it is read.")
         try:
             text = read_text(data)
         except UnicodeDecodeError:
-            raise Refused(f"{name} begins like UTF-16 and is none; it is not changed.") from None
-        return Found(target.path, name, text, _digest(data), stamp_of(place.status))
+            raise OpenRefused(
+                f"{name} begins like UTF-16 and is none; it is not changed."
+            ) from None
+        return FileToChange(target.path, name, text, _digest(data), stamp_of(place.status))
 
 
-def _new_file(inside: Inside, missing: Missing) -> Found:
+def _new_file(inside: WorkspacePaths, missing: MissingPath) -> FileToChange:
     path = "/".join((missing.within.rstrip("/"), missing.name, *missing.rest))
     name = inside.shown(path)
     _check_name(path, name)
     if ".." in missing.rest:
-        raise Refused(f"{missing} So nothing above or beside it can be named through it.")
+        raise OpenRefused(f"{missing} So nothing above or beside it can be named through it.")
     if any(len(part.encode()) > NAME_BYTES_MAX for part in missing.rest):
-        raise Refused(f"A name in {name} is longer than {NAME_BYTES_MAX} bytes.")
+        raise OpenRefused(f"A name in {name} is longer than {NAME_BYTES_MAX} bytes.")
     if any(is_below(path, folder) for folder in KERNEL_FOLDERS):
-        raise Refused(f"{name} is the kernel's; nothing is written there.")
+        raise OpenRefused(f"{name} is the kernel's; nothing is written there.")
     if missing.rest and not inside.holds(path):
-        raise Refused(f"{missing} Directories are made only in the workspace.")
-    return Found(path, name, Text(""), None)
+        raise OpenRefused(f"{missing} Directories are made only in the workspace.")
+    return FileToChange(path, name, FileText(""), None)
 
 
 def _check_name(path: str, name: str) -> None:
     if exact(path) != path:
-        raise Refused(f"The name of {name} is no UTF-8; such files are changed with a command.")
+        raise OpenRefused(f"The name of {name} is no UTF-8; such files are changed with a command.")
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _change(found: Found, rewrite: Rewrite) -> Change:
+def _change(found: FileToChange, rewrite: Rewrite) -> FileChange:
     if found.exists and rewrite.text == found.text.text:
-        raise Refused(f"{found.shown} has exactly this content already; nothing was written.")
+        raise OpenRefused(f"{found.shown} has exactly this content already; nothing was written.")
     data = found.text.spell(rewrite.text)
     if len(data) > FILE_BYTES_MAX:
-        raise Refused(f"{found.shown} would have {size_text(len(data))}; 10 MiB are the limit.")
+        raise OpenRefused(f"{found.shown} would have {size_text(len(data))}; 10 MiB are the limit.")
     before, after = clean(found.text.text), clean(rewrite.text)
     changed = difference(found.text.text, rewrite.text)
-    return Change(found, rewrite, data, changed, before, after, excerpts(before, after))
+    return FileChange(found, rewrite, data, changed, before, after, excerpts(before, after))
 
 
 def check_sound(*texts: str) -> None:
     """Raise `Refused` for text that cannot be in a file."""
     if not all(is_sound(text) for text in texts):
-        raise Refused("The text has half a surrogate pair in it, which no file can hold.")
+        raise OpenRefused("The text has half a surrogate pair in it, which no file can hold.")
 
 
-def _action(kit: Kit, call: Call, change: Change) -> Action:
+def _action(kit: ToolContext, call: CallRequest, change: FileChange) -> ResolvedAction:
     path = change.found.path
     before, after = change.excerpts
     verb = "Change" if change.found.exists else "Create"
-    return Action(
+    return ResolvedAction(
         tool=call.name,
         name="write",
         description=f"{verb} {shown(path)}",
@@ -256,14 +260,14 @@ def _action(kit: Kit, call: Call, change: Change) -> Action:
     )
 
 
-def _granted(kit: Kit, path: str) -> str:
+def _granted(kit: ToolContext, path: str) -> str:
     """The directory that "for this session" means: the workspace, or the one the file is in."""
     if special := special_place(kit, path):
         return special
     return str(kit.inside.root) if kit.inside.holds(path) else os.path.dirname(path)  # noqa: PTH120
 
 
-def special_place(kit: Kit, path: str) -> str:
+def special_place(kit: ToolContext, path: str) -> str:
     """What a consent must name to cover a file that says what is run or allowed; "" for others.
 
     A consent to edit the project is none to write a hook of git, nor to change what culm itself
@@ -278,7 +282,7 @@ def special_place(kit: Kit, path: str) -> str:
     return path if kit.inside.holds(data) and is_below(path, data) else ""
 
 
-def _put(inside: Inside, change: Change, stop: Stop, temporary: str) -> str:
+def _put(inside: WorkspacePaths, change: FileChange, stop: StopFlag, temporary: str) -> str:
     found = change.found
     with inside.open_parent(found.path, make=not found.exists) as (within, name):
         if not found.exists:
@@ -289,7 +293,7 @@ def _put(inside: Inside, change: Change, stop: Stop, temporary: str) -> str:
 
         def is_wanted(descriptor: int) -> bool:
             if stop.is_set():
-                raise Refused(f"{found.shown} was not written: there was no time left.")
+                raise OpenRefused(f"{found.shown} was not written: there was no time left.")
             return _digest(read_all(descriptor, FILE_BYTES_MAX)) == found.digest
 
         return stamp_of(replace_file(within, name, found.shown, change.data, temporary, is_wanted))

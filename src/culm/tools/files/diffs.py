@@ -18,7 +18,7 @@ EXCERPT_CONTEXT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DiffBlock:
     """Lines `a[a0:a1]` became `b[b0:b1]`; numbered from 0."""
 
     a0: int
@@ -28,13 +28,13 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TextDifference:
     """What became of a text. The lines are those around the changes; `skipped` are before them."""
 
     skipped: int
     before: Sequence[str]
     after: Sequence[str]
-    blocks: Sequence[Block]
+    blocks: Sequence[DiffBlock]
 
     @property
     def additions(self) -> int:
@@ -45,13 +45,13 @@ class Difference:
         return sum(block.a1 - block.a0 for block in self.blocks)
 
 
-def difference(before: str, after: str) -> Difference:
+def difference(before: str, after: str) -> TextDifference:
     start, ends = _changed_span(before, after, CONTEXT)
     a, b = lines_of(before[start : ends[0]]), lines_of(after[start : ends[1]])
-    return Difference(before.count("\n", 0, start), a, b, _blocks(a, b))
+    return TextDifference(before.count("\n", 0, start), a, b, _blocks(a, b))
 
 
-def unified(found: Difference, path: str) -> str:
+def unified(found: TextDifference, path: str) -> str:
     """As `diff -u` writes it; a very long one is cut at a line."""
     lines = [f"--- a/{path.lstrip('/')}\n", f"+++ b/{path.lstrip('/')}\n"]
     for group in _grouped(found.blocks):
@@ -87,9 +87,9 @@ def _joined(lines: Sequence[str]) -> str:
     return "".join(kept) if len(lines) > 2 else ""
 
 
-def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
+def _grouped(blocks: Sequence[DiffBlock]) -> list[list[DiffBlock]]:
     """Blocks whose context touches are shown as one."""
-    groups: list[list[Block]] = []
+    groups: list[list[DiffBlock]] = []
     for block in blocks:
         if groups and block.a0 - groups[-1][-1].a1 <= 2 * CONTEXT:
             groups[-1].append(block)
@@ -170,7 +170,7 @@ def _common_suffix(a: str, b: str, limit: int) -> int:
     return low
 
 
-def _blocks(a: Sequence[str], b: Sequence[str]) -> list[Block]:
+def _blocks(a: Sequence[str], b: Sequence[str]) -> list[DiffBlock]:
     """What changed, by Myers' way; the middle as one block if that takes too long."""
     head = 0
     while head < min(len(a), len(b)) and a[head] == b[head]:
@@ -185,7 +185,7 @@ def _blocks(a: Sequence[str], b: Sequence[str]) -> list[Block]:
     if head < a_end and head < b_end:
         path = _shortest_path(a[head:a_end], b[head:b_end])
     if path is None:
-        return [Block(head, a_end, head, b_end)]
+        return [DiffBlock(head, a_end, head, b_end)]
     return _merged([(head + x, head + y) for x, y in path], a_end, b_end, head)
 
 
@@ -232,11 +232,11 @@ def _walked_back(trace: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[
     return kept[::-1]
 
 
-def _merged(kept: list[tuple[int, int]], a_end: int, b_end: int, head: int) -> list[Block]:
-    blocks: list[Block] = []
+def _merged(kept: list[tuple[int, int]], a_end: int, b_end: int, head: int) -> list[DiffBlock]:
+    blocks: list[DiffBlock] = []
     a_at = b_at = head
     for x, y in (*kept, (a_end, b_end)):
         if x > a_at or y > b_at:
-            blocks.append(Block(a_at, x, b_at, y))
+            blocks.append(DiffBlock(a_at, x, b_at, y))
         a_at, b_at = x + 1, y + 1
     return blocks

@@ -17,7 +17,7 @@ THREADS = 4  # The disk does not get faster by more, and the event loop wants th
 SEARCHES_MAX = 2  # Each keeps a core busy.
 
 
-class Stop:
+class StopFlag:
     """The word to stop, given once: a job asks for it in every loop, or is called."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Stop:
             action()
 
 
-class FileWork:
+class FileExecutor:
     """Made by `open_file_work`; one a process."""
 
     def __init__(self, clock: Clock, wall_s: float) -> None:
@@ -65,16 +65,16 @@ class FileWork:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="culm-file")
         # Time runs from here, not from when a thread is free: nobody's wait eats another's bound.
         self._room = asyncio.Semaphore(THREADS)
-        self._stops: set[Stop] = set()
+        self._stops: set[StopFlag] = set()
 
-    async def run(self, job: Callable[[Stop], T]) -> T:
+    async def run(self, job: Callable[[StopFlag], T]) -> T:
         """Do `job` in a thread. Out of time it is told to stop, and returns what it has.
 
         Cancelling this stops it, too, and waits for it to end. Raises what the job raises, and
         `TimeoutError` if it does not stop.
         """
         async with self._room:
-            stop = Stop()
+            stop = StopFlag()
             future = asyncio.get_running_loop().run_in_executor(self._pool, job, stop)
             self._stops.add(stop)
             timers = (
@@ -113,9 +113,9 @@ def _give_up(future: asyncio.Future[T]) -> None:
 
 
 @asynccontextmanager
-async def open_file_work(clock: Clock, wall_s: float = WALL_S) -> AsyncGenerator[FileWork]:
+async def open_file_work(clock: Clock, wall_s: float = WALL_S) -> AsyncGenerator[FileExecutor]:
     """The threads for the file tools of a process; at the end of the block they are done."""
-    work = FileWork(clock, wall_s)
+    work = FileExecutor(clock, wall_s)
     try:
         yield work
     finally:

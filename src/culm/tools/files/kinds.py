@@ -3,8 +3,8 @@
 import codecs
 import os
 
-from culm.tools.files.paths import Place
-from culm.tools.files.safe_open import Refused
+from culm.tools.files.paths import OpenPath
+from culm.tools.files.safe_open import OpenRefused
 
 HEAD_BYTES = 8192  # As many as git looks at: text has no NUL byte in these.
 UTF16_BOMS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -24,12 +24,12 @@ _KINDS = (
 _OTHER_IMAGES = (b"BM", b"II*\0", b"MM\0*")
 
 
-def read_head(place: Place) -> bytes:
+def read_head(place: OpenPath) -> bytes:
     """The first bytes of an open file; raises `Refused`, OSError."""
     head = os.pread(place.descriptor, HEAD_BYTES, 0)
     if head and not place.status.st_size and not os.fstat(place.descriptor).st_size:
         # It is empty, and yet something comes out: so it is in procfs, wherever that is mounted.
-        raise Refused(
+        raise OpenRefused(
             f"{place.shown} is made up by the kernel and is no file; use bash to read it."
         )
     return head
@@ -44,7 +44,7 @@ def image_type(head: bytes) -> str | None:
     return next((kind for magic, kind in _IMAGES if head.startswith(magic)), None)
 
 
-def check_text(head: bytes, place: Place) -> None:
+def check_text(head: bytes, place: OpenPath) -> None:
     """Raise `Refused` for what is no text."""
     if head[:2] in UTF16_BOMS:
         return
@@ -53,7 +53,7 @@ def check_text(head: bytes, place: Place) -> None:
         is_image = image_type(head) is not None or head.startswith(_OTHER_IMAGES)
         kind = "an image" if is_image else "binary data"
     if kind is not None:
-        raise Refused(f"{place.shown} is {kind} ({size_text(place.status.st_size)}), not text.")
+        raise OpenRefused(f"{place.shown} is {kind} ({size_text(place.status.st_size)}), not text.")
 
 
 def size_text(size: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from culm.tools.files.safe_open import (
     DEPTH_MAX,
-    Refused,
+    OpenRefused,
     check_regular,
     open_directory,
     open_file,
@@ -32,7 +32,7 @@ LINKS_MAX = 40  # As many as Linux follows before it speaks of a loop.
 KERNEL_FOLDERS = ("/proc", "/sys")
 
 
-class Missing(Refused):
+class MissingPath(OpenRefused):
     """There is no `name` in the real directory `within`; `rest` should have been below it."""
 
     def __init__(self, said: str, within: str, name: str, rest: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ class Missing(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PathTarget:
     """What a path really names: a regular file or a directory."""
 
     path: str  # Absolute and without links; a byte that is no UTF-8 is half a surrogate pair.
@@ -55,7 +55,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpenPath:
     """A regular file or a directory, open."""
 
     descriptor: int
@@ -82,7 +82,7 @@ class Place:
         return self.shown_below(self.parts)
 
 
-class Inside:
+class WorkspacePaths:
     """One workspace, and paths as seen from it. Everything here blocks as the disk does."""
 
     def __init__(self, workspace: Path) -> None:
@@ -99,7 +99,7 @@ class Inside:
             return shown(path)
         return shown(path[len(str(self.root)) :].strip("/") or ".")
 
-    def resolve(self, path: str) -> Target:
+    def resolve(self, path: str) -> PathTarget:
         """Find out what `path` really names; raises `Refused`, of which `Missing` is one.
 
         It counts from the workspace, unless it begins with `/` or with `~`, the user's home.
@@ -108,19 +108,19 @@ class Inside:
         try:
             return self._walk(trail, deque(self._names(path)))
         except OSError as exc:
-            raise Refused(f"{shown(path)} cannot be read: {exc.strerror or exc}.") from exc
+            raise OpenRefused(f"{shown(path)} cannot be read: {exc.strerror or exc}.") from exc
         finally:
             trail.close()
 
     def _names(self, path: str) -> Sequence[str]:
         if "\0" in path:
-            raise Refused("A path has no NUL character in it.")
+            raise OpenRefused("A path has no NUL character in it.")
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser(path)  # noqa: PTH111 - a Path would hide `..`
         names = path.split("/")
         return names if path.startswith("/") else (*self.root.parts[1:], *names)
 
-    def _walk(self, trail: "_Trail", todo: deque[str]) -> Target:
+    def _walk(self, trail: "_Trail", todo: deque[str]) -> PathTarget:
         links = 0
         while todo:
             name = todo.popleft()
@@ -135,7 +135,7 @@ class Inside:
             if stat.S_ISLNK(status.st_mode):
                 links += 1
                 if links > LINKS_MAX:
-                    raise Refused(f"{shown(trail.path(name))} leads through too many links.")
+                    raise OpenRefused(f"{shown(trail.path(name))} leads through too many links.")
                 target = os.readlink(name, dir_fd=trail.last)
                 if target.startswith("/"):
                     trail.restart()
@@ -143,48 +143,54 @@ class Inside:
             elif stat.S_ISDIR(status.st_mode):
                 trail.enter(name)
             elif any(part not in ("", ".") for part in todo):
-                raise Refused(f"{self.shown(trail.path(name))} is no directory.")
+                raise OpenRefused(f"{self.shown(trail.path(name))} is no directory.")
             else:
-                return self._checked(Target(trail.path(name), is_directory=False), status)
-        return self._checked(Target(trail.path(), is_directory=True), os.fstat(trail.last))
+                return self._checked(PathTarget(trail.path(name), is_directory=False), status)
+        return self._checked(PathTarget(trail.path(), is_directory=True), os.fstat(trail.last))
 
-    def _checked(self, target: Target, status: os.stat_result) -> Target:
+    def _checked(self, target: PathTarget, status: os.stat_result) -> PathTarget:
         path = self.shown(target.path)
         if not target.is_directory:
             check_regular(status, path)
         if any(is_below(target.path, folder) for folder in KERNEL_FOLDERS):
-            raise Refused(f"{path} is made up by the kernel and is no file; use bash to read it.")
+            raise OpenRefused(
+                f"{path} is made up by the kernel and is no file; use bash to read it."
+            )
         return target
 
-    def _missing(self, trail: "_Trail", name: str, rest: Sequence[str]) -> Refused:
+    def _missing(self, trail: "_Trail", name: str, rest: Sequence[str]) -> OpenRefused:
         path = trail.path(name)
         if is_below(str(self.root), path):
-            return Refused(f"The workspace is gone: there is no {shown(path)}.")
+            return OpenRefused(f"The workspace is gone: there is no {shown(path)}.")
         where = " in the workspace" if self.holds(path) else ""
         said = f"There is no {self.shown(path)}{where}."
-        return Missing(said, trail.path(), name, [part for part in rest if part not in ("", ".")])
+        return MissingPath(
+            said, trail.path(), name, [part for part in rest if part not in ("", ".")]
+        )
 
     @contextmanager
-    def open(self, path: str) -> Generator[Place]:
+    def open(self, path: str) -> Generator[OpenPath]:
         """Open what `path` names in the workspace; raises `Refused`."""
         target = self.resolve(path)
         if not self.holds(target.path):
-            raise Refused(f"{shown(path)} is outside the workspace (really {shown(target.path)}).")
+            raise OpenRefused(
+                f"{shown(path)} is outside the workspace (really {shown(target.path)})."
+            )
         with self.open_real(target.path) as place:
             yield place
 
     @contextmanager
-    def open_real(self, path: str) -> Generator[Place]:
+    def open_real(self, path: str) -> Generator[OpenPath]:
         """Open a resolved path; raises `Refused` if it is not any more what it was."""
         trail = _Trail()
         try:
             yield self._open(trail, path)
         except OSError as exc:
-            raise Refused(f"{self.shown(path)} cannot be read: {exc.strerror or exc}.") from exc
+            raise OpenRefused(f"{self.shown(path)} cannot be read: {exc.strerror or exc}.") from exc
         finally:
             trail.close()
 
-    def _open(self, trail: "_Trail", path: str) -> Place:
+    def _open(self, trail: "_Trail", path: str) -> OpenPath:
         names = [name for name in path.split("/") if name]
         for name in names[:-1]:
             trail.enter(name)
@@ -196,16 +202,16 @@ class Inside:
         if status is None:
             raise self._missing(trail, name, ())
         if stat.S_ISLNK(status.st_mode):
-            raise Refused(f"{self.shown(path)} cannot be read: {_CHANGED}.")
+            raise OpenRefused(f"{self.shown(path)} cannot be read: {_CHANGED}.")
         if not stat.S_ISDIR(status.st_mode):
             descriptor, status = open_file(name, trail.last, self.shown(path))
             trail.keep(descriptor)
-            return Place(descriptor, parts, status, root, is_inside)
+            return OpenPath(descriptor, parts, status, root, is_inside)
         try:
             descriptor = trail.keep(open_directory(name, trail.last))
         except OSError as exc:
             raise _in_words(exc, self.shown(path)) from exc
-        return Place(descriptor, parts, os.fstat(descriptor), root, is_inside)
+        return OpenPath(descriptor, parts, os.fstat(descriptor), root, is_inside)
 
     @contextmanager
     def open_parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
@@ -234,9 +240,9 @@ def is_below(path: str, folder: str) -> bool:
 _CHANGED = "it was changed into something else meanwhile, and a link is not followed"
 
 
-def _in_words(exc: OSError, path: str) -> Refused:
+def _in_words(exc: OSError, path: str) -> OpenRefused:
     changed = exc.errno in (errno.ENOTDIR, errno.ELOOP)
-    return Refused(f"{path} cannot be read: {_CHANGED if changed else exc.strerror or exc}.")
+    return OpenRefused(f"{path} cannot be read: {_CHANGED if changed else exc.strerror or exc}.")
 
 
 class _Trail:
@@ -260,11 +266,11 @@ class _Trail:
         except FileNotFoundError:
             return None
         except ValueError as exc:  # Half a surrogate pair that stands for no byte.
-            raise Refused(f"{shown(name)} is no path.") from exc
+            raise OpenRefused(f"{shown(name)} is no path.") from exc
 
     def enter(self, name: str) -> None:
         if len(self._descriptors) > DEPTH_MAX:
-            raise Refused(f"A path may go {DEPTH_MAX} directories deep.")
+            raise OpenRefused(f"A path may go {DEPTH_MAX} directories deep.")
         try:
             self._descriptors.append(pass_directory(name, self.last))
         except OSError as exc:

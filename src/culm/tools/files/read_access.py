@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 
 from culm.store.store import Store
-from culm.tools.base import Action, Call
-from culm.tools.files.file_executor import FileWork, Stop
-from culm.tools.files.paths import Inside, Missing, Target, is_below
-from culm.tools.files.safe_open import Refused, shown
+from culm.tools.base import CallRequest, ResolvedAction
+from culm.tools.files.file_executor import FileExecutor, StopFlag
+from culm.tools.files.paths import MissingPath, PathTarget, WorkspacePaths, is_below
+from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.walk import list_directory
 from culm.wire.codec import encodable
 
@@ -20,14 +20,14 @@ SIMILAR_MAX = 3
 NAMES_COMPARED_MAX = 2000  # Comparing takes time, and a longer list is no help.
 
 
-class Ground(Protocol):
+class FileAccess(Protocol):
     """What file tools stand on; a `Kit` is one."""
 
     @property
-    def inside(self) -> Inside: ...
+    def inside(self) -> WorkspacePaths: ...
 
     @property
-    def work(self) -> FileWork: ...
+    def work(self) -> FileExecutor: ...
 
     @property
     def store(self) -> Store: ...
@@ -37,25 +37,25 @@ class Ground(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    target: Target
+class ReadAccess:
+    target: PathTarget
     is_free: bool  # In the workspace, or output that we keep for it.
 
 
-def look(ground: Ground, path: str, stop: Stop) -> Look:
+def look(ground: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
     """Find what is to be read; raises `Refused`. Blocks as the disk does."""
     try:
         target = ground.inside.resolve(path)
-    except Missing as missing:
-        raise Refused(f"{missing}{_similar(ground, missing, stop)}") from missing
-    return Look(target, _is_free(ground, target.path))
+    except MissingPath as missing:
+        raise OpenRefused(f"{missing}{_similar(ground, missing, stop)}") from missing
+    return ReadAccess(target, _is_free(ground, target.path))
 
 
-def _is_free(ground: Ground, path: str) -> bool:
+def _is_free(ground: FileAccess, path: str) -> bool:
     return ground.inside.holds(path) or is_below(path, os.path.realpath(ground.outputs))
 
 
-def _similar(ground: Ground, missing: Missing, stop: Stop) -> str:
+def _similar(ground: FileAccess, missing: MissingPath, stop: StopFlag) -> str:
     """A hint at the names that were perhaps meant; none where reading is not free."""
     if not _is_free(ground, missing.within):
         return ""
@@ -67,17 +67,22 @@ def _similar(ground: Ground, missing: Missing, stop: Stop) -> str:
             if not close:
                 return ""
             return f" Similar: {', '.join(place.shown_below(names[name]) for name in close)}."
-    except (Refused, OSError):
+    except (OpenRefused, OSError):
         return ""
 
 
 def reading_action(
-    call: Call, name: str, verb: str, found: Look, arguments: msgspec.Struct, field: str
-) -> Action:
+    call: CallRequest,
+    name: str,
+    verb: str,
+    found: ReadAccess,
+    arguments: msgspec.Struct,
+    field: str,
+) -> ResolvedAction:
     """What a call that reads will do; `field` is the argument that has the path."""
     path = shown(found.target.path)
     given = encodable(msgspec.to_builtins(arguments))
-    return Action(
+    return ResolvedAction(
         tool=call.name,
         name=name,
         description=f"{verb} {path}",

@@ -12,15 +12,15 @@ from culm.errors import AppError
 from culm.store.base import Unit
 from culm.store.history import mark_read, read_stamp
 from culm.store.store import Store
-from culm.tools.base import Result
-from culm.tools.files.read_access import Ground, exact
+from culm.tools.base import CallResult
+from culm.tools.files.read_access import FileAccess, exact
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadResult:
     """A result, and the file that the session knows now."""
 
-    result: Result
+    result: CallResult
     path: str  # Real.
     stamp: str
 
@@ -30,7 +30,7 @@ def stamp_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}:{status.st_size}:{status.st_ino}"
 
 
-async def note_read(ground: Ground, session_id: str, read: Read) -> None:
+async def note_read(ground: FileAccess, session_id: str, read: ReadResult) -> None:
     """Note it durably. If it cannot be noted the model may have to read the file again."""
     if exact(read.path) == read.path:  # Else no column of text can hold it.
         with suppress(AppError):
@@ -46,7 +46,7 @@ class OwnWrites:
     def __init__(self) -> None:
         self._stamps: dict[tuple[str, str], str] = {}
 
-    def note(self, ground: Ground, session_id: str, path: str, stamp: str, unit: Unit) -> None:
+    def note(self, ground: FileAccess, session_id: str, path: str, stamp: str, unit: Unit) -> None:
         """Record a write that has happened. Nobody waits for it.
 
         The store keeps to the order, so a result that is durable has its versions beside it.

@@ -13,7 +13,7 @@ LINES_NAMED_MAX = 10
 _PAIR = re.compile("\r\n")
 
 
-class Miss(Exception):
+class ReplaceFailed(Exception):
     """Why an edit cannot be made, and how to mend it. The words are for the model."""
 
 
@@ -24,17 +24,19 @@ def replaced(text: str, old: str, new: str, *, everywhere: bool, explain: bool =
     replaces; nothing else is touched. Without `explain` a miss is said quickly.
     """
     if not old:
-        raise Miss("old_string is empty. To make a new file, name one that does not exist.")
+        raise ReplaceFailed(
+            "old_string is empty. To make a new file, name one that does not exist."
+        )
     wanted, given = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
     if old == new or wanted == given:
-        raise Miss("old_string and new_string are the same, so nothing would change.")
+        raise ReplaceFailed("old_string and new_string are the same, so nothing would change.")
     has_pairs = "\r\n" in text
     flat = text.replace("\r\n", "\n") if has_pairs else text
     starts = _find(flat, wanted)
     if not starts:
-        raise Miss(explain_miss(flat, wanted) if explain else "old_string was not found.")
+        raise ReplaceFailed(explain_miss(flat, wanted) if explain else "old_string was not found.")
     if len(starts) > 1 and not everywhere:
-        raise Miss(_ambiguous(flat, starts))
+        raise ReplaceFailed(_ambiguous(flat, starts))
     if not has_pairs:
         put = given if "\r\n" in old else new  # In a file without pairs it is as it was written.
         return put.join(_around(text, starts, len(wanted)))

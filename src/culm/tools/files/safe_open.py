@@ -24,7 +24,7 @@ _SPECIAL = (
 )
 
 
-class Refused(Exception):
+class OpenRefused(Exception):
     """Something that is not read. The words are for the model."""
 
 
@@ -46,7 +46,7 @@ def open_file(name: str, within: int, path: str) -> tuple[int, os.stat_result]:
     try:
         status = os.fstat(descriptor)
         check_regular(status, path)  # ... and after, for it may have been swapped.
-    except (OSError, Refused):
+    except (OSError, OpenRefused):
         os.close(descriptor)
         raise
     return descriptor, status
@@ -56,7 +56,7 @@ def check_regular(status: os.stat_result, path: str) -> None:
     """Raise `Refused` unless it is a file with contents of its own."""
     if not stat.S_ISREG(status.st_mode):
         kind = next((word for test, word in _SPECIAL if test(status.st_mode)), "no regular file")
-        raise Refused(f"{path} is {kind}; only files and directories are read.")
+        raise OpenRefused(f"{path} is {kind}; only files and directories are read.")
 
 
 def shown(name: str) -> str:

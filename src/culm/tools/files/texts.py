@@ -7,7 +7,7 @@ from culm.tools.files.kinds import UTF16_BOMS
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class FileText:
     """Text, and how the file spells it."""
 
     text: str  # Without the mark in front; a byte that is no UTF-8 is half a surrogate pair.
@@ -27,14 +27,14 @@ class Text:
         return self.mark + text.removeprefix("\ufeff").encode(self.encoding, errors)
 
 
-def read_text(data: bytes) -> Text:
+def read_text(data: bytes) -> FileText:
     """Text in UTF-8 or, with its mark, UTF-16; raises `UnicodeDecodeError` for broken UTF-16."""
     wide = UTF16_BOMS.get(data[:2])
     if wide is not None:
-        return Text(data[2:].decode(wide), wide, data[:2])
+        return FileText(data[2:].decode(wide), wide, data[:2])
     mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
     # Whatever is no UTF-8 goes back into the file as it came.
-    return Text(data[len(mark) :].decode("utf-8", "surrogateescape"), "utf-8", mark)
+    return FileText(data[len(mark) :].decode("utf-8", "surrogateescape"), "utf-8", mark)
 
 
 def is_sound(text: str) -> bool:

@@ -11,7 +11,7 @@ NAMES_MAX = 10_000  # Read of one directory; larger ones hold data, not what som
 Stopped = Callable[[], bool]
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """One name in a directory."""
 
     within: int  # The descriptor of its directory; of use while whoever listed it has it open.
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
         return self.parts[-1]
 
 
-class Walked:
+class WalkReport:
     """What a walk could not see. It is filled while the walk goes on."""
 
     def __init__(self) -> None:
@@ -35,20 +35,20 @@ class Walked:
 
 def list_directory(
     descriptor: int, within: tuple[str, ...], stopped: Stopped
-) -> tuple[list[Entry], bool]:
+) -> tuple[list[DirectoryEntry], bool]:
     """What is in a directory, by name, and whether that is all; raises OSError."""
-    found: list[Entry] = []
+    found: list[DirectoryEntry] = []
     with os.scandir(descriptor) as listing:
         for number, entry in enumerate(listing):
             if number >= NAMES_MAX or stopped():
                 return sorted(found, key=_by_name), False
             is_directory = entry.is_dir(follow_symlinks=False)
             parts = (*within, entry.name)
-            found.append(Entry(descriptor, parts, is_directory, entry.is_symlink()))
+            found.append(DirectoryEntry(descriptor, parts, is_directory, entry.is_symlink()))
     return sorted(found, key=_by_name), True
 
 
-def _by_name(entry: Entry) -> str:
+def _by_name(entry: DirectoryEntry) -> str:
     return entry.name
 
 
@@ -57,10 +57,10 @@ def walk(
     within: tuple[str, ...],
     rules: IgnoreRules,
     stopped: Stopped,
-    walked: Walked,
+    walked: WalkReport,
     *,
     hidden: bool,
-) -> Generator[Entry]:
+) -> Generator[DirectoryEntry]:
     """Every file and link below an open directory that no rule hides, a directory at a time.
 
     Close it before `descriptor`; what it cannot read it counts in `walked`.
@@ -85,8 +85,8 @@ def walk(
 
 
 def _walk_into(
-    entry: Entry, rules: IgnoreRules, stopped: Stopped, walked: Walked, *, hidden: bool
-) -> Generator[Entry]:
+    entry: DirectoryEntry, rules: IgnoreRules, stopped: Stopped, walked: WalkReport, *, hidden: bool
+) -> Generator[DirectoryEntry]:
     try:
         if len(entry.parts) > DEPTH_MAX:
             raise OSError
@@ -100,7 +100,7 @@ def _walk_into(
         os.close(descriptor)
 
 
-def _is_skipped(entry: Entry, rules: IgnoreRules, *, hidden: bool) -> bool:
+def _is_skipped(entry: DirectoryEntry, rules: IgnoreRules, *, hidden: bool) -> bool:
     if entry.is_directory and entry.name in SKIPPED_DIRECTORIES:
         return True
     if entry.name.startswith(".") and entry.is_directory and not hidden:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-from culm.tools.files.safe_open import Refused, open_file
+from culm.tools.files.safe_open import OpenRefused, open_file
 
 MODE_NEW = 0o666  # Less the umask, as for every program.
 _TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,7 +33,9 @@ def check_writable(status: os.stat_result, path: str) -> None:
     """Raise `Refused` for a file that is meant to stay: replacing would not even notice."""
     if not status.st_mode & 0o222:
         mode = stat.S_IMODE(status.st_mode)
-        raise Refused(f"{path} is read-only (mode {mode:o}); change its mode first, if you may.")
+        raise OpenRefused(
+            f"{path} is read-only (mode {mode:o}); change its mode first, if you may."
+        )
 
 
 def replace_file(
@@ -53,7 +55,9 @@ def replace_file(
                 within, temporary, 0o600, data, lambda copy: _carry_over(descriptor, old, copy)
             )
             if not is_wanted(descriptor) or not _is_same(within, name, old):
-                raise Refused(f"{path} was changed meanwhile; nothing was written. View it again.")
+                raise OpenRefused(
+                    f"{path} was changed meanwhile; nothing was written. View it again."
+                )
             os.rename(temporary, name, src_dir_fd=within, dst_dir_fd=within)
         return new
     finally:
@@ -67,12 +71,12 @@ def create_file(
     with _temporary(within, temporary):
         status = _write(within, temporary, MODE_NEW, data, lambda _: None)
         if not is_wanted():
-            raise Refused(f"{path} was not written: there was no time left.")
+            raise OpenRefused(f"{path} was not written: there was no time left.")
         try:
             # Not a rename: what somebody made there meanwhile is not replaced.
             os.link(temporary, name, src_dir_fd=within, dst_dir_fd=within, follow_symlinks=False)
         except FileExistsError:
-            raise Refused(f"{path} was made meanwhile; nothing was written. View it.") from None
+            raise OpenRefused(f"{path} was made meanwhile; nothing was written. View it.") from None
         except OSError as exc:
             if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                 raise
@@ -88,7 +92,7 @@ _BY_EFFECTIVE_IDS = os.access in os.supports_effective_ids
 def _check_free(within: int, name: str, path: str) -> None:
     with suppress(FileNotFoundError):
         os.stat(name, dir_fd=within, follow_symlinks=False)
-        raise Refused(f"{path} was made meanwhile; nothing was written. View it.")
+        raise OpenRefused(f"{path} was made meanwhile; nothing was written. View it.")
 
 
 def _is_same(within: int, name: str, old: os.stat_result) -> bool:

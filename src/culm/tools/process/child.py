@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from culm.clock import Clock
-from culm.processes.base import KILL_BOUND_S, Custody, Exit, Held, Order, Owner
+from culm.processes.base import (
+    KILL_BOUND_S,
+    Processes,
+    ProcessExit,
+    ProcessHandle,
+    ProcessOwner,
+    ProcessRequest,
+)
 
 READ_BYTES = 64 << 10  # At a time; other work gets its turn in between.
 HEAR_OUT_BYTES_MAX = 1 << 20  # Of what waits in a pipe; none of ours holds more.
@@ -20,21 +27,21 @@ ERRORS_BYTES_MAX = 64 << 10  # What is said beyond is read and forgotten.
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # Some programs cannot start without.
 
 
-class Hands(Protocol):
+class ProcessAccess(Protocol):
     """What it takes to run a process; a `Kit` has it."""
 
     @property
-    def custody(self) -> Custody: ...
+    def custody(self) -> Processes: ...
 
     @property
     def clock(self) -> Clock: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ChildRequest:
     argv: Sequence[str]
     cwd: str
-    owner: Owner
+    owner: ProcessOwner
     title: str
     # Returns False when it has heard enough; the process is ended then.
     hear: Callable[[bytes], bool]
@@ -43,13 +50,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    exit: Exit
+class ChildAnswer:
+    exit: ProcessExit
     errors: bytes
     is_whole: bool  # It said all that it had to say; nobody ended it.
 
 
-class Deadline:
+class CallDeadline:
     """The time by which a call must have its answer. Made by `open_deadline`."""
 
     def __init__(self) -> None:
@@ -69,8 +76,8 @@ class Deadline:
 
 
 @contextmanager
-def open_deadline(clock: Clock, seconds: float) -> Generator[Deadline]:
-    deadline = Deadline()
+def open_deadline(clock: Clock, seconds: float) -> Generator[CallDeadline]:
+    deadline = CallDeadline()
     timer = clock.call_later(seconds, deadline.end)
     try:
         yield deadline
@@ -100,7 +107,7 @@ def open_memory(data: bytes) -> Generator[int]:
         yield descriptor
 
 
-async def ask(hands: Hands, question: Question, deadline: Deadline) -> Answered:
+async def ask(hands: ProcessAccess, question: ChildRequest, deadline: CallDeadline) -> ChildAnswer:
     """Run it until it has said all, or time is over; raises `StartFailed`.
 
     Cancelling this ends it, too.
@@ -114,17 +121,21 @@ async def ask(hands: Hands, question: Question, deadline: Deadline) -> Answered:
         return await _listen(held, listening, deadline)
 
 
-def _order(question: Question, now_s: float, pipes: Sequence[int], theirs: ExitStack) -> Order:
+def _order(
+    question: ChildRequest, now_s: float, pipes: Sequence[int], theirs: ExitStack
+) -> ProcessRequest:
     given = theirs.enter_context(open_memory(question.given))
     env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     descriptors = (given, *pipes, *question.descriptors)
-    return Order(
+    return ProcessRequest(
         question.argv, question.cwd, env, question.owner, descriptors, question.title, now_s
     )
 
 
-async def _listen(held: Held, listening: "_Listening", deadline: Deadline) -> Answered:
-    how: Exit | None = None
+async def _listen(
+    held: ProcessHandle, listening: "_Listening", deadline: CallDeadline
+) -> ChildAnswer:
+    how: ProcessExit | None = None
     try:
         deadline.wake(listening.done)
         await listening.done
@@ -136,7 +147,7 @@ async def _listen(held: Held, listening: "_Listening", deadline: Deadline) -> An
     finally:
         if how is None:
             how = await held.kill(0.0)
-    return Answered(how, bytes(listening.errors), listening.is_whole)
+    return ChildAnswer(how, bytes(listening.errors), listening.is_whole)
 
 
 class _Listening:

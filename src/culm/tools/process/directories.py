@@ -3,14 +3,14 @@
 Kept in memory only: after a restart every session starts in the workspace again.
 """
 
-from culm.tools.files.paths import Inside
-from culm.tools.files.safe_open import Refused
+from culm.tools.files.paths import WorkspacePaths
+from culm.tools.files.safe_open import OpenRefused
 
 SESSIONS_MAX = 1000  # Remembered; one that is forgotten starts in the workspace again.
 
 
-class Directories:
-    def __init__(self, inside: Inside) -> None:
+class WorkingDirectories:
+    def __init__(self, inside: WorkspacePaths) -> None:
         self._inside = inside
         self._root = str(inside.root)
         self._of_session: dict[str, str] = {}
@@ -34,18 +34,18 @@ class Directories:
         path = wanted if wanted.startswith(("/", "~")) else f"{here}/{wanted}"
         target = self._inside.resolve(path)
         if not target.is_directory:
-            raise Refused(f"{self._inside.shown(target.path)} is no directory to work in.")
+            raise OpenRefused(f"{self._inside.shown(target.path)} is no directory to work in.")
         return target.path
 
     def check(self, directory: str) -> None:
         """Raise `Refused` unless a real path still leads where it did, through no link."""
         if not self._is_same(directory):
             path = self._inside.shown(directory)
-            raise Refused(f"{path} is not the directory any more that it was; nothing was run.")
+            raise OpenRefused(f"{path} is not the directory any more that it was; nothing was run.")
 
     def _is_same(self, directory: str) -> bool:
         try:
             target = self._inside.resolve(directory)
-        except Refused:
+        except OpenRefused:
             return False
         return target.is_directory and target.path == directory

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from culm.files import Unreadable, read_file
+from culm.files import UnreadableFile, read_file
 
 OURS = "CULM_"  # Settings and tokens of the server, which are no business of a command.
 CONFIG_BYTES_MAX = 1 << 20
@@ -114,7 +114,7 @@ def why_git_asks(places: Iterable[str]) -> str:
                 found = _RISKY.search(read_file(file, CONFIG_BYTES_MAX))
             except FileNotFoundError:
                 continue
-            except (OSError, Unreadable) as exc:
+            except (OSError, UnreadableFile) as exc:
                 return f"{file} cannot be read: {exc}"
             if found:
                 key = (found[1] or found[2]).decode().lower()
@@ -145,5 +145,5 @@ def _text(file: Path) -> str:
     """A path in a file, as git reads it: all of it but line ends at the end."""
     try:
         return os.fsdecode(read_file(file, PATH_BYTES_MAX).rstrip(b"\r\n"))
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return ""

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from culm.clock import Clock
-from culm.processes.base import Custody, Exit, Order, Owner
+from culm.processes.base import Processes, ProcessExit, ProcessOwner, ProcessRequest
 
 PIECE_BYTES = 64 << 10
 DRAIN_BYTES_MAX = 4 << 20  # After the end: more than a pipe holds. What got away may write on.
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ExchangeRequest:
     """What is started, and what it is told."""
 
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
-    owner: Owner
+    owner: ProcessOwner
     title: str
     data: bytes
     within_s: float
@@ -34,21 +34,21 @@ class Telling:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    exit: Exit
+class ExchangeAnswer:
+    exit: ProcessExit
     output: bytes
     errors: bytes
     is_cut: bool = False  # There was more of the output.
     is_late: bool = False  # It was ended, as its time was over.
 
 
-async def exchange(custody: Custody, clock: Clock, telling: Telling) -> Answer:
+async def exchange(custody: Processes, clock: Clock, telling: ExchangeRequest) -> ExchangeAnswer:
     """Start it, tell it, and hear its answer. Raises `StartFailed`.
 
     Cancelling this ends the process and all it started, as the end of its time does.
     """
     with _Pipes(telling.data, telling.output_bytes_max) as pipes:
-        order = Order(
+        order = ProcessRequest(
             telling.argv,
             telling.cwd,
             telling.env,
@@ -59,7 +59,7 @@ async def exchange(custody: Custody, clock: Clock, telling: Telling) -> Answer:
         )
         held = await custody.start(order)
         pipes.close_theirs()
-        ended: Exit | None = None
+        ended: ProcessExit | None = None
         is_late = False
         try:
             with suppress(TimeoutError):
@@ -70,7 +70,9 @@ async def exchange(custody: Custody, clock: Clock, telling: Telling) -> Answer:
             if ended is None:
                 ended = await held.kill()
         pipes.drain()
-        return Answer(ended, bytes(pipes.output), bytes(pipes.errors), pipes.is_cut, is_late)
+        return ExchangeAnswer(
+            ended, bytes(pipes.output), bytes(pipes.errors), pipes.is_cut, is_late
+        )
 
 
 class _Pipes:

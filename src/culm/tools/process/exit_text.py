@@ -2,17 +2,17 @@
 
 import signal
 
-from culm.processes.base import Exit
+from culm.processes.base import ProcessExit
 
 PIDS_SHOWN_MAX = 20
 
 
-def exit_words(how: Exit) -> str:
+def exit_words(how: ProcessExit) -> str:
     """One sentence a line; empty if it ended well and left nothing behind."""
     return "\n".join(line for line in (_left_behind(how), _left(how), status_words(how)) if line)
 
 
-def status_words(how: Exit) -> str:
+def status_words(how: ProcessExit) -> str:
     if how.lost:
         return (
             "The command was ended because the process that kept it died. What it had done until "
@@ -23,7 +23,7 @@ def status_words(how: Exit) -> str:
     return f"Exit code {how.code}" if how.code else ""
 
 
-def _left_behind(how: Exit) -> str:
+def _left_behind(how: ProcessExit) -> str:
     if not how.swept or how.lost:
         return ""
     if how.swept == 1:
@@ -31,7 +31,7 @@ def _left_behind(how: Exit) -> str:
     return f"{how.swept} processes it left behind were ended with it."
 
 
-def _left(how: Exit) -> str:
+def _left(how: ProcessExit) -> str:
     if not how.left:
         return ""
     pids = ", ".join(map(str, how.left[:PIDS_SHOWN_MAX]))

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from culm.tools.files.safe_open import shown
-from culm.tools.process.output import Output
-from culm.tools.process.running import Ended, Running
+from culm.tools.process.output import CommandOutput
+from culm.tools.process.running import CommandResult, RunningCommand
 
 RUNNING_MAX = 50  # Servers and watchers of a project are a few; more is a loop.
 FINISHED_MAX = 50  # Kept to be read, at most 30,000 bytes each; the oldest go first.
@@ -20,26 +20,26 @@ COMMAND_CHARS_LISTED = 60
 
 
 @dataclass(slots=True)
-class Job:
+class BackgroundJob:
     id: str
     session_id: str
     command: str
     description: str
     cwd: str
-    running: Running
-    output: Output
-    ended: Ended | None = None
+    running: RunningCommand
+    output: CommandOutput
+    ended: CommandResult | None = None
     seen_bytes: int = 0  # Of the output, by its own session.
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Jobs:
+class BackgroundJobs:
     """Its tasks belong to the group of whoever makes it, who calls `end`; or see `open_jobs`."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
-        self._running: dict[str, Job] = {}
-        self._finished: dict[str, Job] = {}
+        self._running: dict[str, BackgroundJob] = {}
+        self._finished: dict[str, BackgroundJob] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._count = 0
         self._closing = False
@@ -49,25 +49,27 @@ class Jobs:
 
     def adopt(
         self,
-        running: Running,
-        output: Output,
+        running: RunningCommand,
+        output: CommandOutput,
         *,
         session_id: str,
         command: str,
         description: str,
         cwd: str,
-    ) -> Job | None:
+    ) -> BackgroundJob | None:
         """Take over a running command; None if there is no room, and it stays the caller's."""
         if not self.has_room():
             return None
         self._count += 1
-        job = Job(f"job-{self._count}", session_id, command, description, cwd, running, output)
+        job = BackgroundJob(
+            f"job-{self._count}", session_id, command, description, cwd, running, output
+        )
         self._running[job.id] = job
         keep = self._tasks.create_task(self._keep(job), name=f"{job.id} of session {session_id}")
         self._keepers[job.id] = keep
         return job
 
-    def find(self, job_id: str) -> Job | None:
+    def find(self, job_id: str) -> BackgroundJob | None:
         return self._running.get(job_id) or self._finished.get(job_id)
 
     def described(self) -> str:
@@ -81,7 +83,7 @@ class Jobs:
         ]
         return "\n".join(("The jobs of this workspace:", *lines))
 
-    async def kill(self, job: Job) -> Ended:
+    async def kill(self, job: BackgroundJob) -> CommandResult:
         """End it for certain; one that is over is left as it is."""
         if job.ended is not None:
             return job.ended
@@ -99,16 +101,16 @@ class Jobs:
         self._closing = True
         await self._end(self._running.values())
 
-    async def _end(self, jobs: Iterable[Job]) -> None:
+    async def _end(self, jobs: Iterable[BackgroundJob]) -> None:
         async with asyncio.TaskGroup() as kills:
             for job in tuple(jobs):
                 kills.create_task(self.kill(job), name=f"end {job.id}")
 
-    async def _keep(self, job: Job) -> None:
+    async def _keep(self, job: BackgroundJob) -> None:
         self._finish(job, await job.running.ended())
         self._keepers.pop(job.id, None)
 
-    def _finish(self, job: Job, ended: Ended) -> Ended:
+    def _finish(self, job: BackgroundJob, ended: CommandResult) -> CommandResult:
         """Note how it ended, once: whoever learns it first."""
         if job.ended is None:
             job.ended = ended
@@ -128,10 +130,10 @@ def _short(command: str) -> str:
 
 
 @asynccontextmanager
-async def open_jobs() -> AsyncGenerator[Jobs]:
+async def open_jobs() -> AsyncGenerator[BackgroundJobs]:
     """The background jobs of a workspace; at the end of the block they have all ended."""
     async with asyncio.TaskGroup() as tasks:
-        jobs = Jobs(tasks)
+        jobs = BackgroundJobs(tasks)
         try:
             yield jobs
         finally:

@@ -27,20 +27,20 @@ _UNFIT_BUT_ESCAPES = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ufffd]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class OutputSizes:
     """How much is kept; as many bytes of the beginning as of the end."""
 
     shown_bytes: int = MODEL_BYTES_MAX
     file_bytes: int = FILE_BYTES_MAX
 
 
-MODEL_SIZES = Sizes()
+MODEL_SIZES = OutputSizes()
 
 
-class Output:
+class CommandOutput:
     """All that one process puts out. `file` is asked for a path if it becomes too much."""
 
-    def __init__(self, file: Callable[[], Path] | None, sizes: Sizes = MODEL_SIZES) -> None:
+    def __init__(self, file: Callable[[], Path] | None, sizes: OutputSizes = MODEL_SIZES) -> None:
         self.count = 0  # Bytes so far.
         self._make_file = file
         self._sizes = sizes

@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock, Timer
-from culm.processes.base import Custody, Exit, Held, Order, Owner, StartFailed
+from culm.processes.base import (
+    Processes,
+    ProcessExit,
+    ProcessHandle,
+    ProcessOwner,
+    ProcessRequest,
+    ProcessStartFailed,
+)
 from culm.tools.base import Watch
-from culm.tools.process.output import Output, fit
+from culm.tools.process.output import CommandOutput, fit
 
 READ_BYTES = 256 << 10
 PIPE_BYTES = READ_BYTES  # Fewer turns for a lot of output, where the system allows it.
@@ -33,32 +40,32 @@ _SH_PRELUDE = """trap '{ pwd -P >&3; } 2>/dev/null' 0; eval "$1\""""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    exit: Exit
+class CommandResult:
+    exit: ProcessExit
     directory: str | None  # Where the shell was at its end, if it said so.
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandRequest:
     text: str
     cwd: str
     env: Mapping[str, str]
-    owner: Owner
+    owner: ProcessOwner
 
 
-class Running:
+class RunningCommand:
     """Made by `start`. Whoever has it sees to it that `ended` or `kill` is awaited."""
 
-    def __init__(self, held: Held, pipes: "_Pipes") -> None:
+    def __init__(self, held: ProcessHandle, pipes: "_Pipes") -> None:
         self._held = held
         self._pipes = pipes
-        self._ended: Ended | None = None
+        self._ended: CommandResult | None = None
 
-    async def ended(self) -> Ended:
+    async def ended(self) -> CommandResult:
         """Wait for it and all it started. Cancelling the wait leaves it running."""
         return self._end(await self._held.wait())
 
-    async def kill(self) -> Ended:
+    async def kill(self) -> CommandResult:
         """End it and all it started; bounded, and verified."""
         try:
             if self._ended is not None:
@@ -67,15 +74,15 @@ class Running:
         finally:
             self._pipes.close()
 
-    def _end(self, how: Exit) -> Ended:
+    def _end(self, how: ProcessExit) -> CommandResult:
         if self._ended is None:
-            self._ended = Ended(how, self._pipes.finish())
+            self._ended = CommandResult(how, self._pipes.finish())
         return self._ended
 
 
 async def start(
-    custody: Custody, command: Command, hear: Callable[[bytes], None], started_s: float
-) -> Running:
+    custody: Processes, command: CommandRequest, hear: Callable[[bytes], None], started_s: float
+) -> RunningCommand:
     """Start it; `hear` gets all that it puts out. Raises `StartFailed`."""
     argv, env = shell_argv(command.text, command.env)
     with ExitStack() as closing:
@@ -85,10 +92,10 @@ async def start(
         try:
             descriptors = pipes.open()
         except OSError as exc:
-            raise StartFailed(f"there is no pipe for it: {exc.strerror}") from exc
+            raise ProcessStartFailed(f"there is no pipe for it: {exc.strerror}") from exc
         title = command.text
-        order = Order(argv, command.cwd, env, command.owner, descriptors, title, started_s)
-        running = Running(await custody.start(order), pipes)
+        order = ProcessRequest(argv, command.cwd, env, command.owner, descriptors, title, started_s)
+        running = RunningCommand(await custody.start(order), pipes)
         closing.pop_all()
         pipes.close_theirs()
         return running
@@ -175,7 +182,7 @@ class _Pipes:
             self._output = None
 
 
-class Live:
+class LiveOutput:
     """What watchers see while a command runs: bounded, and in pieces that are not too many."""
 
     def __init__(self, watch: Watch, clock: Clock) -> None:
@@ -228,7 +235,7 @@ def _whole(data: bytearray) -> int:
     return len(data)
 
 
-def hearing(output: Output, live: Live | None = None) -> Callable[[bytes], None]:
+def hearing(output: CommandOutput, live: LiveOutput | None = None) -> Callable[[bytes], None]:
     def hear(data: bytes) -> None:
         output.feed(data)
         if live is not None:

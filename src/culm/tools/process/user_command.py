@@ -2,13 +2,13 @@
 
 from contextlib import AsyncExitStack
 
-from culm.processes.base import Exit, Owner, StartFailed
+from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
 from culm.tools.process.environment import user_command_env
 from culm.tools.process.exit_text import exit_words
-from culm.tools.process.output import Output, Sizes
-from culm.tools.process.running import Command, hearing, start
+from culm.tools.process.output import CommandOutput, OutputSizes
+from culm.tools.process.running import CommandRequest, hearing, start
 from culm.tools.process.waiting import within
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 
 WALL_S = 3600.0  # Whoever typed it can leave earlier, which ends it, too.
 SHOWN_BYTES_MAX = 512 << 10  # It becomes part of a message.
@@ -18,17 +18,17 @@ SIGNALLED = 128  # Plus the signal, as shells say it.
 
 
 async def run_user_command(
-    kit: Kit, command: str, cwd: str, term_width: int, session_id: str = ""
+    kit: ToolContext, command: str, cwd: str, term_width: int, session_id: str = ""
 ) -> tuple[str, int]:
     """Run it to its end; cancelling ends it, and all it started. The output may have colours."""
     if "\0" in command:
         return "A command has no NUL character in it.\n", NOT_STARTED
-    output = Output(None, Sizes(SHOWN_BYTES_MAX))
+    output = CommandOutput(None, OutputSizes(SHOWN_BYTES_MAX))
     env = user_command_env(kit.env(), cwd, term_width)
-    ordered = Command(command, cwd, env, Owner(kit.workspace_id, "shell", session_id))
+    ordered = CommandRequest(command, cwd, env, ProcessOwner(kit.workspace_id, "shell", session_id))
     try:
         running = await start(kit.custody, ordered, hearing(output), kit.clock.now_s())
-    except StartFailed as exc:
+    except ProcessStartFailed as exc:
         return f"The command could not be started: {exc}\n", NOT_STARTED
     async with AsyncExitStack() as ending:
         ending.push_async_callback(running.kill)
@@ -38,11 +38,11 @@ async def run_user_command(
             return f"{text}\nIt did not end within {WALL_S:g} seconds.\n", TIMED_OUT
         ending.pop_all()
     how = ended.exit
-    notes = exit_words(Exit(0, swept=how.swept, left=how.left, lost=how.lost))
+    notes = exit_words(ProcessExit(0, swept=how.swept, left=how.left, lost=how.lost))
     return (f"{text.rstrip()}\n{notes}\n" if notes else text), _code_of(how)
 
 
-def _code_of(how: Exit) -> int:
+def _code_of(how: ProcessExit) -> int:
     if how.signal is not None:
         return SIGNALLED + how.signal
     return how.code if how.code is not None else 1

@@ -17,8 +17,8 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import BinaryIO, NamedTuple
 
-from culm.tools.files.safe_open import Refused, open_file
-from culm.tools.files.walk import Walked, walk
+from culm.tools.files.safe_open import OpenRefused, open_file
+from culm.tools.files.walk import WalkReport, walk
 from culm.tools.search.patterns import Glob, parse_gitignore, parse_glob
 
 FILE_BYTES_MAX = 2 << 20  # What is larger is data or was made by a tool.
@@ -27,7 +27,7 @@ MEMORY_BYTES_MAX = 1 << 30  # A pattern can be made to take any amount.
 NICENESS = 5  # The server comes first.
 
 
-class Query(NamedTuple):
+class SearchQuery(NamedTuple):
     """What to search for; `descriptor` is a file, or a directory to walk down from."""
 
     descriptor: int
@@ -41,13 +41,13 @@ class Query(NamedTuple):
     wall_s: float
 
 
-class Match(NamedTuple):
+class SearchMatch(NamedTuple):
     path: str
     line: int  # From 1.
     text: str
 
 
-class End(NamedTuple):
+class SearchEnd(NamedTuple):
     """The last word. Without it the search did not come to its end."""
 
     problem: str = ""  # The pattern cannot be used: why.
@@ -59,7 +59,7 @@ class End(NamedTuple):
 
 def main() -> None:
     """Search as standard input says; one JSON object a line on standard output."""
-    query = Query(**json.loads(sys.stdin.buffer.read()))
+    query = SearchQuery(**json.loads(sys.stdin.buffer.read()))
     # The server kills us in time. If it is gone, this does; nothing catches the signal.
     signal.setitimer(signal.ITIMER_REAL, query.wall_s + 1)
     os.nice(NICENESS)
@@ -73,19 +73,19 @@ def main() -> None:
     _write(out, end)
 
 
-def _write(out: BinaryIO, word: Match | End) -> None:
+def _write(out: BinaryIO, word: SearchMatch | SearchEnd) -> None:
     # ASCII, so that a name that is no UTF-8 passes.
     out.write(json.dumps(word._asdict()).encode() + b"\n")
     out.flush()
 
 
-def _search(query: Query, out: BinaryIO) -> End:
+def _search(query: SearchQuery, out: BinaryIO) -> SearchEnd:
     try:
         expression = re.compile(re.escape(query.pattern) if query.literal else query.pattern)
     except (re.error, OverflowError, RecursionError, MemoryError) as exc:
-        return End(problem=str(exc) or type(exc).__name__)
+        return SearchEnd(problem=str(exc) or type(exc).__name__)
     needle = query.pattern.encode(errors="surrogatepass") if query.literal else b""
-    walked = Walked()
+    walked = WalkReport()
     skipped = found = 0
     with closing(_files(query, walked)) as files:
         for path, data in files:
@@ -96,13 +96,13 @@ def _search(query: Query, out: BinaryIO) -> End:
                 continue
             for match in _matches(expression, path, data):
                 if found == query.matches_max:
-                    return End("", skipped, walked.unread, walked.is_cut, has_more=True)
+                    return SearchEnd("", skipped, walked.unread, walked.is_cut, has_more=True)
                 found += 1
                 _write(out, match)
-    return End("", skipped, walked.unread, walked.is_cut)
+    return SearchEnd("", skipped, walked.unread, walked.is_cut)
 
 
-def _files(query: Query, walked: Walked) -> Generator[tuple[str, bytes | None]]:
+def _files(query: SearchQuery, walked: WalkReport) -> Generator[tuple[str, bytes | None]]:
     """Each text with its path; None for one that is not searched."""
     include = parse_glob(query.include, hidden=True) if query.include else None
     if not query.is_directory:
@@ -119,7 +119,7 @@ def _files(query: Query, walked: Walked) -> Generator[tuple[str, bytes | None]]:
             path = "/".join(entry.parts)
             try:
                 descriptor, status = open_file(entry.name, entry.within, path)
-            except Refused:
+            except OpenRefused:
                 continue  # No file.
             except OSError:
                 yield path, None
@@ -145,13 +145,13 @@ def _read(descriptor: int, size: int) -> bytes | None:
     return b"" if b"\0" in data else data  # No text.
 
 
-def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[Match]:
+def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[SearchMatch]:
     text = data.decode(errors="replace").replace("\r\n", "\n")
     text = text.removesuffix("\n").removesuffix("\r")
     for number, line in enumerate(text.split("\n") if data else (), 1):
         found = expression.search(line)
         if found is not None:
-            yield Match(path, number, around(line, found.start()))
+            yield SearchMatch(path, number, around(line, found.start()))
 
 
 def around(line: str, start: int) -> str:

@@ -4,32 +4,32 @@ import os
 import threading
 from dataclasses import dataclass
 
-from culm.processes.base import Owner
-from culm.tools.files.paths import Place
-from culm.tools.search.process import End, Match
+from culm.processes.base import ProcessOwner
+from culm.tools.files.paths import OpenPath
+from culm.tools.search.process import SearchEnd, SearchMatch
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class LineSearch:
     """One search. Its place stays open for as long as the search goes on."""
 
-    place: Place
+    place: OpenPath
     pattern: str
     literal: bool
     include: str
     gitignore: str  # Rules that count from `place.root`.
     matches_max: int
-    owner: Owner
+    owner: ProcessOwner
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    matches: list[Match]
-    end: End | None  # None if the search did not come to its end ...
+class LineMatches:
+    matches: list[SearchMatch]
+    end: SearchEnd | None  # None if the search did not come to its end ...
     is_stopped: bool  # ... because its time was over.
 
 
-class Handles:
+class OwnedDescriptors:
     """Descriptors with one owner: what a thread still adds after the end is closed at once."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Handles:
         self._open: list[int] = []
         self._is_over = False
 
-    def __enter__(self) -> "Handles":
+    def __enter__(self) -> "OwnedDescriptors":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from culm.processes.base import StartFailed
-from culm.tools.files.file_executor import FileWork, Stop
-from culm.tools.files.safe_open import Refused, open_file, pass_directory
+from culm.processes.base import ProcessStartFailed
+from culm.tools.files.file_executor import FileExecutor, StopFlag
+from culm.tools.files.safe_open import OpenRefused, open_file, pass_directory
 from culm.tools.process.child import (
-    Answered,
-    Deadline,
-    Hands,
-    Question,
+    CallDeadline,
+    ChildAnswer,
+    ChildRequest,
+    ProcessAccess,
     ask,
     open_deadline,
     open_memory,
@@ -32,8 +32,8 @@ from culm.tools.search.patterns import (
     expand_braces,
     parse_glob,
 )
-from culm.tools.search.process import LINE_CHARS_SHOWN, End, Match, around, is_included
-from culm.tools.search.query import Found, Handles, Sought
+from culm.tools.search.process import LINE_CHARS_SHOWN, SearchEnd, SearchMatch, around, is_included
+from culm.tools.search.query import LineMatches, LineSearch, OwnedDescriptors
 
 VERSION_MIN = 13  # The first that knows every option below.
 # Text of that size is data. ripgrep keeps a line in memory, and all of this may be one.
@@ -54,14 +54,14 @@ _COMMON = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RipgrepProgram:
     """An executable file, and what tells it from another one at the same path."""
 
     path: str
     stamp: tuple[int, int, int]
 
 
-def find_program(path_variable: str, root: Path) -> Program | None:
+def find_program(path_variable: str, root: Path) -> RipgrepProgram | None:
     """The first `rg` of a PATH that no project put there. Blocks as the disk does."""
     for folder in path_variable.split(os.pathsep):
         file = Path(folder, "rg")
@@ -72,31 +72,33 @@ def find_program(path_variable: str, root: Path) -> Program | None:
             continue
         is_ours = file.is_relative_to(root) or real.is_relative_to(root)
         if file.is_absolute() and not is_ours and real.is_file() and os.access(real, os.X_OK):
-            return Program(str(real), (status.st_dev, status.st_ino, status.st_mtime_ns))
+            return RipgrepProgram(str(real), (status.st_dev, status.st_ino, status.st_mtime_ns))
     return None
 
 
 class Ripgrep:
     """Searches with ripgrep; one a workspace, which remembers which programs are fit."""
 
-    def __init__(self, hands: Hands, work: FileWork) -> None:
+    def __init__(self, hands: ProcessAccess, work: FileExecutor) -> None:
         self._hands = hands
         self._work = work
-        self._fit: dict[Program, bool] = {}  # Asked once; another file asks anew.
+        self._fit: dict[RipgrepProgram, bool] = {}  # Asked once; another file asks anew.
 
     async def search(
-        self, program: Program, pattern: str, sought: Sought, deadline: Deadline
-    ) -> Found | None:
+        self, program: RipgrepProgram, pattern: str, sought: LineSearch, deadline: CallDeadline
+    ) -> LineMatches | None:
         """What it finds; None if it cannot, and another engine should."""
         try:
             if not await self._is_fit(program, sought, deadline):
                 return None
-            with Handles() as handles:
+            with OwnedDescriptors() as handles:
                 return await self._search(program, pattern, sought, handles, deadline)
-        except StartFailed:
+        except ProcessStartFailed:
             return None
 
-    async def _is_fit(self, program: Program, sought: Sought, deadline: Deadline) -> bool:
+    async def _is_fit(
+        self, program: RipgrepProgram, sought: LineSearch, deadline: CallDeadline
+    ) -> bool:
         if program not in self._fit:
             said = bytearray()
 
@@ -105,7 +107,7 @@ class Ripgrep:
                 return len(said) < _CHUNK_BYTES
 
             argv = (program.path, "--no-config", "--version")
-            question = Question(argv, "/", sought.owner, "rg --version", hear)
+            question = ChildRequest(argv, "/", sought.owner, "rg --version", hear)
             answered = await ask(self._hands, question, deadline)
             if not answered.is_whole:
                 return False
@@ -114,9 +116,14 @@ class Ripgrep:
         return self._fit[program]
 
     async def _search(
-        self, program: Program, pattern: str, sought: Sought, handles: Handles, deadline: Deadline
-    ) -> Found | None:
-        names = Names(sought)
+        self,
+        program: RipgrepProgram,
+        pattern: str,
+        sought: LineSearch,
+        handles: OwnedDescriptors,
+        deadline: CallDeadline,
+    ) -> LineMatches | None:
+        names = FileNameCollector(sought)
         unreadable: int | None = 0
         if sought.place.is_directory:
             unreadable = await self._name_files(program, pattern, names, sought, deadline)
@@ -125,7 +132,7 @@ class Ripgrep:
         kept = names.first() if sought.place.is_directory else [sought.place.parts]
         texts = await self._work.run(lambda stop: _open_texts(kept, sought, handles, stop))
         unreadable += texts.unreadable
-        spots = Spots()
+        spots = MatchCollector()
         is_whole = True
         if texts.files:
             with open_deadline(self._hands.clock, LINES_S) as soon:
@@ -139,11 +146,16 @@ class Ripgrep:
             names.count > len(kept) and len(matches) < sought.matches_max
         )
         if deadline.is_over or not is_whole or texts.is_stopped:
-            return Found(matches, None, is_stopped=True)
-        return Found(matches, End("", unreadable, has_more=has_more), is_stopped=False)
+            return LineMatches(matches, None, is_stopped=True)
+        return LineMatches(matches, SearchEnd("", unreadable, has_more=has_more), is_stopped=False)
 
     async def _name_files(
-        self, program: Program, pattern: str, names: "Names", sought: Sought, deadline: Deadline
+        self,
+        program: RipgrepProgram,
+        pattern: str,
+        names: "FileNameCollector",
+        sought: LineSearch,
+        deadline: CallDeadline,
     ) -> int | None:
         """Let it name the files; returns how many it could not read, None if it failed."""
         with open_memory(ignore_file(sought.gitignore)) as rules:
@@ -161,7 +173,7 @@ class Ripgrep:
                 "--",
                 start,
             )
-            question = Question(
+            question = ChildRequest(
                 argv,
                 sought.place.root,
                 sought.owner,
@@ -173,8 +185,13 @@ class Ripgrep:
         return _count_unreadable(answered)
 
     def _lines(
-        self, program: Program, pattern: str, texts: "_Texts", spots: "Spots", sought: Sought
-    ) -> Question:
+        self,
+        program: RipgrepProgram,
+        pattern: str,
+        texts: "_Texts",
+        spots: "MatchCollector",
+        sought: LineSearch,
+    ) -> ChildRequest:
         numbers = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + len(texts.files))
         argv = (
             program.path,
@@ -194,7 +211,7 @@ class Ripgrep:
         )
         descriptors = [file.descriptor for file in texts.files]
         title = f"rg {sought.pattern}"
-        return Question(argv, "/", sought.owner, title, spots.hear, descriptors=descriptors)
+        return ChildRequest(argv, "/", sought.owner, title, spots.hear, descriptors=descriptors)
 
 
 def ignore_file(gitignore: str) -> bytes:
@@ -214,17 +231,17 @@ def type_options(include: str) -> list[str]:
     return [*(f"--type-add=included:{glob}" for glob in globs), "--type=included"]
 
 
-def _count_unreadable(answered: Answered) -> int | None:
+def _count_unreadable(answered: ChildAnswer) -> int | None:
     lines = answered.errors.splitlines()
     unreadable = sum(1 for line in lines if _UNREADABLE.match(line))
     is_fine = answered.exit.code in (0, 1) or (answered.exit.code == 2 and unreadable > 0)
     return unreadable if is_fine or not answered.is_whole else None
 
 
-class Names:
+class FileNameCollector:
     """Hears the names of files; keeps the first of them, in the order of our own walk."""
 
-    def __init__(self, sought: Sought) -> None:
+    def __init__(self, sought: LineSearch) -> None:
         self.count = 0
         self._include: Glob | None = (
             parse_glob(sought.include, hidden=True) if sought.include else None
@@ -270,7 +287,7 @@ class _Texts:
 
 
 def _open_texts(
-    paths: Sequence[tuple[str, ...]], sought: Sought, handles: Handles, stop: Stop
+    paths: Sequence[tuple[str, ...]], sought: LineSearch, handles: OwnedDescriptors, stop: StopFlag
 ) -> _Texts:
     """The first files that are texts: as many as could each give a line that is shown."""
     texts = _Texts([])
@@ -284,12 +301,12 @@ def _open_texts(
             descriptor = handles.add(_open_below(sought, parts))
             if _is_text(descriptor):
                 texts.files.append(_Text("/".join(parts), descriptor))
-        except (OSError, Refused):
+        except (OSError, OpenRefused):
             texts.unreadable += 1  # Or it is none any more, or too large.
     return texts
 
 
-def _open_below(sought: Sought, parts: tuple[str, ...]) -> int:
+def _open_below(sought: LineSearch, parts: tuple[str, ...]) -> int:
     """Open a file below the place of the search, no component of which is a link."""
     if not sought.place.is_directory:
         return os.dup(sought.place.descriptor)
@@ -313,11 +330,11 @@ def _is_text(descriptor: int) -> bool:
             return False
         offset += len(data)
         if offset > FILE_BYTES_MAX:
-            raise Refused("too large")
+            raise OpenRefused("too large")
     return True
 
 
-class Spots:
+class MatchCollector:
     """Hears where lines match: the number of a descriptor, a line, a column and an offset."""
 
     def __init__(self) -> None:
@@ -333,11 +350,11 @@ class Spots:
         return True
 
 
-def _matches(texts: _Texts, spots: Spots, matches_max: int) -> list[Match]:
-    found: list[Match] = []
+def _matches(texts: _Texts, spots: MatchCollector, matches_max: int) -> list[SearchMatch]:
+    found: list[SearchMatch] = []
     for number, line, column, offset in sorted(spots.found)[:matches_max]:
         file = texts.files[number]
-        found.append(Match(file.path, line, line_at(file.descriptor, offset, column)))
+        found.append(SearchMatch(file.path, line, line_at(file.descriptor, offset, column)))
     return found
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 
 from yarl import URL
 
-from culm.tools.files.safe_open import Refused
+from culm.tools.files.safe_open import OpenRefused
 from culm.wire.codec import printable
 
 URL_CHARS_MAX = 4096
@@ -60,7 +60,7 @@ _OLD_EMBEDDED = IPv6Network("::/96")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class UrlTarget:
     """What a URL names, in one spelling: what is shown, checked and asked for is the same."""
 
     url: str  # Without a fragment; a name in it is ASCII, an address canonical.
@@ -79,69 +79,69 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedTarget:
     """A site with the addresses it has, which are the only ones to connect to."""
 
-    site: Site
+    site: UrlTarget
     addresses: tuple[str, ...]
     private: tuple[str, ...]  # Those of them that a person has to be asked about, in order.
 
 
-def parse_site(text: str) -> Site:
+def parse_site(text: str) -> UrlTarget:
     """Read a URL to get something from; raises `Refused`, in words for the model."""
     text = text.strip()
     if len(text) > URL_CHARS_MAX:
-        raise Refused(f"A URL may have {URL_CHARS_MAX} characters; this one has {len(text)}.")
+        raise OpenRefused(f"A URL may have {URL_CHARS_MAX} characters; this one has {len(text)}.")
     # Programs differ in how they read these, so what was checked might not be what is asked for.
     if not text.isprintable() or "\\" in text or " " in text:
-        raise Refused(f"{_brief(text)} has a blank or another character in it that no URL has.")
+        raise OpenRefused(f"{_brief(text)} has a blank or another character in it that no URL has.")
     try:
         url = URL(text)
         host, port = url.raw_host, url.port
     except ValueError as exc:
-        raise Refused(f"{_brief(text)} is no URL: {printable(str(exc))}.") from exc
+        raise OpenRefused(f"{_brief(text)} is no URL: {printable(str(exc))}.") from exc
     if url.scheme not in ("http", "https"):
-        raise Refused(f"{_brief(text)} is no URL that begins with http:// or https://.")
+        raise OpenRefused(f"{_brief(text)} is no URL that begins with http:// or https://.")
     if url.raw_user is not None or url.raw_password is not None:
-        raise Refused("A URL with a user or a password in it is not used.")
+        raise OpenRefused("A URL with a user or a password in it is not used.")
     if not host or not port:
-        raise Refused(f"{_brief(text)} names no host and port.")
+        raise OpenRefused(f"{_brief(text)} names no host and port.")
     host = _canonical_host(host)
     canonical = str(url.with_host(host).with_fragment(None))
     if url.raw_path_qs == "/" and not canonical.endswith("/"):
         canonical += "/"
-    return Site(canonical, url.scheme, host, port)
+    return UrlTarget(canonical, url.scheme, host, port)
 
 
-def join_site(at: Site, location: str) -> Site:
+def join_site(at: UrlTarget, location: str) -> UrlTarget:
     """Where a redirect leads; raises `Refused`."""
     try:
         return parse_site(urljoin(at.url, location.strip()))
-    except (Refused, ValueError) as exc:
-        raise Refused(f"{at.url} redirects to what cannot be followed: {exc}") from exc
+    except (OpenRefused, ValueError) as exc:
+        raise OpenRefused(f"{at.url} redirects to what cannot be followed: {exc}") from exc
 
 
-def sort_out(site: Site, addresses: tuple[str, ...]) -> Checked:
+def sort_out(site: UrlTarget, addresses: tuple[str, ...]) -> CheckedTarget:
     private = sorted({one for one in addresses if find_private_kind(one) is not None})
-    return Checked(site, addresses, tuple(private))
+    return CheckedTarget(site, addresses, tuple(private))
 
 
-def private_text(checked: Checked) -> str:
+def private_text(checked: CheckedTarget) -> str:
     """Which private addresses these are, for people: `127.0.0.1 (this machine)`."""
     return ", ".join(f"{one} ({find_private_kind(one)})" for one in checked.private)
 
 
-def check_redirect(asked: Checked, at: Site, found: Checked) -> None:
+def check_redirect(asked: CheckedTarget, at: UrlTarget, found: CheckedTarget) -> None:
     """Raise `Refused` unless what was asked for covers going on from `at` to `found`."""
     site = found.site
     if at.scheme == "https" and site.scheme == "http":
-        raise Refused(
+        raise OpenRefused(
             f"{at.url} redirects to {site.url}, where nothing is encrypted; that is not "
             "followed. Ask for that address itself if it is wanted."
         )
     is_same_place = (site.host, site.port) == (asked.site.host, asked.site.port)
     if found.private and not (is_same_place and set(found.private) <= set(asked.private)):
-        raise Refused(
+        raise OpenRefused(
             f"{at.url} redirects to {site.url}, which is {private_text(found)}; that was not "
             "asked for. Ask for that address itself if it is wanted."
         )
@@ -184,20 +184,20 @@ def _embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
 def _canonical_host(host: str) -> str:
     """One spelling of a host; raises `Refused` for what is none."""
     if "%" in host:
-        raise Refused(f"{_brief(host)} has a % in it, which no host has.")
+        raise OpenRefused(f"{_brief(host)} has a % in it, which no host has.")
     if ":" in host:
         try:
             return str(IPv6Address(host))
         except ValueError as exc:
-            raise Refused(f"{_brief(host)} is no address.") from exc
+            raise OpenRefused(f"{_brief(host)} is no address.") from exc
     host = host.removesuffix(".")
     if _NUMERIC.fullmatch(host):
         try:
             return socket.inet_ntoa(socket.inet_aton(host))
         except OSError as exc:
-            raise Refused(f"{_brief(host)} is no address.") from exc
+            raise OpenRefused(f"{_brief(host)} is no address.") from exc
     if not _NAME.fullmatch(host):
-        raise Refused(f"{_brief(host)} is no host name.")
+        raise OpenRefused(f"{_brief(host)} is no host name.")
     return host
 
 

@@ -26,13 +26,13 @@ _LONG_NUMBER = re.compile(r"&#[xX]?[0-9a-fA-F]{9,}+;?")
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class HtmlTag:
     name: str
     is_end: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def scan(text: str) -> Generator[str | Tag]:
+def scan(text: str) -> Generator[str | HtmlTag]:
     """Text, without entities, and tags, in the order they come. Never raises."""
     at = 0
     while at < len(text):
@@ -77,7 +77,7 @@ def _skip(text: str, start: int) -> int:
     return start
 
 
-def _tag(text: str, found: re.Match[str]) -> tuple[Tag, int]:
+def _tag(text: str, found: re.Match[str]) -> tuple[HtmlTag, int]:
     at = found.end()
     attributes: dict[str, str] = {}
     while attribute := _ATTRIBUTE.match(text, at):
@@ -88,4 +88,4 @@ def _tag(text: str, found: re.Match[str]) -> tuple[Tag, int]:
             attributes[name] = unescape(value[:ATTRIBUTE_CHARS_MAX])
     end = _TAG_END.match(text, at)
     assert end is not None
-    return Tag(found[2][:100].lower(), bool(found[1]), attributes), end.end()
+    return HtmlTag(found[2][:100].lower(), bool(found[1]), attributes), end.end()

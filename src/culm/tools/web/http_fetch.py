@@ -24,8 +24,8 @@ from yarl import URL
 
 from culm import __version__
 from culm.clock import Clock
-from culm.tools.files.safe_open import Refused, shown
-from culm.tools.web.addresses import Checked, Site, check_redirect, join_site, sort_out
+from culm.tools.files.safe_open import OpenRefused, shown
+from culm.tools.web.addresses import CheckedTarget, UrlTarget, check_redirect, join_site, sort_out
 
 TIMEOUT_S = 30  # Of a call that does not say.
 TIMEOUT_MAX_S = 120
@@ -77,23 +77,23 @@ async def bounded(clock: Clock, seconds: float) -> AsyncGenerator[None]:
             timer.cancel()
 
 
-async def check(site: Site, network: Network) -> Checked:
+async def check(site: UrlTarget, network: Network) -> CheckedTarget:
     """Look up where a site is; raises `Refused`."""
     try:
         found = await network.resolve(site.host, site.port)
     except (OSError, UnicodeError) as exc:
         said = getattr(exc, "strerror", None) or exc
-        raise Refused(f"The host {site.host} was not found: {said}.") from exc
+        raise OpenRefused(f"The host {site.host} was not found: {said}.") from exc
     addresses = tuple(dict.fromkeys(found))[:ADDRESSES_MAX]
     if not addresses:
-        raise Refused(f"The host {site.host} has no address.")
+        raise OpenRefused(f"The host {site.host} has no address.")
     return sort_out(site, addresses)
 
 
-class Page:
+class FetchedPage:
     """An answer whose head has come. Made by `open_page`."""
 
-    def __init__(self, site: Site, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, site: UrlTarget, response: aiohttp.ClientResponse) -> None:
         self.site = site  # Where the redirects ended.
         self.status = response.status
         self.reason = shown(response.reason or "")[:100]
@@ -110,15 +110,15 @@ class Page:
                 for piece in self._body.feed(raw):
                     yield piece
         except (aiohttp.ClientError, OSError) as exc:
-            raise Refused(f"{self.site.url} ended within its answer: {_said(exc)}.") from exc
+            raise OpenRefused(f"{self.site.url} ended within its answer: {_said(exc)}.") from exc
         except (zlib.error, RuntimeError) as exc:  # The latter is aiohttp's for broken chunks.
-            raise Refused(f"The answer of {self.site.url} is broken.") from exc
+            raise OpenRefused(f"The answer of {self.site.url} is broken.") from exc
         if not self._body.is_whole:
-            raise Refused(f"{self.site.url} ended within its answer.")
+            raise OpenRefused(f"{self.site.url} ended within its answer.")
 
 
 @asynccontextmanager
-async def open_page(asked: Checked, network: Network) -> AsyncGenerator[Page]:
+async def open_page(asked: CheckedTarget, network: Network) -> AsyncGenerator[FetchedPage]:
     """Ask for a page and follow where it leads; raises `Refused`.
 
     Whoever enters the block bounds its time. Leaving it drops the connection.
@@ -128,16 +128,16 @@ async def open_page(asked: Checked, network: Network) -> AsyncGenerator[Page]:
         async with _open(at, network) as response:
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or location is None:
-                yield Page(at.site, response)
+                yield FetchedPage(at.site, response)
                 return
         found = await check(join_site(at.site, location), network)
         check_redirect(asked, at.site, found)
         at = found
-    raise Refused(f"{asked.site.url} redirects more than {REDIRECTS_MAX} times.")
+    raise OpenRefused(f"{asked.site.url} redirects more than {REDIRECTS_MAX} times.")
 
 
 @asynccontextmanager
-async def _open(checked: Checked, network: Network) -> AsyncGenerator[aiohttp.ClientResponse]:
+async def _open(checked: CheckedTarget, network: Network) -> AsyncGenerator[aiohttp.ClientResponse]:
     connector = aiohttp.TCPConnector(
         resolver=_Pinned(checked),
         socket_factory=_only(checked),
@@ -161,7 +161,7 @@ async def _open(checked: Checked, network: Network) -> AsyncGenerator[aiohttp.Cl
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             if isinstance(exc, TimeoutError):
                 raise  # By whoever bounds the time.
-            raise Refused(f"{checked.site.url} cannot be read: {_said(exc)}.") from exc
+            raise OpenRefused(f"{checked.site.url} cannot be read: {_said(exc)}.") from exc
         try:
             yield response
         finally:
@@ -171,7 +171,7 @@ async def _open(checked: Checked, network: Network) -> AsyncGenerator[aiohttp.Cl
 class _Pinned(AbstractResolver):
     """Knows one host, and of it the addresses that were checked."""
 
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: CheckedTarget) -> None:
         self._checked = checked
 
     async def resolve(
@@ -194,13 +194,13 @@ class _Pinned(AbstractResolver):
         pass
 
 
-def _only(checked: Checked) -> Callable[[_Address], socket.socket]:
+def _only(checked: CheckedTarget) -> Callable[[_Address], socket.socket]:
     """Make sockets for the checked addresses; the last look, right before a connection is made."""
 
     def make(address: _Address) -> socket.socket:
         family, kind, protocol, _, where = address
         if where[0] not in checked.addresses or where[1] != checked.site.port:
-            raise Refused(f"{checked.site.url} would have been got from {where}, not checked.")
+            raise OpenRefused(f"{checked.site.url} would have been got from {where}, not checked.")
         return socket.socket(family, kind, protocol)
 
     return make
@@ -234,13 +234,13 @@ class _Zipped:
             raw = self._member.unconsumed_tail or self._member.unused_data
 
 
-def _body_of(site: Site, response: aiohttp.ClientResponse) -> _Plain | _Zipped:
+def _body_of(site: UrlTarget, response: aiohttp.ClientResponse) -> _Plain | _Zipped:
     coding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if coding in ("identity", ""):
         return _Plain()
     if coding in ("gzip", "x-gzip"):
         return _Zipped()
-    raise Refused(f"{site.url} is compressed as {shown(coding)[:50]}, which was not asked for.")
+    raise OpenRefused(f"{site.url} is compressed as {shown(coding)[:50]}, which was not asked for.")
 
 
 def _charset(response: aiohttp.ClientResponse) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
-from culm.tools.web.html import Tag, scan
+from culm.tools.web.html import HtmlTag, scan
 
 BOXES_MAX = 24  # Lists and quotations in each other; what is deeper counts as this deep.
 SPANS_MAX = 16
@@ -113,7 +113,7 @@ class _Page:
         if self._chars > PARAGRAPH_CHARS_MAX:
             self._flush()
 
-    def on_start(self, tag: Tag) -> None:
+    def on_start(self, tag: HtmlTag) -> None:
         name = tag.name
         if self._dropped:
             if name == self._dropped[0] and name != "select":
@@ -138,7 +138,7 @@ class _Page:
         else:
             self._start_other(tag)
 
-    def _start_other(self, tag: Tag) -> None:
+    def _start_other(self, tag: HtmlTag) -> None:
         name = tag.name
         if name == "br":
             self._say("\n" if self._table is None else " ")
@@ -178,7 +178,7 @@ class _Page:
             self._words.append(text)
             self._chars += len(text)
 
-    def _image(self, tag: Tag) -> None:
+    def _image(self, tag: HtmlTag) -> None:
         alt = _BLANKS.sub(" ", tag.attributes.get("alt", "")).strip()
         if alt:
             source = self._absolute(tag.attributes.get("src", ""))
@@ -266,7 +266,7 @@ class _Page:
 
     # --- lists, quotations, code
 
-    def _start_box(self, tag: Tag) -> None:
+    def _start_box(self, tag: HtmlTag) -> None:
         self._flush()
         name = tag.name
         if name == "li":
@@ -393,7 +393,7 @@ def _is_heading(name: str) -> bool:
     return len(name) == 2 and name[0] == "h" and name[1] in "123456"
 
 
-def _language(tag: Tag) -> str:
+def _language(tag: HtmlTag) -> str:
     found = _LANGUAGE.search(tag.attributes.get("class", ""))
     return found[1] if found else ""
 

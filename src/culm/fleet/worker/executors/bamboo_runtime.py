@@ -18,43 +18,43 @@ from msgspec import UNSET
 from culm.errors import ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
-    Cancelling,
-    Events,
-    Host,
+    CancelToken,
+    EventSink,
     Outcome,
-    RunOver,
-    Steering,
+    RunEnded,
+    RunHost,
+    SteerInbox,
     failed,
 )
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import BadProvision, Capabilities, Provision, check_provision
-from culm.fleet.worker.executors.base import Services, execution_started, make_private
-from culm.fleet.worker.executors.runtime_events import Telling, open_telling
+from culm.fleet.worker.executors.base import WorkerServices, execution_started, make_private
+from culm.fleet.worker.executors.runtime_events import EventSender, open_telling
 from culm.fleet.worker.executors.runtime_gate import (
     ASK_S,
-    Admission,
+    RuntimeGate,
     capabilities_of,
     policy_terms_of,
 )
 from culm.fleet.worker.executors.runtime_history import history_from
-from culm.fleet.worker.executors.runtime_host import HostMeter, HostOffice
+from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import OneSpeaker, choose
-from culm.fleet.worker.executors.runtime_settings import Given, read_given
-from culm.fleet.worker.executors.runtime_tools import Bench, Offer, open_bench
-from culm.fleet.worker.executors.runtime_turn import Work, end, hold, look_around
+from culm.fleet.worker.executors.runtime_model import SingleModel, choose
+from culm.fleet.worker.executors.runtime_settings import RuntimeSettings, read_given
+from culm.fleet.worker.executors.runtime_tools import RuntimeTools, ToolOffer, open_bench
+from culm.fleet.worker.executors.runtime_turn import TurnWork, end, hold, look_around
 from culm.ids import RunId, SessionId
-from culm.model.choice import Chosen, make_model
+from culm.model.choice import ChosenModel, make_model
 from culm.permission.hooks import Hooks
 from culm.run.budget import FreeMeter
 from culm.run.limits import price_of
-from culm.run.loop import Speaker
-from culm.run.setting import Setting
+from culm.run.loop import ActiveModel
+from culm.run.setting import JournalSetting
 from culm.run.system_prompt import system_prompt
 from culm.settings import Settings
 from culm.tools.agent_tools import make_agent_tools
-from culm.tools.base import Call
-from culm.tools.files.file_executor import WALL_S, FileWork
+from culm.tools.base import CallRequest
+from culm.tools.files.file_executor import WALL_S, FileExecutor
 from culm.wire.codec import Json
 from culm.wire.runs import Limits
 
@@ -68,7 +68,7 @@ class _Shared:
     """Of all runs of a worker."""
 
     http: aiohttp.ClientSession
-    work: FileWork
+    work: FileExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class _Run:
     session_id: SessionId
     spec: RunSpec
     capabilities: Capabilities
-    chosen: Chosen
-    steer: Steering
-    cancel: Cancelling
-    host: Host
+    chosen: ChosenModel
+    steer: SteerInbox
+    cancel: CancelToken
+    host: RunHost
 
 
-def make_bamboo_runtime(provision: Provision, services: Services) -> "BambooRuntime":
+def make_bamboo_runtime(provision: Provision, services: WorkerServices) -> "BambooRuntime":
     """Raises `BadProvision`. Opens nothing."""
     return BambooRuntime(provision, services, read_given(provision.culm))
 
@@ -93,14 +93,21 @@ def make_bamboo_runtime(provision: Provision, services: Services) -> "BambooRunt
 class BambooRuntime:
     """Runs may overlap: they share nothing that one of them can change."""
 
-    def __init__(self, provision: Provision, services: Services, given: Given) -> None:
+    def __init__(
+        self, provision: Provision, services: WorkerServices, given: RuntimeSettings
+    ) -> None:
         self._provision = provision
         self._services = services
         self._given = given
         self._shared: _Shared | None = None
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         if cancel.is_set():
             return CANCELLED
@@ -115,7 +122,7 @@ class BambooRuntime:
                 return await self._hold(run, telling)
             except ModelFailed as exc:
                 return failed(_words(exc))
-            except RunOver:  # Nobody is left to hear of it.
+            except RunEnded:  # Nobody is left to hear of it.
                 return CANCELLED
             except Exception:  # boundary: a bug in one run is that run's error
                 log.exception("run %s failed", run.id)
@@ -130,7 +137,7 @@ class BambooRuntime:
             finally:
                 await shared.http.close()
 
-    def _check(self, spec: RunSpec, steer: Steering, cancel: Cancelling, host: Host) -> _Run:
+    def _check(self, spec: RunSpec, steer: SteerInbox, cancel: CancelToken, host: RunHost) -> _Run:
         """Raises `ModelFailed` and `BadProvision`, in words for the host."""
         policy = spec.permission_policy
         capabilities = capabilities_of(self._provision.capabilities, policy)
@@ -159,10 +166,10 @@ class BambooRuntime:
             http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
             )
-            self._shared = _Shared(http, FileWork(self._services.clock, WALL_S))
+            self._shared = _Shared(http, FileExecutor(self._services.clock, WALL_S))
         return self._shared
 
-    async def _hold(self, run: _Run, telling: Telling) -> Outcome:
+    async def _hold(self, run: _Run, telling: EventSender) -> Outcome:
         for event in self._first_words(run):
             await telling.say(event)
         services, shared = self._services, self._open_shared()
@@ -175,7 +182,7 @@ class BambooRuntime:
             telling,
             run.steer,
             run.cancel,
-            Setting(
+            JournalSetting(
                 chosen.settings.model,
                 chosen.provider_id,
                 chosen.info.context_window,
@@ -199,7 +206,7 @@ class BambooRuntime:
             offer=self._offer(run),
         ) as bench:
             admission, limits = self._admission(run, bench, telling), self._limits()
-            work = Work(services, telling, journal, bench, admission, speakers, limits, meter)
+            work = TurnWork(services, telling, journal, bench, admission, speakers, limits, meter)
             ending = await hold(work, run.cancel)
         return await end(work, ending)
 
@@ -241,7 +248,7 @@ class BambooRuntime:
     def _limits(self) -> Limits:
         return Limits(steps=self._provision.limits.max_rounds or _DEFAULTS.run_steps_max)
 
-    async def _speakers(self, run: _Run, shared: _Shared, path: Path) -> OneSpeaker:
+    async def _speakers(self, run: _Run, shared: _Shared, path: Path) -> SingleModel:
         """Raises `ModelFailed`."""
         chosen = run.chosen
         paths, now_s = self._given.context_paths, self._services.clock.now_s()
@@ -255,9 +262,9 @@ class BambooRuntime:
         price = price_of(chosen.info, flat_rate=chosen.flat_rate)
         words = (system_prompt(around, chosen.system_prefix), self._provision.culm.prompt)
         system = "\n\n".join(filter(None, words))
-        return OneSpeaker(Speaker(model, chosen.settings, price, system))
+        return SingleModel(ActiveModel(model, chosen.settings, price, system))
 
-    def _offer(self, run: _Run) -> Offer:
+    def _offer(self, run: _Run) -> ToolOffer:
         """What needs a host is offered only where there is one that does it."""
         said, disabled = self._provision.culm, self._provision.disabled_tools or ()
         can = run.capabilities
@@ -265,26 +272,26 @@ class BambooRuntime:
         is_read_only = can.is_read_only or can.mode == "plan"
         own_tools = {} if is_read_only else self._given.own_tools
         if not run.host.takes_calls:
-            return Offer(own_tools=own_tools, disabled=disabled)
+            return ToolOffer(own_tools=own_tools, disabled=disabled)
         refusal = refusal_to_start(can, self._provision.identity.depth)
-        office = HostOffice(run.host)
+        office = HostDelegation(run.host)
         agent_tools = make_agent_tools(office, may_start=not refusal, roles=said.roles)
         withheld = {"agent": refusal} if refusal else {}
-        return Offer(agent_tools, own_tools, said.questions, disabled, withheld)
+        return ToolOffer(agent_tools, own_tools, said.questions, disabled, withheld)
 
-    def _admission(self, run: _Run, bench: Bench, telling: Telling) -> Admission:
+    def _admission(self, run: _Run, bench: RuntimeTools, telling: EventSender) -> RuntimeGate:
         workspace = str(bench.kit.inside.root)
         terms, is_read_only = policy_terms_of(
             run.capabilities, self._given, workspace=workspace, home=bench.home
         )
         hooks = Hooks(bench.kit, lambda: self._given.hooks)
 
-        def on_allowed(call: Call, by: str) -> None:
+        def on_allowed(call: CallRequest, by: str) -> None:
             if by in ("approve", "hook"):  # Whoever watches is shown what nobody was asked about.
                 told = {"type": "call_allowed", "tool_call_id": call.id, "by": by}
                 telling.say_nowait({**told})
 
-        return Admission(
+        return RuntimeGate(
             run.host,
             self._services.clock,
             terms,

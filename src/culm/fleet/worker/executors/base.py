@@ -6,17 +6,17 @@ from pathlib import Path
 from culm.clock import Clock
 from culm.fleet.times import format_time
 from culm.ids import Ids
-from culm.processes.base import Custody
+from culm.processes.base import Processes
 from culm.wire.codec import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class WorkerServices:
     """The same for every run of a worker; nothing of it is opened before its first use."""
 
     clock: Clock
     ids: Ids
-    custody: Custody  # Who starts the first process also starts, or asks for, its keeper.
+    custody: Processes  # Who starts the first process also starts, or asks for, its keeper.
     storage: Path  # Private to this worker. It is there once `make_private` was called.
 
 

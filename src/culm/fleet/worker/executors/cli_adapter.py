@@ -14,22 +14,28 @@ from typing import Final
 from culm.fleet.environment import keyless_env
 from culm.fleet.executor import (
     CANCELLED,
-    Cancelling,
-    Events,
-    Host,
+    CancelToken,
+    EventSink,
     Outcome,
-    RunOver,
-    Steering,
+    RunEnded,
+    RunHost,
+    SteerInbox,
     completed,
     failed,
 )
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import ClaudeKind, CliKind, CodexKind, Provision
-from culm.fleet.tail import Tail
-from culm.fleet.worker.executors.base import Services, execution_started
+from culm.fleet.tail import StderrTail
+from culm.fleet.worker.executors.base import WorkerServices, execution_started
 from culm.fleet.worker.executors.cli_pipes import LinePipe
-from culm.fleet.worker.executors.cli_profiles import Spoken, Told, spoken_of
-from culm.processes.base import Exit, Held, Order, Owner, StartFailed
+from culm.fleet.worker.executors.cli_profiles import AgentOutput, CliProfile, spoken_of
+from culm.processes.base import (
+    ProcessExit,
+    ProcessHandle,
+    ProcessOwner,
+    ProcessRequest,
+    ProcessStartFailed,
+)
 from culm.tools.process.child import open_memory
 from culm.tools.process.environment import command_env
 from culm.wire.codec import Json
@@ -39,7 +45,7 @@ KILL_GRACE_S: Final = 0.5  # A cancelled run has three seconds in all.
 
 
 def make_cli_adapter(
-    kind: CliKind | ClaudeKind | CodexKind, provision: Provision, services: Services
+    kind: CliKind | ClaudeKind | CodexKind, provision: Provision, services: WorkerServices
 ) -> "CliAdapter":
     """Raises `BadProvision`."""
     spoken = spoken_of(kind, read_only=provision.capabilities.is_read_only)
@@ -49,7 +55,7 @@ def make_cli_adapter(
 class CliAdapter:
     """Implements `Executor`."""
 
-    def __init__(self, spoken: Spoken, provision: Provision, services: Services) -> None:
+    def __init__(self, spoken: CliProfile, provision: Provision, services: WorkerServices) -> None:
         self._spoken = spoken
         self._custody = services.custody
         self._clock = services.clock
@@ -59,18 +65,23 @@ class CliAdapter:
         self._env = env_of(os.environ, given, spoken.forward_env, self._cwd)
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         if cancel.is_set():
             return CANCELLED
         with ExitStack() as ours:
-            output, errors = LinePipe(), Tail()
+            output, errors = LinePipe(), StderrTail()
             ours.callback(output.close)
             ours.callback(errors.close)
             await events.emit(self._begun(spec))
             try:
                 held = await self._start(spec, output, errors)
-            except StartFailed as exc:
+            except ProcessStartFailed as exc:
                 return failed(str(exc))
             answer = _Answer()
             how = await _follow(held, output, self._spoken, events, cancel, answer)
@@ -83,7 +94,7 @@ class CliAdapter:
         session_id = "" if session is None else session.session_id
         return execution_started(spec.activation_run_id or "", session_id, self._clock.now_s())
 
-    async def _start(self, spec: RunSpec, output: LinePipe, errors: Tail) -> Held:
+    async def _start(self, spec: RunSpec, output: LinePipe, errors: StderrTail) -> ProcessHandle:
         spoken = self._spoken
         words = (spec.assignment,) if spoken.in_argument else ()
         given = b"" if spoken.in_argument else spec.assignment.encode()
@@ -94,9 +105,11 @@ class CliAdapter:
                 output.open(theirs),
                 errors.mouth,
             )
-            owner = Owner(self._agent_id, "agent")
+            owner = ProcessOwner(self._agent_id, "agent")
             title = " ".join(spoken.argv)
-            order = Order([*spoken.argv, *words], self._cwd, self._env, owner, descriptors, title)
+            order = ProcessRequest(
+                [*spoken.argv, *words], self._cwd, self._env, owner, descriptors, title
+            )
             return await self._custody.start(order)
 
 
@@ -115,25 +128,25 @@ def _working_directory() -> str:
 
 
 async def _follow(
-    held: Held,
+    held: ProcessHandle,
     output: LinePipe,
-    spoken: Spoken,
-    events: Events,
-    cancel: Cancelling,
+    spoken: CliProfile,
+    events: EventSink,
+    cancel: CancelToken,
     answer: "_Answer",
-) -> Exit | None:
+) -> ProcessExit | None:
     """Tell what it says until it has ended with all it started. A cancel ends all of it.
 
     None if nobody is left to be told; then it is ended, too.
     """
-    how: Exit | None = None
+    how: ProcessExit | None = None
     try:
         async with asyncio.TaskGroup() as group:
             stopping = group.create_task(_stop(held, cancel), name="cancel")
             waiting = group.create_task(held.wait(), name="exit")
             # Something that got away may hold the pipe for ever.
             waiting.add_done_callback(lambda _: output.end())
-            with suppress(RunOver):
+            with suppress(RunEnded):
                 while (line := await output.line()) is not None:
                     told = spoken.read(line)
                     for event in told.events:
@@ -150,7 +163,7 @@ async def _follow(
             await held.kill(0.0)
 
 
-async def _stop(held: Held, cancel: Cancelling) -> None:
+async def _stop(held: ProcessHandle, cancel: CancelToken) -> None:
     await cancel.wait()
     await held.kill(KILL_GRACE_S)
 
@@ -165,7 +178,7 @@ class _Answer:
         self._result: str | None = None
         self._error: str | None = None
 
-    def take(self, told: Told) -> None:
+    def take(self, told: AgentOutput) -> None:
         if told.text:
             self._texts.append(told.text)
             self._chars += len(told.text)
@@ -187,7 +200,7 @@ class _Answer:
     def _text(self) -> str:
         return "".join(self._texts)[-RESULT_CHARS_MAX:]
 
-    def outcome(self, how: Exit, name: str, last_words: str) -> Outcome:
+    def outcome(self, how: ProcessExit, name: str, last_words: str) -> Outcome:
         if self._error is not None:
             return failed(f"`{name}` failed: {self._error}")
         if how.code != 0:
@@ -196,7 +209,7 @@ class _Answer:
         return completed(self._text().strip("\n") if self._result is None else self._result)
 
 
-def _ending(how: Exit) -> str:
+def _ending(how: ProcessExit) -> str:
     if how.lost:
         return "was ended with the keeper of its process; what it had done is not known"
     return f"ended with status {how.code}" if how.signal is None else f"died of signal {how.signal}"

@@ -18,7 +18,7 @@ Event = Mapping[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AgentOutput:
     """What a line tells."""
 
     events: list[Event] = field(default_factory=list[Event])
@@ -28,12 +28,12 @@ class Told:
     usage: tuple[int, int] | None = None  # Tokens in and out.
 
 
-NOTHING: Final = Told()
-Reader = Callable[[str], Told]
+NOTHING: Final = AgentOutput()
+Reader = Callable[[str], AgentOutput]
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class CliProfile:
     """A program, how it is started, and how what it prints is read."""
 
     argv: list[str]
@@ -45,7 +45,7 @@ class Spoken:
 # --- command lines
 
 
-def spoken_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> Spoken:
+def spoken_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> CliProfile:
     """Raises `BadProvision`."""
     match kind:
         case CliKind():
@@ -56,28 +56,28 @@ def spoken_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> Spo
             return _spoken_codex(kind, read_only=read_only)
 
 
-def _spoken_cli(kind: CliKind, *, read_only: bool) -> Spoken:
+def _spoken_cli(kind: CliKind, *, read_only: bool) -> CliProfile:
     if not kind.command:
         raise BadProvision("executor.command is empty")
     match kind.profile:
         case "claude":
             claude = _spoken_claude(ClaudeKind(kind.command), read_only=read_only)
-            return Spoken([*claude.argv, *kind.args], claude.read)
+            return CliProfile([*claude.argv, *kind.args], claude.read)
         case "codex":
             *argv, stdin = _spoken_codex(CodexKind(kind.command), read_only=read_only).argv
-            return Spoken([*argv, *kind.args, stdin], read_codex)
+            return CliProfile([*argv, *kind.args, stdin], read_codex)
         case "crush" | "":
             if read_only:
                 raise BadProvision("a command cannot be kept from writing: read_only is refused")
             if kind.profile:
-                return Spoken([kind.command, "run", "--quiet", *kind.args], read_text)
+                return CliProfile([kind.command, "run", "--quiet", *kind.args], read_text)
             read = read_json if kind.output == "json" else read_text
-            return Spoken([kind.command, *kind.args], read, kind.input == "argument")
+            return CliProfile([kind.command, *kind.args], read, kind.input == "argument")
         case _:
             raise BadProvision("executor.profile is not one of claude, codex, crush")
 
 
-def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> Spoken:
+def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> CliProfile:
     argv = [kind.binary or "claude", "-p", "--output-format", "stream-json", "--verbose"]
     # Said in any case: left to itself, without a terminal, it may allow itself everything.
     argv += ["--permission-mode", "plan" if read_only else kind.permission_mode or "default"]
@@ -85,10 +85,10 @@ def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> Spoken:
         argv += ["--model", kind.model]
     if not kind.inherit_user_config:
         argv += ["--strict-mcp-config", "--setting-sources", "project"]
-    return Spoken(argv, read_claude, forward_env=tuple(kind.forward_env))
+    return CliProfile(argv, read_claude, forward_env=tuple(kind.forward_env))
 
 
-def _spoken_codex(kind: CodexKind, *, read_only: bool) -> Spoken:
+def _spoken_codex(kind: CodexKind, *, read_only: bool) -> CliProfile:
     for name, is_given in (
         ("mode", kind.mode not in (None, "exec")),
         ("auth_mode", kind.auth_mode not in (None, "inherit", "api_key")),
@@ -111,7 +111,7 @@ def _spoken_codex(kind: CodexKind, *, read_only: bool) -> Spoken:
         argv += ["-c", f"sandbox_workspace_write.network_access={allowed}"]
     if kind.workspace_owned:
         argv.append("--skip-git-repo-check")
-    return Spoken([*argv, "-"], read_codex, forward_env=tuple(kind.forward_env))
+    return CliProfile([*argv, "-"], read_codex, forward_env=tuple(kind.forward_env))
 
 
 def _toml(text: str) -> str:
@@ -121,7 +121,7 @@ def _toml(text: str) -> str:
 # --- what they print
 
 
-def read_text(line: str) -> Told:
+def read_text(line: str) -> AgentOutput:
     """A line is a piece of the answer."""
     return _said(f"{line}\n")
 
@@ -141,7 +141,7 @@ _PASSED: Final = frozenset(
 )
 
 
-def read_json(line: str) -> Told:
+def read_json(line: str) -> AgentOutput:
     """Events as a worker sends them, one a line; `result` names the result, `error` the reason.
 
     What is no JSON object is a piece of the answer.
@@ -152,18 +152,20 @@ def read_json(line: str) -> Told:
     match found.get("type"):
         case "token":
             content = _text(found.get("content"))
-            return Told([{"type": "token", "content": content}], text=content)
+            return AgentOutput([{"type": "token", "content": content}], text=content)
         case "result":
-            return Told(result=_text(found.get("result")) or _text(found.get("text")))
+            return AgentOutput(result=_text(found.get("result")) or _text(found.get("text")))
         case "error":
-            return Told(error=_text(found.get("message")) or "it failed, and did not say why")
+            return AgentOutput(
+                error=_text(found.get("message")) or "it failed, and did not say why"
+            )
         case str(kind) if kind in _PASSED:
-            return Told([found])
+            return AgentOutput([found])
         case _:
             return NOTHING
 
 
-def read_claude(line: str) -> Told:
+def read_claude(line: str) -> AgentOutput:
     found = _find_object(line) or {}
     match found.get("type"):
         case "assistant" | "user":
@@ -171,9 +173,9 @@ def read_claude(line: str) -> Told:
         case "result":
             text = _text(found.get("result"))
             if found.get("is_error"):
-                return Told(error=text or _text(found.get("subtype")) or "it failed")
+                return AgentOutput(error=text or _text(found.get("subtype")) or "it failed")
             usage = _object(found.get("usage"))
-            return Told(result=text, usage=_usage(usage, "input_tokens", "output_tokens"))
+            return AgentOutput(result=text, usage=_usage(usage, "input_tokens", "output_tokens"))
         case _:
             return NOTHING
 
@@ -185,53 +187,57 @@ def _blocks(message: Json) -> list[dict[str, Json]]:
     return [_object(block) for block in _list(content)]
 
 
-def _read_claude_block(block: dict[str, Json]) -> Told:
+def _read_claude_block(block: dict[str, Json]) -> AgentOutput:
     match block.get("type"):
         case "text":
             return _said(_text(block.get("text")) + "\n")
         case "thinking":
-            return Told([{"type": "reasoning_token", "content": _text(block.get("thinking"))}])
+            return AgentOutput(
+                [{"type": "reasoning_token", "content": _text(block.get("thinking"))}]
+            )
         case "tool_use":
             name, given = _text(block.get("name")), _object(block.get("input"))
-            return Told([_started(_text(block.get("id")), name, given)])
+            return AgentOutput([_started(_text(block.get("id")), name, given)])
         case "tool_result":
             content = block.get("content")
             pieces = [_text(_object(piece).get("text")) for piece in _list(content)]
             text = content if isinstance(content, str) else "\n".join(pieces)
             is_error = bool(block.get("is_error"))
-            return Told([_ended(_text(block.get("tool_use_id")), text, is_error=is_error)])
+            return AgentOutput([_ended(_text(block.get("tool_use_id")), text, is_error=is_error)])
         case _:
             return NOTHING
 
 
-def read_codex(line: str) -> Told:
+def read_codex(line: str) -> AgentOutput:
     found = _find_object(line) or {}
     item = _object(found.get("item"))
     match found.get("type"), item.get("type"):
         case "item.completed", "agent_message":
             text = _text(item.get("text"))
             # The last one is the answer.
-            return Told([{"type": "token", "content": f"{text}\n"}], result=text)
+            return AgentOutput([{"type": "token", "content": f"{text}\n"}], result=text)
         case "item.completed", "reasoning":
-            return Told([{"type": "reasoning_token", "content": _text(item.get("text"))}])
+            return AgentOutput([{"type": "reasoning_token", "content": _text(item.get("text"))}])
         case "item.started", "command_execution":
             given = {"command": _text(item.get("command"))}
-            return Told([_started(_text(item.get("id")), "command_execution", given)])
+            return AgentOutput([_started(_text(item.get("id")), "command_execution", given)])
         case "item.completed", "command_execution":
             is_error = item.get("exit_code") not in (0, None) or item.get("status") == "failed"
             text = _text(item.get("aggregated_output"))
-            return Told([_ended(_text(item.get("id")), text, is_error=is_error)])
+            return AgentOutput([_ended(_text(item.get("id")), text, is_error=is_error)])
         case "turn.completed", _:
             usage = _object(found.get("usage"))
-            return Told(usage=_usage(usage, "input_tokens", "output_tokens"))
+            return AgentOutput(usage=_usage(usage, "input_tokens", "output_tokens"))
         case "turn.failed", _:
-            return Told(error=_text(_object(found.get("error")).get("message")) or "it failed")
+            return AgentOutput(
+                error=_text(_object(found.get("error")).get("message")) or "it failed"
+            )
         case _:
             return NOTHING
 
 
-def _said(text: str) -> Told:
-    return Told([{"type": "token", "content": text}], text=text)
+def _said(text: str) -> AgentOutput:
+    return AgentOutput([{"type": "token", "content": text}], text=text)
 
 
 def _started(call_id: str, name: str, given: Json) -> Event:
@@ -245,10 +251,10 @@ def _ended(call_id: str, text: str, *, is_error: bool) -> Event:
     return {"type": "tool_complete", "tool_call_id": call_id, "result": result}
 
 
-def _merged(several: Iterator[Told]) -> Told:
+def _merged(several: Iterator[AgentOutput]) -> AgentOutput:
     told = list(several)
     events = [event for one in told for event in one.events]
-    return Told(events, text="".join(one.text for one in told))
+    return AgentOutput(events, text="".join(one.text for one in told))
 
 
 # --- JSON of strangers: whatever is not what it should be is nothing

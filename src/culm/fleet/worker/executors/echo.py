@@ -7,11 +7,11 @@ from typing import Final
 from culm.clock import Clock, pause
 from culm.fleet.executor import (
     CANCELLED,
-    Cancelling,
-    Events,
-    Host,
+    CancelToken,
+    EventSink,
     Outcome,
-    Steering,
+    RunHost,
+    SteerInbox,
     completed,
 )
 from culm.fleet.protocol.frames import RunSpec
@@ -19,14 +19,19 @@ from culm.fleet.protocol.frames import RunSpec
 _SLEEP: Final = re.compile(r"__sleep_ms:([0-9]{1,9})")
 
 
-class Echo:
+class EchoExecutor:
     """Implements `Executor`. The first word `__sleep_ms:<n>` is not said, but waited for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     async def run(
-        self, spec: RunSpec, events: Events, steer: Steering, cancel: Cancelling, host: Host
+        self,
+        spec: RunSpec,
+        events: EventSink,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        host: RunHost,
     ) -> Outcome:
         words, delay_s = parse_words(spec.assignment)
         if delay_s and not await self._passes(delay_s, cancel):
@@ -41,7 +46,7 @@ class Echo:
         await events.emit({"type": "complete"})
         return completed(f"echo: {' '.join(words)}")
 
-    async def _passes(self, delay_s: float, cancel: Cancelling) -> bool:
+    async def _passes(self, delay_s: float, cancel: CancelToken) -> bool:
         """Whether the time has passed before the run was cancelled."""
         async with asyncio.TaskGroup() as group:
             passing = group.create_task(pause(self._clock, delay_s), name="delay")

@@ -14,8 +14,8 @@ from culm.fleet.provision import (
     Provision,
     RuntimeKind,
 )
-from culm.fleet.worker.executors.base import Services
-from culm.fleet.worker.executors.echo import Echo
+from culm.fleet.worker.executors.base import WorkerServices
+from culm.fleet.worker.executors.echo import EchoExecutor
 
 # What somebody imports when it is first used, in the order in which a run does.
 _LATE: Final = (
@@ -29,11 +29,11 @@ _LATE: Final = (
 
 
 @asynccontextmanager
-async def open_executor(provision: Provision, services: Services) -> AsyncGenerator[Executor]:
+async def open_executor(provision: Provision, services: WorkerServices) -> AsyncGenerator[Executor]:
     """Raises `BadProvision`. What an executor needs is imported if it is wanted."""
     match provision.executor:
         case EchoKind():
-            yield Echo(services.clock)
+            yield EchoExecutor(services.clock)
         case RuntimeKind():
             from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
 

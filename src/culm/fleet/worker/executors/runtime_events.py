@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from culm.errors import TooLarge
-from culm.fleet.executor import Events, RunOver
+from culm.fleet.executor import EventSink, RunEnded
 from culm.wire.codec import Json, clean
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ class _Told:
         return {**self.event, "content": "".join(self.pieces)} if self.pieces else self.event
 
 
-class Telling:
+class EventSender:
     """Made by `open_telling`."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: EventSink) -> None:
         self._events = events
         self._line: deque[_Told] = deque()
         self._has_work = asyncio.Event()
@@ -80,7 +80,7 @@ class Telling:
         If this is cancelled it is still told, as long as the run goes on.
         """
         if self._is_over:
-            raise RunOver
+            raise RunEnded
         heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._put(_Told(event, heard=heard))
         await heard
@@ -104,13 +104,13 @@ class Telling:
                 await self._tell(telling.whole())
                 if telling.heard is not None and not telling.heard.done():
                     telling.heard.set_result(None)
-        except RunOver:
+        except RunEnded:
             pass  # Who says something is told so.
         finally:
             self._is_over = True
             for told in (telling, *self._line):
                 if told is not None and told.heard is not None and not told.heard.done():
-                    told.heard.set_exception(RunOver())
+                    told.heard.set_exception(RunEnded())
             self._line.clear()
 
     async def _tell(self, event: Mapping[str, Json]) -> None:
@@ -121,10 +121,10 @@ class Telling:
 
 
 @asynccontextmanager
-async def open_telling(events: Events) -> AsyncGenerator[Telling]:
+async def open_telling(events: EventSink) -> AsyncGenerator[EventSender]:
     """Within the block a run can tell things; what was not waited for may be lost at its end."""
     async with asyncio.TaskGroup() as tasks:
-        telling = Telling(events)
+        telling = EventSender(events)
         pump = tasks.create_task(telling.pump(), name="what a run tells")
         try:
             yield telling

@@ -13,23 +13,23 @@ from typing import cast
 import msgspec
 
 from culm.clock import Clock
-from culm.fleet.executor import Host, NotAsked
+from culm.fleet.executor import ApprovalUnavailable, RunHost
 from culm.fleet.protocol.frames import PermissionPolicy
 from culm.fleet.provision import Capabilities
 from culm.fleet.times import format_time
 from culm.fleet.worker.executors.runtime_host import ask_people
-from culm.fleet.worker.executors.runtime_settings import Given
+from culm.fleet.worker.executors.runtime_settings import RuntimeSettings
 from culm.permission.admission import (
     DENIED,
     NOBODY_ANSWERS,
     UNANSWERED,
-    Gate,
+    AdmissionSteps,
     RunHooks,
     admit,
     refused,
 )
-from culm.permission.policy import Allowed, Asked, Refused, Terms, decide
-from culm.tools.base import Action, Call, Inquiry, Plan, Result, Tool
+from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
 from culm.tools.process.waiting import within
 from culm.wire.codec import Json, encode
 from culm.wire.rules import Rule
@@ -58,11 +58,11 @@ def capabilities_of(given: Capabilities, policy: PermissionPolicy | None) -> Cap
 
 
 def policy_terms_of(
-    can: Capabilities, given: Given, *, workspace: str, home: str
-) -> tuple[Terms, bool]:
+    can: Capabilities, given: RuntimeSettings, *, workspace: str, home: str
+) -> tuple[PolicyInput, bool]:
     """What calls are judged by, and whether nothing but what is harmless goes ahead."""
     mode = can.mode
-    terms = Terms(
+    terms = PolicyInput(
         workspace,
         home,
         also_from=given.rules_also_from,
@@ -75,41 +75,45 @@ def policy_terms_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class RuntimeGate:
     """That of one run."""
 
-    host: Host
+    host: RunHost
     clock: Clock
-    terms: Terms
+    terms: PolicyInput
     is_read_only: bool
     run_hooks: RunHooks
     ask_s: float = ASK_S
-    on_allowed: Callable[[Call, str], None] = lambda _call, _by: None  # Told what let it through.
+    on_allowed: Callable[[CallRequest, str], None] = lambda _call, _by: (
+        None
+    )  # Told what let it through.
 
-    async def admit(self, tool: Tool | Result, call: Call) -> Plan | Result:
+    async def admit(self, tool: Tool | CallResult, call: CallRequest) -> CallPlan | CallResult:
         """The plan of a call that goes ahead, or the result it has instead."""
-        if isinstance(tool, Result):
+        if isinstance(tool, CallResult):
             return tool
-        return await admit(tool, call, Gate(self.run_hooks, self._check, self._inquire))
+        return await admit(tool, call, AdmissionSteps(self.run_hooks, self._check, self._inquire))
 
-    async def _inquire(self, inquiry: Inquiry, call: Call) -> Result:
+    async def _inquire(self, inquiry: QuestionPlan, call: CallRequest) -> CallResult:
         if not self.host.takes_calls:
-            return Result(NOBODY_ANSWERS, is_error=True)
+            return CallResult(NOBODY_ANSWERS, is_error=True)
         return await ask_people(self.host, inquiry, call)
 
-    async def _check(self, action: Action, call: Call, *, hooked: bool) -> Result | None:
+    async def _check(
+        self, action: ResolvedAction, call: CallRequest, *, hooked: bool
+    ) -> CallResult | None:
         if self.is_read_only and not action.is_free:
             return refused("this agent may only read in its workspace")
         match decide(action, replace(self.terms, hook="allow" if hooked else "none")):
-            case Allowed(by=by):
+            case Allow(by=by):
                 self.on_allowed(call, by)
                 return None
-            case Refused(reason=reason):
+            case Refuse(reason=reason):
                 return refused(reason)
-            case Asked(why=why):
+            case AskPerson(why=why):
                 return await self._ask(action, call, why)
 
-    async def _ask(self, action: Action, call: Call, why: str) -> Result | None:
+    async def _ask(self, action: ResolvedAction, call: CallRequest, why: str) -> CallResult | None:
         now_s = self.clock.now_s()
         # A host keeps deadlines in whole seconds; so both sides mean the same moment.
         deadline_s = math.ceil(now_s + self.ask_s)
@@ -117,16 +121,18 @@ class Admission:
         # Who answers later finds nobody waiting: the wait, and with it the request, is withdrawn.
         try:
             is_allowed = await within(self.clock, deadline_s - now_s, asking)
-        except NotAsked as exc:
+        except ApprovalUnavailable as exc:
             return refused(str(exc))
         if is_allowed:
             return None
         if self.clock.now_s() >= deadline_s:
             return refused(UNANSWERED)
-        return Result(DENIED, is_error=True, ends_turn="denied")
+        return CallResult(DENIED, is_error=True, ends_turn="denied")
 
 
-def body_of(action: Action, call: Call, why: str, deadline_s: float) -> dict[str, Json]:
+def body_of(
+    action: ResolvedAction, call: CallRequest, why: str, deadline_s: float
+) -> dict[str, Json]:
     """What a host is asked. The first five are what every host reads; the rest is for ours."""
     return {
         "tool_name": action.tool,
@@ -146,7 +152,7 @@ def body_of(action: Action, call: Call, why: str, deadline_s: float) -> dict[str
     }
 
 
-def _resource(action: Action) -> str:
+def _resource(action: ResolvedAction) -> str:
     """What it is about, in one text: the command, the address, or else the file."""
     if isinstance(action.params, dict):
         params = cast("dict[str, Json]", action.params)

@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Struct, field
 
 from culm.errors import BudgetReached, ModelFailed
-from culm.fleet.executor import CallFailed, Host
-from culm.fleet.worker.executors.runtime_events import Telling
+from culm.fleet.executor import HostCallFailed, RunHost
+from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.permission.admission import DECLINED
-from culm.run.limits import Estimate
-from culm.tools.agent_requests import Errand, Reserve, Reserved
-from culm.tools.base import Call, Inquiry, Result, Watch
+from culm.run.limits import UsageEstimate
+from culm.tools.agent_requests import Errand, ReserveBudget, ReservedBudget
+from culm.tools.base import CallRequest, CallResult, QuestionPlan, Watch
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.runs import Used
 
@@ -47,41 +47,43 @@ class _Questions(Struct, frozen=True, tag_field="op", tag="question"):
     confirm_description: str
 
 
-async def _call(host: Host, asked: Struct, kind: type[T], tool_call_id: str = "") -> T:
+async def _call(host: RunHost, asked: Struct, kind: type[T], tool_call_id: str = "") -> T:
     """Raises `CallFailed`, `RunOver`."""
     reply = await host.call(msgspec.to_builtins(asked), tool_call_id)
     try:
         return msgspec.convert(reply, kind)
     except msgspec.ValidationError as exc:
-        raise CallFailed("the host's answer cannot be read") from exc
+        raise HostCallFailed("the host's answer cannot be read") from exc
 
 
 @dataclass(frozen=True, slots=True)
-class HostOffice:
+class HostDelegation:
     """Implements `tools.office.Office`."""
 
-    host: Host
+    host: RunHost
 
-    async def do(self, call: Call, errand: Errand, watch: Watch) -> Result:
+    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
         try:
             done = await _call(self.host, errand, _Done, call.id)
-        except CallFailed as exc:
-            return Result(f"{call.name}: {exc}", is_error=True)
-        return Result(done.content, done.is_error, done.metadata)
+        except HostCallFailed as exc:
+            return CallResult(f"{call.name}: {exc}", is_error=True)
+        return CallResult(done.content, done.is_error, done.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class HostMeter:
     """Implements `loop.Meter`."""
 
-    host: Host
-    telling: Telling
+    host: RunHost
+    telling: EventSender
 
-    async def reserve(self, estimate: Estimate) -> str:
+    async def reserve(self, estimate: UsageEstimate) -> str:
         """Raises `BudgetReached` with the host's words, and `ModelFailed` if it has none."""
         try:
-            reserved = await _call(self.host, Reserve(estimate.tokens, estimate.cost), Reserved)
-        except CallFailed as exc:
+            reserved = await _call(
+                self.host, ReserveBudget(estimate.tokens, estimate.cost), ReservedBudget
+            )
+        except HostCallFailed as exc:
             raise ModelFailed("Budget not known", f"nothing could be set aside: {exc}") from exc
         if not reserved.id:
             raise BudgetReached(reserved.refused or "There is nothing left to use.")
@@ -96,15 +98,15 @@ class HostMeter:
         self.telling.say_nowait({"type": "reservation_forfeited", "reservation": reservation})
 
 
-async def ask_people(host: Host, inquiry: Inquiry, call: Call) -> Result:
+async def ask_people(host: RunHost, inquiry: QuestionPlan, call: CallRequest) -> CallResult:
     """Have the host ask; who declines to answer ends the turn, as in a run of the server."""
     asked = _Questions(
         call.id, inquiry.questions, inquiry.confirm_title, inquiry.confirm_description
     )
     try:
         answer = await _call(host, asked, _Asked, call.id)
-    except CallFailed as exc:
-        return Result(f"This cannot be asked: {exc}", is_error=True)
+    except HostCallFailed as exc:
+        return CallResult(f"This cannot be asked: {exc}", is_error=True)
     if answer.request is None:
-        return Result(answer.declined or DECLINED, is_error=True, ends_turn="end_turn")
+        return CallResult(answer.declined or DECLINED, is_error=True, ends_turn="end_turn")
     return inquiry.answer(answer.request, answer.responses)

@@ -15,19 +15,19 @@ import msgspec
 
 from culm.clock import Clock
 from culm.errors import ModelFailed
-from culm.fleet.executor import Cancelling, Steer, Steering
-from culm.fleet.worker.executors.runtime_events import Telling
+from culm.fleet.executor import CancelToken, SteerInbox, SteerMessage
+from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.ids import Ids, RunId, SessionId
-from culm.run.answer import Answer
+from culm.run.answer import OpenAnswer
 from culm.run.context import as_user, continuation, user_message
 from culm.run.draft import Draft, check_part, check_size, put_parts
-from culm.run.limits import Spent, estimate
+from culm.run.limits import RunSpending, estimate
 from culm.run.loop import Growth
 from culm.run.rules import words_for_unanswered
-from culm.run.setting import Setting
+from culm.run.setting import JournalSetting
 from culm.run.step_calls import StepCalls
 from culm.store.base import Unit
-from culm.tools.base import Call, Result
+from culm.tools.base import CallRequest, CallResult
 from culm.wire.codec import Json, clean, encodable
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
@@ -51,7 +51,7 @@ from culm.wire.sessions import Session
 Tell = Callable[[Growing, str], None]
 
 
-class Usage(NamedTuple):
+class RunUsage(NamedTuple):
     """What a run has used so far."""
 
     prompt_tokens: int = 0
@@ -59,8 +59,8 @@ class Usage(NamedTuple):
     cost: float = 0.0
     estimated: bool = False
 
-    def plus(self, used: Used) -> "Usage":
-        return Usage(
+    def plus(self, used: Used) -> "RunUsage":
+        return RunUsage(
             self.prompt_tokens + used.prompt_tokens + used.cached_tokens,
             self.completion_tokens + used.completion_tokens,
             self.cost + used.cost,
@@ -72,7 +72,7 @@ class Usage(NamedTuple):
         return {**self._asdict(), "total_tokens": total}
 
 
-class Page:
+class EventWriter:
     """Where an answer is written (`run.answer.Writing`): in memory, each growth told at once."""
 
     def __init__(self, tell: Tell) -> None:
@@ -111,10 +111,10 @@ class EventJournal:
 
     def __init__(
         self,
-        telling: Telling,
-        steer: Steering,
-        cancel: Cancelling,
-        setting: Setting,
+        telling: EventSender,
+        steer: SteerInbox,
+        cancel: CancelToken,
+        setting: JournalSetting,
         clock: Clock,
         ids: Ids,
         *,
@@ -133,13 +133,13 @@ class EventJournal:
         self.session = Session(session_id)
         self.history = history  # What the model reads.
         self._said = [full_text(m.parts) for m in history if m.role == "user"][-1:]
-        self._waiting: list[Steer] = []  # Taken from the host, and not admitted yet.
-        self._answer: Answer | None = None
+        self._waiting: list[SteerMessage] = []  # Taken from the host, and not admitted yet.
+        self._answer: OpenAnswer | None = None
         self._calls = StepCalls()
         self._last: Message | None = None  # The latest answer.
         self._used: Used | None = None  # By the present step.
-        self.usage = Usage()
-        self.spent = Spent()
+        self.usage = RunUsage()
+        self.spent = RunSpending()
         self.denied = ""  # Which call was, and by what: the turn ends with it.
 
     def _check_going(self) -> None:
@@ -162,7 +162,7 @@ class EventJournal:
         await self._tell_message(self._last)
         return self.history
 
-    def _take_steering(self) -> list[Steer]:
+    def _take_steering(self) -> list[SteerMessage]:
         taken, self._waiting = [*self._waiting, *self._steer.take_nowait()], []
         return taken
 
@@ -177,14 +177,16 @@ class EventJournal:
         message.is_summary_message = summary
         self._used = None
         self._calls = StepCalls()
-        self._answer = Answer(Draft(message), Page(tell), self._clock, lambda written: written)
+        self._answer = OpenAnswer(
+            Draft(message), EventWriter(tell), self._clock, lambda written: written
+        )
         return message
 
     def _tell_growth(self, kind: Growing, text: str) -> None:
         if kind != "input":  # Calls are told when they are whole.
             self._telling.grow("token" if kind == "text" else "reasoning_token", text)
 
-    def _present(self) -> Answer:
+    def _present(self) -> OpenAnswer:
         assert self._answer is not None, "an answer was begun"
         return self._answer
 
@@ -200,7 +202,7 @@ class EventJournal:
 
     # --- calls
 
-    async def know_calls(self) -> list[Call]:
+    async def know_calls(self) -> list[CallRequest]:
         self._check_going()
         answer = self._present()
         answer.end_reasoning()
@@ -210,19 +212,19 @@ class EventJournal:
             await self._tell_message(answer.draft.fold())
         return calls
 
-    def known_results(self) -> Mapping[str, Result]:
+    def known_results(self) -> Mapping[str, CallResult]:
         return self._calls.before
 
-    async def start_call(self, call: Call) -> None:
+    async def start_call(self, call: CallRequest) -> None:
         self._check_going()
         self._calls.started.add(call.id)
         await self._tell_start(call)
 
-    async def _tell_start(self, call: Call) -> None:
+    async def _tell_start(self, call: CallRequest) -> None:
         about = {"tool_name": call.name, "arguments": encodable(call.arguments or {})}
         await self._telling.say({"type": "tool_start", "tool_call_id": call.id, **about})
 
-    async def answer_call(self, call: Call, result: Result) -> None:
+    async def answer_call(self, call: CallRequest, result: CallResult) -> None:
         if result.ends_turn is not None:
             self._check_going()  # To a run that is cancelled its host denies what it was asked.
         if call.id not in self._calls.started:  # It was refused, and a host hears of that, too.

@@ -14,27 +14,27 @@ from culm.config.schema import ProviderFile
 from culm.errors import ModelFailed
 from culm.fleet.protocol.frames import Effort
 from culm.fleet.provision import ModelName, Provision
-from culm.model.choice import Chosen, chosen_of, why_unreachable
+from culm.model.choice import ChosenModel, chosen_of, why_unreachable
 from culm.model.dialects import find_dialect
 from culm.model.local_servers import OFFLINE
-from culm.run.loop import Speaker
+from culm.run.loop import ActiveModel
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 
 EFFORTS: Sequence[str] = get_args(Effort)  # The least first.
 
 
-class OneSpeaker:
+class SingleModel:
     """Nobody else is asked when it fails: whoever gave the assignment may choose another model."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: ActiveModel) -> None:
         self.current = speaker
 
     async def fall_back(self, failure: ModelFailed) -> bool:
         return False
 
 
-def choose(provision: Provision, given: Chosen | None, effort: str | None) -> Chosen:
+def choose(provision: Provision, given: ChosenModel | None, effort: str | None) -> ChosenModel:
     """Raises `ModelFailed`, which says what is missing and never a key."""
     if effort is not None and effort not in EFFORTS:
         raise _unusable(f"reasoning_effort must be one of {', '.join(EFFORTS)}")
@@ -47,7 +47,7 @@ def choose(provision: Provision, given: Chosen | None, effort: str | None) -> Ch
     return chosen._replace(settings=replace(chosen.settings, reasoning_effort=fitting))
 
 
-def _named(provision: Provision) -> Chosen:
+def _named(provision: Provision) -> ChosenModel:
     named = provision.model or ModelName(OFFLINE, OFFLINE)
     provider = _provider(provision, named.provider)
     if reason := why_unreachable(named.provider, provider):

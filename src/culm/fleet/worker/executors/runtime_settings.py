@@ -8,15 +8,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, Hook, OwnTool, ToolName
 from culm.errors import InvalidRequest
-from culm.fleet.provision import BadProvision, Extension
-from culm.model.choice import Chosen
+from culm.fleet.provision import BadProvision, CulmExtension
+from culm.model.choice import ChosenModel
 from culm.run.project_context import ContextPaths
 from culm.wire.codec import Json
 from culm.wire.rules import Approve, Rule, parse_approve, parse_rules
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Given:
+class RuntimeSettings:
     """It holds the key of the chosen model."""
 
     rules: tuple[Rule, ...] = ()
@@ -25,7 +25,7 @@ class Given:
     approve: Approve | None = None
     hooks: tuple[Hook, ...] = ()
     own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
-    chosen: Chosen | None = None
+    chosen: ChosenModel | None = None
     context_paths: ContextPaths = field(default_factory=ContextPaths)
 
 
@@ -34,10 +34,10 @@ class _Parts(Struct):
 
     hooks: Annotated[tuple[Hook, ...], Meta(max_length=HOOKS_MAX)] = ()
     own_tools: Annotated[dict[ToolName, OwnTool], Meta(max_length=OWN_TOOLS_MAX)] = {}
-    chosen: Chosen | None = None
+    chosen: ChosenModel | None = None
 
 
-def read_given(said: Extension) -> Given:
+def read_given(said: CulmExtension) -> RuntimeSettings:
     """Raises `BadProvision`, which says what is wrong and repeats no value."""
     named = {"hooks": said.hooks, "own_tools": said.own_tools, "chosen": said.chosen}
     try:
@@ -53,7 +53,7 @@ def read_given(said: Extension) -> Given:
     usual = ContextPaths()
     paths = usual if places is None else ContextPaths(tuple(places.project), tuple(places.user))
     tools = tuple(said.allowed_tools)
-    return Given(
+    return RuntimeSettings(
         rules,
         tuple(said.rules_also_from),
         tools,

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from culm.config.schema import OwnTool
-from culm.fleet.worker.executors.base import Services
+from culm.fleet.worker.executors.base import WorkerServices
 from culm.ids import RunId, SessionId
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
 from culm.tools.base import Tool
-from culm.tools.files.file_executor import FileWork
-from culm.tools.files.paths import Inside
+from culm.tools.files.file_executor import FileExecutor
+from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
-from culm.tools.process.jobs import Jobs, open_jobs
+from culm.tools.process.jobs import BackgroundJobs, open_jobs
 from culm.tools.question import QUESTION
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import Kit
+from culm.tools.tool_context import ToolContext
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolOffer:
     """Which tools a run is offered beside those that every run has."""
 
     agent_tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
@@ -52,8 +52,8 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    kit: Kit
+class RuntimeTools:
+    kit: ToolContext
     tools: Mapping[str, Tool]
     # What a model reads that calls one of these all the same.
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -65,16 +65,16 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    services: Services,
-    work: FileWork,
+    services: WorkerServices,
+    work: FileExecutor,
     path: Path,
     folder: Path,
     env: Mapping[str, str],
     *,
     run_id: RunId,
     session_id: SessionId,
-    offer: Offer,
-) -> AsyncGenerator[Bench]:
+    offer: ToolOffer,
+) -> AsyncGenerator[RuntimeTools]:
     """Tools for the workspace `path`; `folder` is the run's own, and is removed with it.
 
     Whoever uses it must not raise within the block, but may be cancelled.
@@ -83,9 +83,9 @@ async def open_bench(
     try:
         async with open_memory_store(file, clock, ids) as store:
             await store.write(add_session(session_id, "", sessions_max=1))
-            kit = Kit(
+            kit = ToolContext(
                 workspace_id=run_id,  # So that what is ended with a run is that run's.
-                inside=Inside(path),
+                inside=WorkspacePaths(path),
                 work=work,
                 custody=services.custody,
                 store=store,
@@ -97,7 +97,7 @@ async def open_bench(
             try:
                 async with open_jobs() as jobs:
                     tools = _offered(kit, jobs, offer)
-                    yield Bench(kit, tools, _withheld(tools, offer))
+                    yield RuntimeTools(kit, tools, _withheld(tools, offer))
             finally:
                 left = await services.custody.end_all(run_id)
                 if left:
@@ -108,12 +108,12 @@ async def open_bench(
         file.close()
 
 
-async def _remove(work: FileWork, folder: Path) -> None:
+async def _remove(work: FileExecutor, folder: Path) -> None:
     with suppress(TimeoutError):
         await work.run(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _offered(kit: Kit, jobs: Jobs, offer: Offer) -> dict[str, Tool]:
+def _offered(kit: ToolContext, jobs: BackgroundJobs, offer: ToolOffer) -> dict[str, Tool]:
     """As in a workspace of the server: people's own tools have what names are left."""
     tools = {**make_tools(kit, jobs), **offer.agent_tools}
     tools |= own_tools(kit, offer.own_tools, tools)
@@ -124,7 +124,7 @@ def _offered(kit: Kit, jobs: Jobs, offer: Offer) -> dict[str, Tool]:
     return {name: tool for name, tool in tools.items() if name not in gone}
 
 
-def _withheld(tools: Collection[str], offer: Offer) -> dict[str, str]:
+def _withheld(tools: Collection[str], offer: ToolOffer) -> dict[str, str]:
     """A tool that was taken away, or that people have made of that name, is none of these."""
     gone = {*tools, *offer.disabled}
     return {name: why for name, why in offer.withheld.items() if name not in gone}

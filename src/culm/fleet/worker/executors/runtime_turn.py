@@ -15,29 +15,29 @@ from culm.errors import AppError, ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
     DENIED_PREFIX,
-    Cancelling,
+    CancelToken,
     Outcome,
-    RunOver,
+    RunEnded,
     completed,
     failed,
     limit_error,
 )
-from culm.fleet.worker.executors.base import Services
-from culm.fleet.worker.executors.runtime_events import Telling
-from culm.fleet.worker.executors.runtime_gate import Admission
+from culm.fleet.worker.executors.base import WorkerServices
+from culm.fleet.worker.executors.runtime_events import EventSender
+from culm.fleet.worker.executors.runtime_gate import RuntimeGate
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import OneSpeaker
-from culm.fleet.worker.executors.runtime_tools import Bench
+from culm.fleet.worker.executors.runtime_model import SingleModel
+from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.run.compaction import summarize
 from culm.run.limits import jittered, over_limit
-from culm.run.loop import Meter, Turn, take_turn
+from culm.run.loop import TurnInput, UsageMeter, take_turn
 from culm.run.project_context import ContextPaths, look_at
 from culm.run.rules import ending_of_error
-from culm.run.system_prompt import Surroundings
+from culm.run.system_prompt import ProjectContext
 from culm.store.history import forget_versions
 from culm.store.sessions import find_session
-from culm.tools.base import Call, Plan, Result, Tool, Watch
-from culm.tools.files.file_executor import FileWork
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
+from culm.tools.files.file_executor import FileExecutor
 from culm.tools.process.waiting import within
 from culm.wire.endings import CANCELED, Ending, error_text
 from culm.wire.runs import Limits
@@ -49,30 +49,30 @@ CLOSING_S = 1.0  # For the last words of a cancelled run; a host that is deaf mu
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TurnWork:
     """All that a turn is made of."""
 
-    services: Services
-    telling: Telling
+    services: WorkerServices
+    telling: EventSender
     journal: EventJournal
-    bench: Bench
-    admission: Admission
-    speakers: OneSpeaker
+    bench: RuntimeTools
+    admission: RuntimeGate
+    speakers: SingleModel
     limits: Limits
-    meter: Meter
+    meter: UsageMeter
 
 
 async def look_around(
-    work: FileWork, path: Path, paths: ContextPaths, now_s: float
-) -> Surroundings:
+    work: FileExecutor, path: Path, paths: ContextPaths, now_s: float
+) -> ProjectContext:
     """What a model is told of the place; a disk that does not answer must not hold it."""
     try:
         return await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
     except TimeoutError:
-        return Surroundings(str(path))
+        return ProjectContext(str(path))
 
 
-async def hold(work: Work, cancel: Cancelling) -> Ending:
+async def hold(work: TurnWork, cancel: CancelToken) -> Ending:
     """Work until there is an end, or the cancel; of that, too, nothing is left running."""
     async with asyncio.TaskGroup() as tasks:
         turn = tasks.create_task(_bounded(work), name="turn")
@@ -83,20 +83,20 @@ async def hold(work: Work, cancel: Cancelling) -> Ending:
     return CANCELED if turn.cancelled() else turn.result()
 
 
-async def _bounded(work: Work) -> Ending:
+async def _bounded(work: TurnWork) -> Ending:
     """Only a cancel gets out of here as an exception."""
     try:
         return await _take_turns(work)
     except AppError as exc:
         return ending_of_error(exc)
-    except RunOver:  # Nobody is left to work for.
+    except RunEnded:  # Nobody is left to work for.
         return CANCELED
     except Exception:  # boundary: a bug in one run is that run's error
         log.exception("a turn failed")
         return Ending("error", "Internal error", "See the worker's log.")
 
 
-async def _take_turns(work: Work) -> Ending:
+async def _take_turns(work: TurnWork) -> Ending:
     services, journal = work.services, work.journal
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
@@ -112,7 +112,7 @@ async def _take_turns(work: Work) -> Ending:
         journal.session = await store.read(find_session(session_id)) or journal.session
         await summarize(work.speakers, journal, wait, work.meter, journal.said())
 
-    turn = Turn(
+    turn = TurnInput(
         speakers=work.speakers,
         tools=work.bench.tools,
         admit=partial(_admit, work),
@@ -133,16 +133,18 @@ async def _take_turns(work: Work) -> Ending:
         await journal.end(ending)
 
 
-async def _admit(work: Work, tool: Tool | Result, call: Call) -> Plan | Result:
+async def _admit(
+    work: TurnWork, tool: Tool | CallResult, call: CallRequest
+) -> CallPlan | CallResult:
     """A call that changes files also tells which. One of what is withheld is told why."""
-    if isinstance(tool, Result) and call.name in work.bench.withheld:
-        return Result(work.bench.withheld[call.name], is_error=True)
+    if isinstance(tool, CallResult) and call.name in work.bench.withheld:
+        return CallResult(work.bench.withheld[call.name], is_error=True)
     plan = await work.admission.admit(tool, call)
-    if isinstance(plan, Result) or plan.action.name not in WRITES:
+    if isinstance(plan, CallResult) or plan.action.name not in WRITES:
         return plan
     run, told = plan.run, {"type": "files_changed", "paths": list(plan.action.paths)}
 
-    async def telling(watch: Watch) -> Result:
+    async def telling(watch: Watch) -> CallResult:
         result = await run(watch)
         if not result.is_error:
             work.telling.say_nowait(told)
@@ -151,14 +153,14 @@ async def _admit(work: Work, tool: Tool | Result, call: Call) -> Plan | Result:
     return replace(plan, run=telling)
 
 
-def _watch(telling: Telling, call: Call) -> Watch:
+def _watch(telling: EventSender, call: CallRequest) -> Watch:
     return lambda text: telling.grow("tool_token", text, call.id)
 
 
 # --- the end
 
 
-async def end(work: Work, ending: Ending) -> Outcome:
+async def end(work: TurnWork, ending: Ending) -> Outcome:
     """Say the last words, and how the run ended."""
     words = _last_words(work, ending)
     if ending.outcome == "canceled":
@@ -167,7 +169,7 @@ async def end(work: Work, ending: Ending) -> Outcome:
     return await words
 
 
-async def _last_words(work: Work, ending: Ending) -> Outcome:
+async def _last_words(work: TurnWork, ending: Ending) -> Outcome:
     journal, telling = work.journal, work.telling
     await journal.end(ending)
     usage = journal.usage.shown()
