@@ -72,7 +72,7 @@ async def event_us(streams: int, turns: int) -> float:
             ConfigOrigins(FixedSources({}), (_document(), _document()), _find_nothing),
             Equipment(
                 _no_model,
-                lambda kit, jobs: {},
+                lambda context, jobs: {},
                 _look_nowhere,
                 {},
                 NoProcesses(),
@@ -100,6 +100,6 @@ def _turn_s(hub: Hub, events: int) -> float:
     text = frames.text(0, frames.MORE)
     start_s = time.thread_time()
     for n in range(events):
-        hub.tell_delta(frames.delta(MessageId(f"{_SESSION[:-2]}{n:02d}"), _SESSION, 1000, text))
+        hub.publish_delta(frames.delta(MessageId(f"{_SESSION[:-2]}{n:02d}"), _SESSION, 1000, text))
     hub.flush()
     return time.thread_time() - start_s

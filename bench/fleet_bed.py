@@ -27,7 +27,7 @@ from culm.fleet.provision import PROVISION_VERSION, EchoKind, Identity, Provisio
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 
 STEP_TIMEOUT_S = 60.0  # The longest single step takes a few seconds.
 END_TIMEOUT_S = 20.0
@@ -105,8 +105,8 @@ async def open_bed(folder: Path, idle_max: int) -> AsyncGenerator[Bed]:
     clock = LoopClock()
     bounds = FleetBounds(pool=PoolBounds(idle_per_key_max=idle_max, idle_max=idle_max))
     async with (
-        open_custody(folder / "data", clock, Ids()) as custody,
-        open_local_launcher(custody, folder / "fabric", clock) as launcher,
+        open_processes(folder / "data", clock, Ids()) as processes,
+        open_local_launcher(processes, folder / "fabric", clock) as launcher,
         open_fleet(launcher, clock, bounds) as fleet,
     ):
         yield Bed(fleet, folder)

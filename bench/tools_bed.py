@@ -11,11 +11,11 @@ from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.ids import Ids, SessionId
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.store.sessions import add_session
 from culm.store.store import open_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
-from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.file_executor import open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.process.jobs import open_jobs
 from culm.tools.registry import make_tools
@@ -79,23 +79,23 @@ async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed
     env = {"PATH": path, "HOME": str(folder)}
     async with (
         open_store(folder / f"culm-{len(programs)}.db", clock, ids) as store,
-        open_file_work(clock, wall_s=60.0) as work,
-        open_custody(folder / f"data-{len(programs)}", clock, ids) as custody,
+        open_file_executor(clock, wall_s=60.0) as work,
+        open_processes(folder / f"data-{len(programs)}", clock, ids) as processes,
         open_jobs() as jobs,
     ):
         await store.write(add_session(SESSION, "one", sessions_max=1))
-        kit = ToolContext(
+        context = ToolContext(
             workspace_id="w1",
             inside=WorkspacePaths(workspace),
             work=work,
-            custody=custody,
+            processes=processes,
             store=store,
             clock=clock,
             ids=ids,
             env=lambda: env,
             outputs=folder / "outputs",
         )
-        yield Bed(make_tools(kit, jobs), workspace, env)
+        yield Bed(make_tools(context, jobs), workspace, env)
 
 
 async def run_plain(bed: Bed, *argv: str | Path) -> bytes:

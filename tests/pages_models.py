@@ -27,7 +27,7 @@ _KINDS: tuple[tuple[str, type[Struct]], ...] = (
     ("a tool, in `own_tools.<name>`", OwnTool),
     ("a role, in `roles.<name>`", AgentRole),
 )
-_SPEAKERS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
+_MODELS = {"_openai": "OpenAI's chat completions", "_anthropic": "Anthropic's messages"}
 
 
 def keys() -> str:
@@ -84,7 +84,7 @@ def local() -> str:
 def types() -> str:
     rows = ["| `type` | speaks | by itself at | needs a key |", "| --- | --- | --- | --- |"]
     for name, dialect in OURS.items():
-        speaks = _SPEAKERS.get(getattr(dialect.make, "__name__", ""), "rules, not an LLM")
+        speaks = _MODELS.get(getattr(dialect.make, "__name__", ""), "rules, not an LLM")
         where = f"`{dialect.base_url}`" if dialect.base_url else "–"
         rows.append(f"| `{name}` | {speaks} | {where} | {'yes' if dialect.needs_key else 'no'} |")
     return "\n".join(rows)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from culm.permission import asks, hooks
-from culm.permission import gate as clearance
-from culm.processes import base as custody_base
+from culm.permission import gate as gate
+from culm.processes import base as processes_base
 from culm.processes import process_table as holding
-from culm.processes import shim as warden
+from culm.processes import shim as shim
 from culm.run import loop
 from culm.shell.table import table_markdown
 from culm.tools import (
@@ -57,10 +57,10 @@ _KINDS = {"string": "text", "boolean": "true or false", "array": "list", "object
 def _tools() -> dict[str, Tool]:
     """Culm's own. They are only looked at, so what they would work with is not there."""
     nothing = cast("Any", None)
-    kit = ToolContext(
+    context = ToolContext(
         "", WorkspacePaths(Path("/")), nothing, nothing, nothing, nothing, nothing, dict, Path("/")
     )
-    made = make_tools(kit, BackgroundJobs(nothing))
+    made = make_tools(context, BackgroundJobs(nothing))
     return {name: tool for name, tool in made.items() if type(tool).__module__.startswith("culm.")}
 
 
@@ -168,16 +168,16 @@ def _bounds_of_shell() -> str:
     return f"{_seconds(shell_command.WALL_S)}; {_size(shell_command.SHOWN_BYTES_MAX)}"
 
 
-def custody_bounds() -> str:
+def processes_bounds() -> str:
     return _table(
         "when",
         (
             ("all", "processes at once", f"{holding.PROCESSES_MAX} orders"),
             ("start", "until it runs", _seconds(holding.START_BOUND_S)),
-            ("end of a command", "what it left may end by itself", _seconds(warden.SETTLE_S)),
-            ("end of a command", "then asked to end, for", _seconds(warden.SWEEP_GRACE_S)),
-            ("kill", "between asking and ending", _seconds(custody_base.KILL_GRACE_S)),
-            ("kill", "all of it, verified", _seconds(custody_base.KILL_BOUND_S)),
+            ("end of a command", "what it left may end by itself", _seconds(shim.SETTLE_S)),
+            ("end of a command", "then asked to end, for", _seconds(shim.SWEEP_GRACE_S)),
+            ("kill", "between asking and ending", _seconds(processes_base.KILL_GRACE_S)),
+            ("kill", "all of it, verified", _seconds(processes_base.KILL_BOUND_S)),
             ("a hanging keeper", "is replaced after", _seconds(holding.LOSS_BOUND_S)),
         ),
     )
@@ -188,7 +188,7 @@ def permission_bounds() -> str:
         "what",
         (
             ("open asks of a workspace", "permissions, and as many batches", f"{asks.ASKS_MAX}"),
-            ("an ask of a headless run", "waits for", _seconds(clearance.HEADLESS_WAIT_S)),
+            ("an ask of a headless run", "waits for", _seconds(gate.HEADLESS_WAIT_S)),
             ("a hook", "unless it has a time-out", _seconds(hooks.HOOK_S)),
             ("a hook", "output", _size(hooks.OUTPUT_BYTES_MAX)),
             ("hooks", "at once in a workspace", f"{hooks.HOOKS_AT_ONCE}"),
@@ -204,7 +204,7 @@ def _table(head: str, rows: tuple[tuple[str, str, str], ...]) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     **{f"tool_{name}": partial(tool, name) for name in TOOLS},
     "tool_bounds": tool_bounds,
-    "custody_bounds": custody_bounds,
+    "custody_bounds": processes_bounds,
     "permission_bounds": permission_bounds,
     "read_only_commands": table_markdown,
 }

@@ -134,7 +134,9 @@ def equipment(make_model: MakeModel = no_model, *tools: Tool) -> Equipment:
     """What a workspace needs that works in no directory."""
     by_name = {tool.spec.name: tool for tool in tools}
     work = FileExecutor(LoopClock(), WALL_S)
-    return Equipment(make_model, lambda kit, jobs: by_name, look_nowhere, {}, NoProcesses(), work)
+    return Equipment(
+        make_model, lambda context, jobs: by_name, look_nowhere, {}, NoProcesses(), work
+    )
 
 
 NO_EQUIPMENT = equipment()

@@ -27,10 +27,10 @@ from culm.mail.base import PostOffice, has_mailbox
 from culm.mail.maildir import MaildirPostOffice
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, make_model
-from culm.model.local_servers import LocalServers, look_around
+from culm.model.local_servers import LocalServers, find_local_servers
 from culm.processes.base import Processes
-from culm.processes.client import open_custody
-from culm.run.project_context import ContextPaths, look_at
+from culm.processes.client import open_processes
+from culm.run.project_context import ContextPaths, read_project_context
 from culm.run.system_prompt import ProjectContext
 from culm.server.app import make_api, open_http
 from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
@@ -41,7 +41,7 @@ from culm.store.store import open_store
 from culm.subagents.mail_room import STILL_ASKED_S
 from culm.subagents.means import Means
 from culm.tools.base import Tool
-from culm.tools.files.file_executor import FileExecutor, open_file_work
+from culm.tools.files.file_executor import FileExecutor, open_file_executor
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
 from culm.tools.tool_context import ToolContext
@@ -101,9 +101,9 @@ async def open_server(
         gate = RequestAuth(token, allowed_hosts(tcp, options.allow_hosts))
         async with (
             open_document(options.data_dir / "config.json") as user,
-            open_file_work(clock) as work,
-            open_custody(options.data_dir, clock, ids) as custody,
-            open_local_launcher(custody, _fabric_dir(options), clock) as local,
+            open_file_executor(clock) as work,
+            open_processes(options.data_dir, clock, ids) as processes,
+            open_local_launcher(processes, _fabric_dir(options), clock) as local,
             open_fleet(launcher or local, clock, FLEET) as fleet,
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -113,7 +113,7 @@ async def open_server(
                     options,
                     user,
                     _equipment(
-                        options, http, work, custody, _means(options, fleet, work, clock), tools
+                        options, http, work, processes, _means(options, fleet, work, clock), tools
                     ),
                     clock,
                     ids,
@@ -140,14 +140,14 @@ def _equipment(
     options: ServeOptions,
     http: aiohttp.ClientSession,
     work: FileExecutor,
-    custody: Processes,
+    processes: Processes,
     agents: Means,
     tools: Mapping[str, Tool] | None,
 ) -> Equipment:
     settings = options.settings
 
-    def tools_of(kit: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
-        return make_tools(kit, jobs) if tools is None else tools
+    def tools_of(context: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
+        return make_tools(context, jobs) if tools is None else tools
 
     def make(chosen: ChosenModel) -> LanguageModel:
         return make_model(
@@ -165,7 +165,9 @@ def _equipment(
         if now_s < until_s:
             return around
         try:
-            around = await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
+            around = await work.run(
+                lambda stop: read_project_context(path, paths, now_s, stop.is_set)
+            )
         except TimeoutError:  # The disk does not answer; the model can.
             return ProjectContext(str(path))
         if len(seen) > options.settings.workspaces_max:
@@ -173,7 +175,7 @@ def _equipment(
         seen[path, paths] = (now_s + SEEN_S, around)
         return around
 
-    return Equipment(make, tools_of, look, dict(os.environ), custody, work, agents)
+    return Equipment(make, tools_of, look, dict(os.environ), processes, work, agents)
 
 
 def _means(options: ServeOptions, fleet: Fleet, work: FileExecutor, clock: Clock) -> Means:
@@ -243,7 +245,7 @@ def _opener(
                 ConfigOrigins(
                     FileSources(options.config_file, about.path, trusted, good),
                     (user, own),
-                    partial(look_around, servers=servers),
+                    partial(find_local_servers, servers=servers),
                 ),
                 equipment,
                 clock,

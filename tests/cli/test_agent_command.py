@@ -16,7 +16,7 @@ import pytest
 from culm.cli.agent_call import AgentCallOptions, call
 from culm.cli.agent_model import find_model
 from culm.cli.agents import get_agent
-from culm.cli.reading import place_of
+from culm.cli.reading import location_of
 from culm.cli.render.agent_events import JsonCallRenderer, TextCallRenderer, ask_lines
 from culm.cli.render.renderers import TextRenderer
 from culm.clock import Clock, LoopClock
@@ -69,23 +69,23 @@ def make_record(agent_id: str, role: str, clock: Clock, endpoint: str = "ws://e"
 
 def test_an_agent_is_found_by_its_id_or_by_its_role_and_else_those_there_are_are_named() -> None:
     clock = FakeClock()
-    fabric = MemoryDiscovery(clock)
+    discovery = MemoryDiscovery(clock)
     with pytest.raises(NotFound) as alone:
-        get_agent(fabric, "writer")
+        get_agent(discovery, "writer")
     assert (alone.value.message, alone.value.hint) == (
         "no agent has the id or the role writer",
         "culm agent serve --role writer",
     )
     for number in range(7):
-        fabric.publish(make_record(f"w{number}", "writer", clock))
-    fabric.publish(make_record("writer", "reader", clock))
+        discovery.publish(make_record(f"w{number}", "writer", clock))
+    discovery.publish(make_record("writer", "reader", clock))
     names = ("w3", "reader", "writer")
-    assert [get_agent(fabric, name).agent_id for name in names] == ["w3", "writer", "writer"]
-    fabric.withdraw("writer")
-    assert get_agent(fabric, "writer").agent_id == "w0"
+    assert [get_agent(discovery, name).agent_id for name in names] == ["w3", "writer", "writer"]
+    discovery.withdraw("writer")
+    assert get_agent(discovery, "writer").agent_id == "w0"
     for name in ("nobody", "../w3", ""):
         with pytest.raises(NotFound) as lost:
-            get_agent(fabric, name)
+            get_agent(discovery, name)
         assert lost.value.hint.startswith("there is w0 (writer), w1 (writer)")
         assert lost.value.hint.endswith(", 2 more")
 
@@ -93,12 +93,12 @@ def test_an_agent_is_found_by_its_id_or_by_its_role_and_else_those_there_are_are
 def test_agents_are_listed_as_a_table_that_no_terminal_obeys_or_as_json(desk: Desk) -> None:
     assert desk.culm("agent", "list") == Said(0, "", "no agent is there\n")
     clock = LoopClock()
-    fabric = FileDiscovery(desk.data_dir / "fabric", clock)
-    fabric.publish(make_record("a1", "\x1b[2J", clock))
-    fabric.publish(make_record("b2", "reader", clock))
+    discovery = FileDiscovery(desk.data_dir / "fabric", clock)
+    discovery.publish(make_record("a1", "\x1b[2J", clock))
+    discovery.publish(make_record("b2", "reader", clock))
     # A worker of a server, which answers nobody else.
     owned = ProcessPlace(start_ticks=1, world="another", owner=OwnerProcess(1, 1))
-    fabric.publish(msgspec.structs.replace(make_record("c3", "reader", clock), culm=owned))
+    discovery.publish(msgspec.structs.replace(make_record("c3", "reader", clock), culm=owned))
     assert desk.culm("agent", "list").out.splitlines() == [
         "agent  role     pid  labels  endpoint",
         r"a1     \x1b[2J  7    fast    ws://e",
@@ -144,20 +144,20 @@ def test_what_cannot_be_done_is_said_with_what_to_do_about_it(
 @pytest.mark.parametrize("lease_s", [0.0, -3600.0], ids=["serving", "asleep"])
 def test_an_id_that_somebody_serves_under_is_not_taken_from_it(desk: Desk, lease_s: float) -> None:
     clock = LoopClock()
-    fabric = FileDiscovery(desk.data_dir / "fabric", clock)
+    discovery = FileDiscovery(desk.data_dir / "fabric", clock)
     served = presence.make_record(Identity("a1"), [], "ws://e", None, clock.now_s() + lease_s)
-    fabric.publish(served)
-    fabric.token_file("a1").write_text("its own")
+    discovery.publish(served)
+    discovery.token_file("a1").write_text("its own")
     said = desk.culm("agent", "serve", "--role", "x", "--executor", "echo", "--id", "a1")
     words = f"culm: agent a1 serves already, as process {served.pid}\n"
     assert said == Said(1, "", f"{words}hint: give another --id, or none\n")
-    assert (fabric.find("a1"), fabric.token_file("a1").read_text()) == (served, "its own")
+    assert (discovery.find("a1"), discovery.token_file("a1").read_text()) == (served, "its own")
 
 
 async def test_an_agent_has_the_model_of_its_directory_with_the_one_key_it_needs(
     desk: Desk,
 ) -> None:
-    place = place_of(desk.project, None, None, {"DEMO_KEY": "k-1", "CULM_NO_DISCOVERY": "1"})
+    place = location_of(desk.project, None, None, {"DEMO_KEY": "k-1", "CULM_NO_DISCOVERY": "1"})
     offline = ModelName("offline", "offline")
     assert await find_model(place, "") == (offline, None)
     demo = {"type": "openai-compat", "base_url": "http://d/v1", "api_key": "$DEMO_KEY"}
@@ -218,10 +218,10 @@ class Typed:
 async def open_agent(data_dir: Path, act: Act) -> AsyncGenerator[None]:
     """An agent `a1` of the role `actor`, with its token beside its record."""
     clock = LoopClock()
-    fabric = FileDiscovery(data_dir / "fabric", clock)
+    discovery = FileDiscovery(data_dir / "fabric", clock)
     async with listen_websocket(token=TOKEN) as listener, asyncio.TaskGroup() as group:
-        fabric.publish(make_record("a1", "actor", clock, listener.endpoint))
-        fabric.token_file("a1").write_text(TOKEN + "\n")
+        discovery.publish(make_record("a1", "actor", clock, listener.endpoint))
+        discovery.token_file("a1").write_text(TOKEN + "\n")
         serving = serve_on(listener, Acting(act), ServeMany(), ServingSettings(clock, Ids()))
         task = group.create_task(serving)
         try:
@@ -421,10 +421,10 @@ async def test_an_agent_that_is_served_can_be_called_until_a_signal_ends_it(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk.set_env(PARROT_KEY="p", OTHER_KEY="o")
-    fabric = desk.data_dir / "fabric"
-    fabric.mkdir(parents=True)
+    discovery = desk.data_dir / "fabric"
+    discovery.mkdir(parents=True)
     for left in ("gone.json", ".gone.token"):
-        (fabric / left).touch()
+        (discovery / left).touch()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "culm", "agent", "serve", "--role", "parrot"),
         *("--executor", "cli_adapter", "--command", "sh -c 'cat; echo $PARROT_KEY $OTHER_KEY'"),
@@ -439,7 +439,7 @@ async def test_an_agent_that_is_served_can_be_called_until_a_signal_ends_it(
         agent_id = line.split()[1]
         assert line.startswith(f"agent {agent_id} serves role parrot at ws://127.0.0.1:")
         assert line.endswith(f"; call it: culm agent call {agent_id} hello\n")
-        names = {file.name: file.stat().st_mode & 0o777 for file in fabric.iterdir()}
+        names = {file.name: file.stat().st_mode & 0o777 for file in discovery.iterdir()}
         assert names == {f"{agent_id}.json": 0o600, f".{agent_id}.token": 0o600}
         listed = json.loads((await asyncio.to_thread(desk.culm, "agent", "list", "--json")).out)
         assert [(one["agent_id"], one["role"]) for one in listed] == [(agent_id, "parrot")]
@@ -450,7 +450,7 @@ async def test_an_agent_that_is_served_can_be_called_until_a_signal_ends_it(
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(WAIT_S):
             assert await process.communicate() == (b"", b"")
-        assert (process.returncode, [*fabric.iterdir()]) == (0, [])
+        assert (process.returncode, [*discovery.iterdir()]) == (0, [])
     finally:
         if process.returncode is None:
             process.kill()

@@ -105,8 +105,8 @@ def test_rows_that_are_not_what_the_others_say_are_told_and_then_made_anew(
     assert doctor(desk) == Said(1, said_of(desk, agents=words))
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == damaged
-    mended = said_of(desk, agents="ok     2 agents; 4 rows were made anew")
-    assert doctor(desk, "--rebuild") == Said(0, mended)
+    fixed = said_of(desk, agents="ok     2 agents; 4 rows were made anew")
+    assert doctor(desk, "--rebuild") == Said(0, fixed)
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == kept
     assert doctor(desk) == Said(0, said_of(desk))
@@ -124,8 +124,8 @@ def test_derived_columns_that_hold_no_number_are_told_and_made_anew(
         tree.connection.execute(f"UPDATE agents SET {damage}")
     told = desk.culm("doctor")
     assert (told.status, "WRONG  2 rows have sums or paths" in told.out) == (1, True)
-    mended = said_of(desk, agents="ok     2 agents; 2 rows were made anew")
-    assert doctor(desk, "--rebuild") == Said(0, mended)
+    fixed = said_of(desk, agents="ok     2 agents; 2 rows were made anew")
+    assert doctor(desk, "--rebuild") == Said(0, fixed)
     with open_tree(folder / "culm.db") as tree:
         assert tree.rows() == kept
 
@@ -308,8 +308,8 @@ def test_where_culm_was_never_used_the_machine_is_looked_at_and_all_is_well(
 def test_programs_that_are_missing_are_noted_with_what_is_lost(tmp_path: Path) -> None:
     (tmp_path / "git").touch(0o755)
     git, rg = programs({"PATH": str(tmp_path)})
-    assert (git.words, git.is_note) == (f"git: {tmp_path}/git", False)
-    assert (rg.words, rg.is_ok, rg.is_note) == ("rg is not found", True, True)
+    assert (git.text, git.is_note) == (f"git: {tmp_path}/git", False)
+    assert (rg.text, rg.is_ok, rg.is_note) == ("rg is not found", True, True)
 
 
 def test_what_others_can_read_and_what_is_no_directory_is_wrong(desk: Desk) -> None:

@@ -241,8 +241,8 @@ async def test_a_server_that_is_rung_may_say_what_it_likes(
     async with somebody(tmp_path, answer) as server, asyncio.timeout(WAIT_S):
         rung = await ring(server, KnownProject(tmp_path, tmp_path), AGENT, {})
         assert rung.is_there
-        assert rung.words.startswith(words.format(server.url))
-        assert bool(rung.words) == bool(words)
+        assert rung.text.startswith(words.format(server.url))
+        assert bool(rung.text) == bool(words)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import pytest
 
 from culm.cli.asking import choose_model, limits_of
 from culm.cli.render.call_lines import head_of
-from culm.cli.run_ends import words_of
+from culm.cli.run_ends import ending_text
 from culm.client.ask import title_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId
@@ -88,11 +88,11 @@ def test_a_line_for_people_is_one_line_that_no_terminal_obeys() -> None:
     ],
 )
 def test_a_bad_end_is_one_sentence_and_what_to_do(run: Run, words: str) -> None:
-    said, hint = words_of(run)
+    said, hint = ending_text(run)
     assert said == words
     assert "culm run --session s 'go on'" in hint
 
 
 def test_a_hint_that_comes_with_the_failure_is_the_one_that_is_shown() -> None:
     run = Run(OURS, SESSION, outcome="error", title="No", details="Wrong key.\nhint: mend it")
-    assert words_of(run) == ("No: Wrong key.", "mend it")
+    assert ending_text(run) == ("No: Wrong key.", "mend it")

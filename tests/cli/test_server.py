@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.cli.server import told_in_words
+from culm.cli.server import run_described
 from culm.errors import NoServer
 from culm.wire.codec import decode
 from culm.wire.runs import Run
@@ -13,4 +13,4 @@ def test_what_does_not_speak_as_culm_does_is_no_server() -> None:
         return decode(b"<html>", Run)
 
     with pytest.raises(NoServer, match="what answers at tcp://there:1 does not speak as culm does"):
-        told_in_words(look(), "tcp://there:1")
+        run_described(look(), "tcp://there:1")

@@ -150,5 +150,5 @@ async def test_the_content_that_was_shown_is_trusted_whatever_the_file_holds_by_
         await process.wait()
         os.close(ours)
     trusted = TrustedFiles(desk.data_dir)
-    assert trusted.holds(file, shown) is (status == 0)
-    assert not trusted.holds(file, file.read_bytes())
+    assert trusted.is_trusted(file, shown) is (status == 0)
+    assert not trusted.is_trusted(file, file.read_bytes())

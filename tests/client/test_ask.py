@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.ask import ask, open_asked
-from culm.client.background_task import open_beside
+from culm.client.background_task import open_background_task
 from culm.client.follower import open_mirror
 from culm.client.http import RequestRefused, open_client
 from culm.client.workspace import RemoteWorkspace
@@ -122,12 +122,12 @@ async def test_what_fails_beside_a_block_ends_it_and_the_block_has_the_first_wor
             raise OSError("left")
 
     async def fail_before() -> None:
-        async with open_beside(fail_when_left(), "fail"):
+        async with open_background_task(fail_when_left(), "fail"):
             await begun.wait()
             raise ValueError("block")
 
     with pytest.raises(OSError, match="beside"):
-        async with open_beside(fail(), "fail"):
+        async with open_background_task(fail(), "fail"):
             await asyncio.Event().wait()
     with pytest.raises(ValueError, match="block"):
         await fail_before()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.client.follow_run import surely
+from culm.client.follow_run import retry_idempotent
 from culm.client.http import RequestRefused, open_client
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId, WorkspaceId
@@ -38,7 +38,9 @@ async def test_a_prompt_is_told_again_to_a_server_that_died_of_it_and_forgot_the
 
     async with open_hostile(serve) as url, open_client(url) as client:
         workspace = RemoteWorkspace(client, CreateWorkspace(), INFO)
-        await surely(workspace, lambda: workspace.prompt(SessionId("s"), "Hi.", run_id="r"))
+        await retry_idempotent(
+            workspace, lambda: workspace.prompt(SessionId("s"), "Hi.", run_id="r")
+        )
     prompt = b"POST /v1/workspaces/%s/agent"
     assert told == [prompt % b"w", prompt % b"w", b"POST /v1/workspaces", prompt % b"other"]
 
@@ -53,5 +55,5 @@ async def test_what_a_server_refuses_is_told_once() -> None:
     async with open_hostile(serve) as url, open_client(url) as client:
         workspace = RemoteWorkspace(client, CreateWorkspace(), INFO)
         with pytest.raises(RequestRefused):
-            await surely(workspace, lambda: workspace.cancel_run("r"))
+            await retry_idempotent(workspace, lambda: workspace.cancel_run("r"))
     assert len(told) == 1

@@ -19,7 +19,7 @@ NOT_JSON = "JSON is wanted; comments and trailing commas are fine"
 def problems_of(text: str, kind: type[Struct] = UserFile) -> list[tuple[int, str, str, str]]:
     checked = check_text(text, kind, "culm.json")
     assert all(problem.file == "culm.json" for problem in checked.problems)
-    return [(p.line, p.key, p.what, p.hint) for p in checked.problems]
+    return [(p.line, p.key, p.text, p.hint) for p in checked.problems]
 
 
 def test_every_problem_is_told_at_its_line_and_key_and_the_rest_is_kept() -> None:
@@ -157,7 +157,7 @@ def test_a_text_that_is_no_object_counts_for_nothing(text: str, line: int, what:
     (problem,) = checked.problems
     assert (checked.document, checked.is_json) == ({}, False)
     assert (problem.line, problem.key) == (line, "")
-    assert problem.what.startswith(what)
+    assert problem.text.startswith(what)
     assert problem.hint == (NOT_JSON if what.startswith("not") else "")
 
 
@@ -169,7 +169,7 @@ def test_a_file_full_of_problems_is_checked_in_one_pass_and_names_the_first() ->
     assert checked.document == {"queue_max": 3}
     *first, last = checked.problems
     assert [problem.line for problem in first] == list(range(2, 2 + PROBLEMS_MAX))
-    assert last.what == f"and {15_000 - PROBLEMS_MAX} more problems"
+    assert last.text == f"and {15_000 - PROBLEMS_MAX} more problems"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_hook_that_is_wrong_is_named_and_is_not_asked_about_other_tools_instea
     (problem,) = checked.problems
     assert checked.document == {"hooks": {"PreToolUse": [{"command": "b", "matcher": "^b"}]}}
     assert problem.key == f"hooks.PreToolUse[0]{key}"
-    assert problem.what.startswith(what)
+    assert problem.text.startswith(what)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_tool_that_is_wrong_is_named_and_left_out(
     (problem,) = checked.problems
     assert checked.document == {"own_tools": {"good": good}}
     assert problem.key == f"own_tools.{name}{key}"
-    assert problem.what.startswith(what)
+    assert problem.text.startswith(what)
 
 
 def test_of_too_many_rules_hooks_or_tools_none_counts() -> None:

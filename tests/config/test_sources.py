@@ -59,7 +59,7 @@ def ignored(file: Path, keys: str) -> str:
     )
 
 
-def mended(file: Path, what: str = "nothing in it counts") -> str:
+def fixed(file: Path, what: str = "nothing in it counts") -> str:
     return f"{file} is to be mended; until then {what}"
 
 
@@ -162,7 +162,7 @@ async def test_the_last_good_content_counts_only_as_long_as_that_content_is_trus
     good = await place.load()
     file.write_text('{"env":')
     kept = await place.load()
-    assert (kept.project, kept.notices[-1]) == (good.project, mended(file, BEFORE))
+    assert (kept.project, kept.notices[-1]) == (good.project, fixed(file, BEFORE))
     place.trusted.remove([file])
     taken_back = await place.load()
     assert taken_back.project == ({},)
@@ -174,7 +174,7 @@ async def test_a_broken_content_that_is_trusted_makes_nothing_of_it_count(place:
     place.trust(file)
     loaded = await place.load()
     assert loaded.project == ()
-    assert loaded.notices[-1] == mended(file)
+    assert loaded.notices[-1] == fixed(file)
 
 
 # --- files that are wrong
@@ -199,15 +199,15 @@ async def test_a_bad_file_is_told_and_counts_as_it_was_before(
 ) -> None:
     file = place.project / "culm.json"
     file.write_bytes(content)
-    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", mended(file)))
+    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", fixed(file)))
     place.write('{"options": {"notifications": "bell"}}')
     assert await place.load() == LoadedConfig({}, (BELL,))
     file.write_bytes(content)
-    assert await place.load() == LoadedConfig({}, (BELL,), (f"{file}{what}", mended(file, BEFORE)))
+    assert await place.load() == LoadedConfig({}, (BELL,), (f"{file}{what}", fixed(file, BEFORE)))
     file.unlink()
     assert await place.load() == LoadedConfig()
     file.write_bytes(content)  # It has been away: what it once said is forgotten.
-    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", mended(file)))
+    assert await place.load() == LoadedConfig({}, (), (f"{file}{what}", fixed(file)))
 
 
 async def test_a_bad_file_of_the_user_counts_as_it_was_before_too(place: Place) -> None:
@@ -217,7 +217,7 @@ async def test_a_bad_file_of_the_user_counts_as_it_was_before_too(place: Place) 
     place.user.write_text("{")
     loaded = await place.load()
     assert (loaded.user, loaded.project) == (OWN, (CHOICE,))
-    assert loaded.notices[-1] == mended(place.user, BEFORE)
+    assert loaded.notices[-1] == fixed(place.user, BEFORE)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "circle"])
@@ -236,7 +236,7 @@ async def test_what_is_no_file_is_told_and_does_not_keep_anybody_waiting(
     loaded = await place.load()
     assert loaded.project == (BELL,)
     assert loaded.notices[0].startswith(f"{file}: cannot be read: ")
-    assert loaded.notices[1:] == (mended(file),)
+    assert loaded.notices[1:] == (fixed(file),)
 
 
 async def test_a_byte_order_mark_is_no_trouble(place: Place) -> None:

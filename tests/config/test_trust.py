@@ -212,17 +212,17 @@ def test_every_string_that_is_missing_stands_below_a_key_that_is_named(document:
 def test_trust_is_of_one_content_in_one_file(tmp_path: Path) -> None:
     trusted = TrustedFiles(tmp_path / "data")
     file, other = tmp_path / "culm.json", tmp_path / "crush.json"
-    assert not trusted.holds(file, b"{}")
+    assert not trusted.is_trusted(file, b"{}")
     trusted.add({file: b"{}", other: b"[]"})
-    assert trusted.holds(file, b"{}")
-    assert not trusted.holds(other, b"{}")
+    assert trusted.is_trusted(file, b"{}")
+    assert not trusted.is_trusted(other, b"{}")
     for changed in (b"", b"{} ", b"{]", b"\xef\xbb\xbf{}"):
-        assert not trusted.holds(file, changed)
+        assert not trusted.is_trusted(file, changed)
     trusted.add({file: b"{} "})
     assert trusted.known() == {str(file): digest_of(b"{} "), str(other): digest_of(b"[]")}
     trusted.remove([file, tmp_path / "never"])
-    assert not trusted.holds(file, b"{} ")
-    assert trusted.holds(other, b"[]")
+    assert not trusted.is_trusted(file, b"{} ")
+    assert trusted.is_trusted(other, b"[]")
     assert stat.S_IMODE(trusted.file.stat().st_mode) == 0o600
 
 
@@ -235,16 +235,16 @@ def test_a_damaged_record_trusts_nothing_and_can_be_written_anew(
     trusted, file = TrustedFiles(tmp_path), tmp_path / "culm.json"
     trusted.add({file: b"{}"})
     trusted.file.write_bytes(damage)
-    assert (trusted.known(), trusted.holds(file, b"{}")) == ({}, False)
+    assert (trusted.known(), trusted.is_trusted(file, b"{}")) == ({}, False)
     trusted.add({file: b"{}"})
-    assert trusted.holds(file, b"{}")
+    assert trusted.is_trusted(file, b"{}")
 
 
 def test_a_file_whose_name_is_no_text_is_told_apart_from_its_like(tmp_path: Path) -> None:
     trusted = TrustedFiles(tmp_path)
     one, other = (Path(os.fsdecode(b"/\xc3" + end + b"/culm.json")) for end in (b"\xff", b"\xfe"))
     trusted.add({one: b"{}"})
-    assert (trusted.holds(one, b"{}"), trusted.holds(other, b"{}")) == (True, False)
+    assert (trusted.is_trusted(one, b"{}"), trusted.is_trusted(other, b"{}")) == (True, False)
     trusted.remove([one])
     assert trusted.known() == {}
 

@@ -77,7 +77,7 @@ async def test_a_unit_that_fails_after_writing_leaves_no_trace_and_spoils_nobody
 ) -> None:
     def write_then_fail(tx: Tx) -> None:
         tx.run("set_meta", "row-bad", "x")
-        tx.tell("run_changed", "updated", session_id="", entity_id="", payload=b"0", stored=True)
+        tx.publish("run_changed", "updated", session_id="", entity_id="", payload=b"0", stored=True)
         raise Rejected("too late")
 
     async with opener() as store, asyncio.timeout(WAIT_S):

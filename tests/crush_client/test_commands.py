@@ -29,7 +29,7 @@ METADATA = ("start_time", "end_time", "output", "description", "working_director
 
 
 async def processes(agent: Agent, tui: Tui) -> list[Process]:
-    return await agent.flow.workspace(tui.api.workspace_id).workshop.processes()
+    return await agent.flow.workspace(tui.api.workspace_id).toolbox.processes()
 
 
 async def test_a_command_that_is_allowed_runs_and_its_result_says_what_the_client_shows_of_it(

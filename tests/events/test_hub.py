@@ -56,8 +56,8 @@ async def test_peers_that_die_in_whatever_way_hurt_nobody_else() -> None:
         error, peer.error = peer.error, None
         join(hub, peer)
         peer.error = error
-    hub.tell_live(TransientEvent("store_health", "", b"{}"))
-    hub.tell_live(TransientEvent("store_health", "", b"[]"))
+    hub.publish_transient(TransientEvent("store_health", "", b"{}"))
+    hub.publish_transient(TransientEvent("store_health", "", b"[]"))
     await asyncio.sleep(0)
     healthy = [peer.given for peer in peers if peer.error is None]
     assert healthy[0].count(b"store_health") == 2
@@ -70,7 +70,7 @@ async def test_a_client_that_takes_nothing_is_let_go_and_one_that_reads_is_not()
     sleepy, awake = Peer(reads=False), Peer()
     for peer in (sleepy, awake):
         join(hub, peer)
-    hub.tell_live(TransientEvent("store_health", "", b"{}"))
+    hub.publish_transient(TransientEvent("store_health", "", b"{}"))
     await asyncio.sleep(0)
     clock.advance(HEARTBEAT_S * STALL_BEATS)
     assert not sleepy.aborted
@@ -82,8 +82,8 @@ async def test_an_event_that_cannot_be_encoded_does_not_silence_its_neighbours()
     hub = make_hub(FakeClock())
     peer = Peer()
     join(hub, peer)
-    hub.tell_live(TransientEvent("store_health", "", b"1"))
-    hub.tell_live(TransientEvent("store_health", "", "text is no payload"))  # pyright: ignore[reportArgumentType]
-    hub.tell_live(TransientEvent("store_health", "", b"3"))
+    hub.publish_transient(TransientEvent("store_health", "", b"1"))
+    hub.publish_transient(TransientEvent("store_health", "", "text is no payload"))  # pyright: ignore[reportArgumentType]
+    hub.publish_transient(TransientEvent("store_health", "", b"3"))
     await asyncio.sleep(0)
     assert peer.given.count(b"store_health") == 2

@@ -25,10 +25,10 @@ class World:
     tasks: asyncio.TaskGroup
 
     async def run(
-        self, text: str, given: Provision | None = None, overseer: HostCallbacks | None = None
+        self, text: str, given: Provision | None = None, callbacks: HostCallbacks | None = None
     ) -> RunResult:
         work = self.fleet.run(
-            given or provision(), RunSpec(text), overseer or DenyAll(), RunControl()
+            given or provision(), RunSpec(text), callbacks or DenyAll(), RunControl()
         )
         return await in_time(work)
 
@@ -63,4 +63,4 @@ async def open_world(bounds: FleetBounds | None = None) -> AsyncGenerator[World]
 
 
 def clean(text: str) -> RunResult:
-    return RunResult(completed(text), began=True, is_told=True)
+    return RunResult(completed(text), began=True, is_from_worker=True)

@@ -18,7 +18,7 @@ from culm.fleet.protocol.frames import (
 )
 from culm.fleet.provision import EchoKind, Identity, Provision
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from tests.support import WAIT_S
 
 STAND_IN = LaunchSettings(
@@ -49,8 +49,8 @@ async def open_launcher(
     clock = LoopClock()
     async with (
         asyncio.timeout(BOUND_S),
-        open_custody(folder, clock, Ids()) as custody,
-        open_local_launcher(custody, folder / "fabric", clock, terms) as launcher,
+        open_processes(folder, clock, Ids()) as processes,
+        open_local_launcher(processes, folder / "fabric", clock, terms) as launcher,
     ):
         yield launcher
 

@@ -37,8 +37,8 @@ async def start_by_hand(folder: Path, name: str) -> tuple[int, Link]:
     process = await asyncio.create_subprocess_exec(
         *python_argv(WORKER), stdin=document, start_new_session=True
     )
-    fabric = FileDiscovery(folder / "fabric", LoopClock())
-    while (record := fabric.resolve(name)) is None:
+    discovery = FileDiscovery(folder / "fabric", LoopClock())
+    while (record := discovery.resolve(name)) is None:
         await asyncio.sleep(0.02)
     return process.pid, await connect_websocket(record.endpoint, given.secrets.worker_auth_token)
 

@@ -36,7 +36,7 @@ from tests.support import WAIT_S, FakeClock
 T = TypeVar("T")
 RUN = RunSpec("do it")
 DONE = TerminalFrame("completed", result="done")
-CLEAN = RunResult(completed("done"), began=True, is_told=True)
+CLEAN = RunResult(completed("done"), began=True, is_from_worker=True)
 OURS = HostSettings(host_calls=True)
 
 
@@ -153,7 +153,7 @@ class Talk:
 
 @asynccontextmanager
 async def open_talk(
-    overseer: HostCallbacks,
+    callbacks: HostCallbacks,
     controls: RunControl | None = None,
     terms: HostSettings = NO_TERMS,
     spec: RunSpec = RUN,
@@ -163,7 +163,7 @@ async def open_talk(
     controls = controls or RunControl()
     ours, theirs = memory_pair()
     async with asyncio.TaskGroup() as tasks:
-        work = drive(ours, spec, overseer, controls, clock, terms=terms)
+        work = drive(ours, spec, callbacks, controls, clock, terms=terms)
         talk = Talk(clock, controls, theirs, tasks.create_task(work))
         try:
             yield talk
@@ -255,7 +255,7 @@ class Player:
         if self.task is not None:
             await asyncio.wait({self.task})
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         return self.words
 
 

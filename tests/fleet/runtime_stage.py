@@ -26,7 +26,7 @@ from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime, make_bambo
 from culm.fleet.worker.executors.base import WorkerServices
 from culm.ids import Ids
 from culm.processes.base import Processes
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Script, ScriptedCall
 from culm.wire.codec import Json
@@ -164,7 +164,7 @@ class Stage:
     model: ModelServer
     folder: Path  # The workspace.
     clock: HandClock
-    custody: Processes
+    processes: Processes
     ear: Ear = field(default_factory=Ear)
     wheel: Wheel = field(default_factory=Wheel)
     above: Above = field(default_factory=Above)
@@ -214,12 +214,12 @@ async def open_stage(
     clock, ids = HandClock(), Ids(1)
     async with (
         open_model_server(Script(list(replies), otherwise=Reply(text="Done."))) as model,
-        open_custody(folder / "data", LoopClock(), Ids()) as custody,
+        open_processes(folder / "data", LoopClock(), Ids()) as processes,
     ):
-        services = WorkerServices(clock, ids, custody, folder / "storage")
+        services = WorkerServices(clock, ids, processes, folder / "storage")
         runtime = make_bamboo_runtime(provision_of(folder, model.url, **fields), services)
         try:
-            yield Stage(runtime, model, folder / "work", clock, custody)
+            yield Stage(runtime, model, folder / "work", clock, processes)
         finally:
             await runtime.close()
 

@@ -95,21 +95,21 @@ async def run_commands(given: Provision) -> None:
     with open(file, "w", buffering=1) as said:  # noqa: ASYNC230, PTH123 - nobody waits for it here
         async with (
             open_control(given.culm.control_fd) as control,
-            control.open_custody(LoopClock(), Ids()) as custody,
+            control.open_processes(LoopClock(), Ids()) as processes,
             asyncio.TaskGroup() as tasks,
         ):
-            task = tasks.create_task(run_for_ever(custody, said.write))
+            task = tasks.create_task(run_for_ever(processes, said.write))
             control.ready(ENDPOINT)
             await control.gone()
             task.cancel()
 
 
-async def run_for_ever(custody: Processes, say: Callable[[str], object]) -> None:
+async def run_for_ever(processes: Processes, say: Callable[[str], object]) -> None:
     order = ProcessRequest(
         ["sleep", "100"], "/", {"PATH": os.environ["PATH"]}, ProcessOwner("w", "call"), ()
     )
     while True:
-        held = await custody.start(order)
+        held = await processes.start(order)
         say(f"{held.pid}\n")
         exit_ = await held.wait()
         say(f"{exit_}\n")

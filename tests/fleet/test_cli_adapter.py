@@ -32,19 +32,19 @@ from culm.fleet.worker.executors.cli_adapter import env_of
 from culm.fleet.worker.executors.cli_profiles import (
     NOTHING,
     AgentOutput,
+    profile_of,
     read_claude,
     read_codex,
     read_json,
     read_text,
-    spoken_of,
 )
 from culm.fleet.worker.executors.registry import open_executor
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.processes.disabled import NoProcesses
 from culm.wire.codec import Json
-from tests.custody.yard import is_alive
 from tests.fleet.executing import Listening
+from tests.processes.yard import is_alive
 from tests.support import WAIT_S, contract
 
 
@@ -81,8 +81,8 @@ class Bench:
 @asynccontextmanager
 async def open_bench(folder: Path) -> AsyncGenerator[Bench]:
     clock, ids = LoopClock(), Ids()
-    async with open_custody(folder / "custody", clock, ids) as custody:
-        yield Bench(WorkerServices(clock, ids, custody, folder / "storage"), folder)
+    async with open_processes(folder / "custody", clock, ids) as processes:
+        yield Bench(WorkerServices(clock, ids, processes, folder / "storage"), folder)
 
 
 async def test_a_command_hears_its_assignment_and_its_lines_become_events(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ async def test_the_words_of_known_programs_become_events_and_their_answer_the_re
 def test_a_program_is_started_as_it_is_meant_to_be(
     kind: CliKind | ClaudeKind | CodexKind, argv: str, *, read_only: bool
 ) -> None:
-    assert " ".join(spoken_of(kind, read_only=read_only).argv) == argv
+    assert " ".join(profile_of(kind, read_only=read_only).argv) == argv
 
 
 @contract("FLEET-50")

@@ -69,7 +69,7 @@ async def test_a_worker_whose_run_failed_or_was_cancelled_is_ended(
         run = world.begin(text, controls=controls)
         await settle()
         controls.cancel()
-        assert await in_time(run) == RunResult(outcome, began=True, is_told=True)
+        assert await in_time(run) == RunResult(outcome, began=True, is_from_worker=True)
         assert world.pids == []
 
 
@@ -236,7 +236,7 @@ async def test_what_was_said_to_a_worker_that_was_never_heard_is_said_to_the_nex
         controls.cancel()
         controls.steer("never mind")
         assert await in_time(run) == RunResult(
-            CANCELLED, began=True, unadmitted=(SteerMessage("never mind"),), is_told=True
+            CANCELLED, began=True, unadmitted=(SteerMessage("never mind"),), is_from_worker=True
         )
 
 
@@ -284,7 +284,7 @@ async def test_what_an_overseer_raises_ends_its_run_and_no_other() -> None:
         other = world.begin("wait", provision("other", depth=2))
         await settle()
         with pytest.raises(KeyError):
-            await world.run("a", overseer=Clumsy())
+            await world.run("a", callbacks=Clumsy())
         assert world.pids == [101]
         assert not other.done()
         other.cancel()

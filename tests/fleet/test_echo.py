@@ -6,7 +6,7 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.fleet.executor import CANCELLED, completed
-from culm.fleet.worker.executors.echo import EchoExecutor, parse_words
+from culm.fleet.worker.executors.echo import EchoExecutor, parse_assignment
 from tests.fleet.executing import Listening
 from tests.support import WAIT_S, FakeClock, contract
 
@@ -61,4 +61,4 @@ async def test_a_delay_is_waited_for_and_can_be_cancelled() -> None:
 def test_the_first_word_that_names_a_delay_is_not_said(
     assignment: str, words: list[str], delay_s: float
 ) -> None:
-    assert parse_words(assignment) == (words, delay_s)
+    assert parse_assignment(assignment) == (words, delay_s)

@@ -27,11 +27,9 @@ from culm.fleet.protocol.frames import TerminalFrame
 from culm.fleet.provision import parse_provision
 from culm.fleet.tail import KEPT_BYTES
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.processes.linux import find_stat, read_table, read_world_id
 from culm.processes.tree import descendants_of
-from tests.custody.test_escapes import open_descriptors, parent_of
-from tests.custody.yard import gone, is_alive, name_of
 from tests.fleet.nursery import (
     BOUND_S,
     NO_ZYGOTE,
@@ -40,6 +38,8 @@ from tests.fleet.nursery import (
     make_provision,
     open_launcher,
 )
+from tests.processes.test_escapes import open_descriptors, parent_of
+from tests.processes.yard import gone, is_alive, name_of
 from tests.support import contract
 
 
@@ -51,8 +51,8 @@ async def open_foreign(
     (folder / "fabric").mkdir()
     async with (
         asyncio.timeout(BOUND_S),
-        open_custody(folder, clock, Ids()) as custody,
-        open_foreign_launcher(argv, custody, clock, launch_s) as launcher,
+        open_processes(folder, clock, Ids()) as processes,
+        open_foreign_launcher(argv, processes, clock, launch_s) as launcher,
     ):
         yield launcher
 
@@ -97,7 +97,7 @@ def workers_below() -> int:
 async def test_a_real_process_announces_itself_and_carries_out_one_assignment_after_the_other(
     tmp_path: Path, way: str, above: str
 ) -> None:
-    fabric = FileDiscovery(tmp_path / "fabric", LoopClock())
+    discovery = FileDiscovery(tmp_path / "fabric", LoopClock())
     async with open_way(tmp_path, way) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "child"))
         assert worker.pid is not None
@@ -107,7 +107,7 @@ async def test_a_real_process_announces_itself_and_carries_out_one_assignment_af
             tokens = [f'{{"type":"token","content":"{word} "}}' for word in words.split()]
             assert events == [*tokens, '{"type":"complete"}']
             assert end == TerminalFrame("completed", result=f"echo: {words}")
-            while (record := fabric.resolve("child")) is None:
+            while (record := discovery.resolve("child")) is None:
                 await asyncio.sleep(0.005)  # With a control it is ready before its record is there.
             assert (record.agent_id, record.endpoint, record.pid) == (
                 "child",
@@ -120,7 +120,7 @@ async def test_a_real_process_announces_itself_and_carries_out_one_assignment_af
             for _ in range(3):
                 group.create_task(worker.kill())
         assert (worker.is_alive, is_alive(worker.pid)) == (False, False)
-        assert fabric.records() == []
+        assert discovery.records() == []
 
 
 @contract("FLEET-53")
@@ -217,7 +217,7 @@ async def test_a_flood_on_stderr_blocks_nobody_and_only_its_end_is_kept(tmp_path
     async with open_launcher(tmp_path, STAND_IN) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "child", "flood"))
         await worker.kill()
-        words = await worker.last_words()
+        words = await worker.stderr_tail()
         assert (len(words), words[-10:]) == (KEPT_BYTES, "xxxthe end")
 
 
@@ -259,7 +259,7 @@ async def test_a_worker_whose_owner_is_killed_ends_idle_and_in_the_middle_of_a_r
 def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    fabric = FileDiscovery(tmp_path, LoopClock())
+    discovery = FileDiscovery(tmp_path, LoopClock())
     here, own = read_world_id(), os.getpid()
     alive = OwnerProcess(own, ticks_of(own))
     dead = OwnerProcess(own, ticks_of(own) + 1)  # Another one has its pid now.
@@ -287,11 +287,11 @@ def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
                 lease_expires_at=f"{2020 if name != 'elsewhere' else 2999}-01-01T00:01:00Z",
                 culm=None if world is None else ProcessPlace(ticks, world, owner),
             )
-            fabric.publish(record)
+            discovery.publish(record)
         end_leftover_workers(tmp_path, LoopClock())
         lives = {name: is_alive(process.pid) for name, process in processes.items()}
         assert lives == {name: stays for name, (_, _, stays) in cases.items()}
-        left = [record.agent_id for record in fabric.records()]
+        left = [record.agent_id for record in discovery.records()]
         assert left == ["by-hand", "elsewhere", "foreign", "owned"]
     finally:
         for process in processes.values():

@@ -30,7 +30,7 @@ from culm.mail.folders import Subfolder
 from culm.mail.letters import Letter, Sender, body_of, encode_letter
 from culm.mail.maildir import MaildirPostOffice
 from culm.mail.maildir_box import TEMP_AGE_S, Maildir
-from culm.mail.order import ABSURD_NS, LETTERS_MAX, PLACE_MAX, name_of
+from culm.mail.order import ABSURD_NS, LETTERS_MAX, POSITION_MAX, name_of
 from culm.processes.linux import read_boot_id
 from tests.support import WAIT_S, FakeClock, contract
 
@@ -235,7 +235,7 @@ DAMAGED = {
     "last line damaged": HEAD + LINE + b"what?\n",
     "far too long": HEAD + LINE * 50_000,
     "years ahead": HEAD + f"{NOW_NS + 10**18:020d}-z\n".encode(),
-    "at its end": HEAD + f"{PLACE_MAX}-z\n".encode(),
+    "at its end": HEAD + f"{POSITION_MAX}-z\n".encode(),
     "says that it is full": HEAD + LINE * LETTERS_MAX,
 }
 
@@ -267,7 +267,7 @@ def test_places_do_not_go_back_when_the_journal_is_made_anew(box: Maildir) -> No
 
 
 @contract("FLEET-P3")
-@pytest.mark.parametrize("place", [NOW_NS + ABSURD_NS + 1, PLACE_MAX])
+@pytest.mark.parametrize("place", [NOW_NS + ABSURD_NS + 1, POSITION_MAX])
 def test_a_letter_named_absurdly_far_in_the_future_decides_no_order(
     box: Maildir, root: Path, place: int
 ) -> None:

@@ -158,10 +158,10 @@ def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
     )
     dead.worker.is_alive = False
     decided = check_out(waiting, "k", 10.0)
-    assert decided.taken is second.worker
-    assert decided.kept == (first, other)
+    assert decided.chosen is second.worker
+    assert decided.idle == (first, other)
     assert decided.retired == (old.worker, dead.worker)
-    assert check_out(decided.kept, "missing", 10.0).taken is None
+    assert check_out(decided.idle, "missing", 10.0).chosen is None
 
 
 @contract("FLEET-99")
@@ -169,17 +169,17 @@ def test_too_many_of_a_kind_or_in_all_send_the_oldest_home() -> None:
     bounds = PoolBounds(idle_per_key_max=2, idle_max=3)
     a, b, c, d = parked("a"), parked("b"), parked("c", key="o"), parked("d")
     decided = park((a, b, c), d, bounds, 0.0)
-    assert (decided.kept, decided.retired) == ((b, c, d), (a.worker,))
+    assert (decided.idle, decided.retired) == ((b, c, d), (a.worker,))
     e = parked("e", key="p")
     decided = park((b, c, d), e, bounds, 0.0)
-    assert (decided.kept, decided.retired) == ((c, d, e), (b.worker,))
+    assert (decided.idle, decided.retired) == ((c, d, e), (b.worker,))
 
 
 def test_a_worker_that_died_at_the_end_of_its_run_is_not_kept() -> None:
     dead = parked("dead")
     dead.worker.is_alive = False
     decided = park((), dead, PoolBounds(), 0.0)
-    assert (decided.kept, decided.retired) == ((), (dead.worker,))
+    assert (decided.idle, decided.retired) == ((), (dead.worker,))
 
 
 STEPS = st.lists(
@@ -210,7 +210,7 @@ def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
             case "start":
                 key = "xyz"[which]
                 decided = check_out(waiting, key, now_s)
-                waiting, worker = decided.kept, decided.taken
+                waiting, worker = decided.idle, decided.chosen
                 gone += decided.retired
                 if worker is None:
                     assert not any(p.key == key and p.worker.is_alive for p in waiting)
@@ -225,7 +225,7 @@ def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
                 decided = park(
                     waiting, ParkResult(worker, key, now_s + bounds.idle_s), bounds, now_s
                 )
-                waiting = decided.kept
+                waiting = decided.idle
                 gone += decided.retired
             case "fail" if at_work:
                 gone.append(at_work.pop(which % len(at_work))[1])
@@ -233,7 +233,7 @@ def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
                 waiting[which % len(waiting)].worker.is_alive = False
             case _:
                 decided = sweep(waiting, now_s)
-                waiting = decided.kept
+                waiting = decided.idle
                 gone += decided.retired
                 assert all(p.worker.is_alive and now_s < p.until_s for p in waiting)
         everybody = [*(p.worker for p in waiting), *(w for _, w in at_work), *gone]

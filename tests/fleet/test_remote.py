@@ -64,7 +64,7 @@ async def echo(link: Link, text: str) -> RunResult:
 
 
 def echoed(text: str) -> RunResult:
-    return RunResult(completed(f"echo: {text}"), began=True, is_told=True)
+    return RunResult(completed(f"echo: {text}"), began=True, is_from_worker=True)
 
 
 @contract("FLEET-10")
@@ -76,7 +76,7 @@ async def test_a_resident_worker_is_connected_to_and_outlives_its_handle(mode: M
         assert await echo(await in_time(worker.connect()), "one") == echoed("one")
         await worker.kill()
         assert worker.is_alive
-        assert await worker.last_words() == ""
+        assert await worker.stderr_tail() == ""
         assert await echo(await in_time(worker.connect()), "two") == echoed("two")
 
 

@@ -358,7 +358,7 @@ async def test_runs_of_one_worker_share_neither_what_they_know_nor_their_jobs(
 
 async def test_runs_side_by_side_hear_only_themselves(tmp_path: Path) -> None:
     async with open_stage(tmp_path, [Reply(text="One.", hold_after=0)]) as stage:
-        other = Stage(stage.runtime, stage.model, stage.folder, stage.clock, stage.custody)
+        other = Stage(stage.runtime, stage.model, stage.folder, stage.clock, stage.processes)
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(stage.run())
             await stage.model.until_requests(1)

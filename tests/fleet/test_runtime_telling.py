@@ -9,7 +9,7 @@ from culm.fleet.executor import RunEnded
 from culm.fleet.worker.executors.runtime_events import (
     EVENT_CHARS_MAX,
     OUTPUT_CHARS_MAX,
-    open_telling,
+    open_event_sender,
 )
 from tests.fleet.runtime_stage import Ear, Event
 from tests.support import WAIT_S
@@ -31,16 +31,16 @@ async def test_what_grows_while_a_host_is_slow_is_joined_in_order_and_only_outpu
     None
 ):
     ear = Slow()
-    async with asyncio.timeout(WAIT_S), open_telling(ear) as telling:
+    async with asyncio.timeout(WAIT_S), open_event_sender(ear) as telling:
         for n in range(1000):
             telling.grow("token", f"{n} ")
         telling.grow("tool_token", "x" * OUTPUT_CHARS_MAX * 2, "a")
         telling.grow("tool_token", "lost", "a")
-        telling.say_nowait({"type": "runner_progress"})
+        telling.send_nowait({"type": "runner_progress"})
         telling.grow("token", "y" * EVENT_CHARS_MAX)
         telling.grow("token", "z")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(telling.say({"type": "complete"}))
+            tasks.create_task(telling.send({"type": "complete"}))
             ear.may_hear.set()
         expected: list[Event] = [
             {"type": "token", "content": "".join(f"{n} " for n in range(1000))},
@@ -60,15 +60,15 @@ async def test_whoever_waits_to_be_heard_learns_that_the_host_is_gone() -> None:
             raise RunEnded
 
     ear = Gone()
-    async with asyncio.timeout(WAIT_S), open_telling(ear) as telling:
+    async with asyncio.timeout(WAIT_S), open_event_sender(ear) as telling:
         async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(_outcome(telling.say({"type": "error"})))
-            second = tasks.create_task(_outcome(telling.say({"type": "error"})))
+            first = tasks.create_task(_outcome(telling.send({"type": "error"})))
+            second = tasks.create_task(_outcome(telling.send({"type": "error"})))
             ear.may_hear.set()
         assert (first.result(), second.result()) == ("over", "over")
         telling.grow("token", "nobody hears this")
         with pytest.raises(RunEnded):
-            await telling.say({"type": "error"})
+            await telling.send({"type": "error"})
     assert len(ear.events) == 1
 
 

@@ -44,8 +44,8 @@ from culm.ids import Ids
 from culm.processes.linux import find_stat
 from tests.fleet.worker_stage import (
     assign,
+    discovery_in,
     echoed,
-    fabric_in,
     make_provision,
     open_descriptors,
     open_working,
@@ -135,7 +135,7 @@ async def test_a_worker_is_found_by_its_record_and_lets_nobody_in_without_its_to
 ) -> None:
     before = open_descriptors()
     async with open_working(make_provision(tmp_path)) as working:
-        record = fabric_in(tmp_path).resolve("w1")
+        record = discovery_in(tmp_path).resolve("w1")
         stat = find_stat(os.getpid())
         assert stat is not None
         assert record is not None
@@ -149,7 +149,7 @@ async def test_a_worker_is_found_by_its_record_and_lets_nobody_in_without_its_to
         assert await run(working.endpoint, "hi") == echoed("hi")
         working.stop.set()
         await working.ended()
-    assert fabric_in(tmp_path).resolve("w1") is None
+    assert discovery_in(tmp_path).resolve("w1") is None
     assert open_descriptors() <= before + 3  # The loop of a test keeps a few of its own.
 
 
@@ -211,8 +211,8 @@ def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
-    fabric = MemoryDiscovery(clock)
-    fabric.publish(replace(own_record(clock), agent_id="living"))
+    discovery = MemoryDiscovery(clock)
+    discovery.publish(replace(own_record(clock), agent_id="living"))
     workers = tmp_path / "workers"
     for name in ("w1", "young", "living", "dead"):
         (workers / name / "inner").mkdir(parents=True)
@@ -221,7 +221,7 @@ def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_
     old_s = clock.now_s() - KEPT_S - 1
     for name, at_s in (("young", old_s + 2), ("living", old_s), ("dead", old_s), ("file", old_s)):
         os.utime(workers / name, (at_s, at_s))
-    remove_storage(make_provision(tmp_path), fabric, clock.now_s())
+    remove_storage(make_provision(tmp_path), discovery, clock.now_s())
     assert sorted(one.name for one in workers.iterdir()) == ["file", "link", "living", "young"]
 
 
@@ -264,39 +264,39 @@ def own(clock: FakeClock) -> Callable[[], AgentRecord]:
 
 async def test_a_record_that_is_written_late_does_not_survive_its_withdrawal() -> None:
     clock = FakeClock()
-    fabric = SlowFabric(clock)
+    discovery = SlowFabric(clock)
 
     async def let_it_write() -> None:
         for _ in range(20):  # By then it is being withdrawn.
             await asyncio.sleep(0)
-        fabric.may.set()
+        discovery.may.set()
 
     async with (
         asyncio.timeout(WAIT_S),
         asyncio.TaskGroup() as group,
-        open_presence(fabric, own(clock), clock, at_once=False),
+        open_presence(discovery, own(clock), clock, at_once=False),
     ):
         await _until_armed(clock)
         clock.advance(SETTLE_S)
-        await asyncio.to_thread(fabric.begun.wait)
+        await asyncio.to_thread(discovery.begun.wait)
         group.create_task(let_it_write())
-    assert fabric.discover() == []
+    assert discovery.discover() == []
 
 
 async def test_a_lease_is_renewed_while_a_worker_serves() -> None:
     clock = FakeClock()
-    fabric = MemoryDiscovery(clock)
-    async with open_presence(fabric, own(clock), clock, at_once=True):
-        first = fabric.resolve("w1")
+    discovery = MemoryDiscovery(clock)
+    async with open_presence(discovery, own(clock), clock, at_once=True):
+        first = discovery.resolve("w1")
         for _ in range(5):
             await _until_armed(clock)
             clock.advance(RENEW_S)
         await _until_armed(clock)
-        later = fabric.resolve("w1")
+        later = discovery.resolve("w1")
     assert first is not None
     assert later is not None
     assert later == replace(first, lease_expires_at=later.lease_expires_at)
-    assert (5 * RENEW_S > LEASE_S, fabric.discover()) == (True, [])
+    assert (5 * RENEW_S > LEASE_S, discovery.discover()) == (True, [])
 
 
 async def _until_armed(clock: FakeClock) -> None:
@@ -307,11 +307,11 @@ async def _until_armed(clock: FakeClock) -> None:
 
 async def test_the_record_of_another_process_under_the_same_id_is_not_withdrawn() -> None:
     clock = FakeClock()
-    fabric = MemoryDiscovery(clock)
+    discovery = MemoryDiscovery(clock)
     successor = replace(own_record(clock), pid=1)
-    async with open_presence(fabric, own(clock), clock, at_once=True):
-        fabric.publish(successor)
-    assert fabric.discover() == [successor]
+    async with open_presence(discovery, own(clock), clock, at_once=True):
+        discovery.publish(successor)
+    assert discovery.discover() == [successor]
 
 
 def test_a_record_says_which_process_it_is_and_whose() -> None:

@@ -15,12 +15,10 @@ from culm.clock import LoopClock
 from culm.fleet.host.base import Worker
 from culm.fleet.host.local import LaunchSettings, open_local_launcher
 from culm.processes.base import ProcessExit
-from culm.processes.direct import open_direct_custody
+from culm.processes.direct import open_direct_processes
 from culm.processes.linux import read_table
 from culm.processes.tree import descendants_of
 from culm.wire.codec import Json
-from tests.custody.test_escapes import open_descriptors, parent_of
-from tests.custody.yard import Ear, gone, is_alive, name_of
 from tests.fleet.nursery import (
     BOUND_S,
     NO_ZYGOTE,
@@ -29,6 +27,8 @@ from tests.fleet.nursery import (
     make_provision,
     open_launcher,
 )
+from tests.processes.test_escapes import open_descriptors, parent_of
+from tests.processes.yard import Ear, gone, is_alive, name_of
 from tests.support import contract
 
 
@@ -36,7 +36,7 @@ def told(folder: Path, child_id: str) -> Mapping[str, Json]:
     return json.loads((folder / child_id).read_text())
 
 
-async def bud_of(worker: Worker) -> int:
+async def prefork_of(worker: Worker) -> int:
     """The fork that its zygote has made ahead by now."""
     assert worker.pid is not None
     zygote = parent_of(worker.pid)
@@ -58,9 +58,9 @@ async def test_a_worker_has_its_descriptors_fresh_chance_clean_signals_and_nothi
     async with open_launcher(tmp_path, terms) as launcher:
         before = await launcher.launch(make_provision(tmp_path, "the-first"))
         for child_id in children:
-            bud = await bud_of(before) if way == "forked ahead" else None
+            prefork = await prefork_of(before) if way == "forked ahead" else None
             worker = await launcher.launch(make_provision(tmp_path, child_id))
-            assert bud in (worker.pid, None)
+            assert prefork in (worker.pid, None)
         found = [told(tmp_path, child_id) for child_id in children]
         for said in found:
             signals = cast("dict[str, str]", said["signals"])  # As the stand-in tells them.
@@ -85,7 +85,7 @@ async def test_a_worker_has_its_descriptors_fresh_chance_clean_signals_and_nothi
 async def test_a_fork_made_ahead_that_died_is_not_missed(tmp_path: Path) -> None:
     async with open_launcher(tmp_path, STAND_IN) as launcher:
         first = await launcher.launch(make_provision(tmp_path, "first"))
-        dead = await bud_of(first)
+        dead = await prefork_of(first)
         os.kill(dead, signal.SIGKILL)
         await gone(dead)
         second = await launcher.launch(make_provision(tmp_path, "second"))
@@ -109,13 +109,13 @@ async def test_without_a_keeper_workers_are_spawned_and_hold_their_commands_them
     clock = LoopClock()
     async with (
         asyncio.timeout(BOUND_S),
-        open_direct_custody(clock) as custody,
-        open_local_launcher(custody, tmp_path / "fabric", clock, STAND_IN) as launcher,
+        open_direct_processes(clock) as processes,
+        open_local_launcher(processes, tmp_path / "fabric", clock, STAND_IN) as launcher,
     ):
         await launcher.launch(make_provision(tmp_path, "a"))
         assert told(tmp_path, "a")["descriptors"] == [0, 1, 2, 3]
         worker = await launcher.launch(make_provision(tmp_path, "b", "ask"))
-        assert await worker.last_words() == "there is no keeper here"
+        assert await worker.stderr_tail() == "there is no keeper here"
     assert descendants_of(os.getpid(), read_table()) == []
 
 
@@ -128,14 +128,14 @@ async def test_workers_outlive_their_zygote_and_the_next_one_is_forked_from_anot
         one = await launcher.launch(make_provision(tmp_path, "one"))
         assert one.pid is not None
         zygote = parent_of(one.pid)
-        keeper = parent_of(zygote)
-        assert (name_of(zygote), name_of(keeper)) == ("culm-zygote", "culm-keeper")
+        supervisor = parent_of(zygote)
+        assert (name_of(zygote), name_of(supervisor)) == ("culm-zygote", "culm-keeper")
         os.kill(zygote, signal.SIGKILL)
         two = await launcher.launch(make_provision(tmp_path, "two"))
         assert two.pid is not None
         second = parent_of(two.pid)
         assert (name_of(second), second == zygote) == ("culm-zygote", False)
-        assert (one.is_alive, parent_of(one.pid)) == (True, keeper)
+        assert (one.is_alive, parent_of(one.pid)) == (True, supervisor)
         # One that hangs is as good as dead.
         os.kill(second, signal.SIGSTOP)
         three = await launcher.launch(make_provision(tmp_path, "three"))
@@ -157,9 +157,9 @@ async def test_workers_outlive_the_keeper_their_commands_do_not_and_the_next_com
         worker = await launcher.launch(make_provision(tmp_path, "one", "command"))
         assert worker.pid is not None
         first = await said.pid()
-        keeper = parent_of(parent_of(worker.pid))
-        assert parent_of(parent_of(first)) == keeper
-        os.kill(keeper, signal.SIGKILL)
+        supervisor = parent_of(parent_of(worker.pid))
+        assert parent_of(parent_of(first)) == supervisor
+        os.kill(supervisor, signal.SIGKILL)
         assert await said.line() == str(ProcessExit(None, lost=True))
         assert not is_alive(first)
         second = await said.pid()

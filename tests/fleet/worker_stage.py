@@ -31,7 +31,7 @@ def make_provision(folder: Path, kind: AnyKind | None = None) -> Provision:
     )
 
 
-def fabric_in(folder: Path) -> FileDiscovery:
+def discovery_in(folder: Path) -> FileDiscovery:
     return FileDiscovery(folder / "fabric", LoopClock())
 
 
@@ -67,7 +67,7 @@ async def open_working(provision: Provision) -> AsyncGenerator[Working]:
 
 async def wait_for_record(folder: Path) -> AgentRecord:
     async with asyncio.timeout(2 * WAIT_S):
-        while (found := fabric_in(folder).resolve("w1")) is None:
+        while (found := discovery_in(folder).resolve("w1")) is None:
             await asyncio.sleep(0.01)
     return found
 

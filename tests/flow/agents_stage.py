@@ -165,7 +165,7 @@ class LoopWorker:
         if self.task is not None:
             self.task.cancel()
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         return ""
 
     async def _carry(self, frame: bytes) -> Sequence[bytes]:

@@ -97,7 +97,7 @@ class Probe:
             path="/",
             params=dict(call.arguments or {}),
             resolved=dict(call.arguments or {}),
-            grains=(f"{self.name} grain",),
+            coverage=(f"{self.name} grain",),
         )
         return CallPlan(action, lambda _: self.run(call))
 

@@ -228,7 +228,7 @@ async def test_a_worker_asks_people_nothing_that_its_agent_may_not_ask(
         talk("@bob", calls("question", questions=QUESTION), then="Bob is done."),
     ) as stage:
         stage.launcher.forge = forge
-        await stage.remote.look_at(stage.session_id)
+        await stage.remote.select_session(stage.session_id)
         more = {"run_id": "r-1"} if how == "headless" else {}
         await stage.heard.complete(await stage.prompt("@lead: go", **more))
         assert batches(stage.heard) == []

@@ -227,13 +227,13 @@ async def test_a_client_without_a_live_stream_cannot_say_what_it_looks_at(
     remote = await opened(flow)
     session = await remote.create_session("s")
     with pytest.raises(RequestRefused, match="client not attached") as refused:
-        await remote.look_at(session.id)
+        await remote.select_session(session.id)
     assert refused.value.status == 409
     async with open_events(flow, remote):
-        await remote.look_at(session.id)
+        await remote.select_session(session.id)
     await detached(flow, remote)
     with pytest.raises(RequestRefused, match="client not attached"):
-        await remote.look_at(session.id)
+        await remote.select_session(session.id)
 
 
 @contract("INV-22")
@@ -249,15 +249,15 @@ async def test_presence_counts_clients_with_live_streams_and_ends_with_the_claim
     async with open_events(flow, here), open_events(flow, here):
         assert await count() == 0
         async with open_events(flow, there):
-            await here.look_at(session.id)
-            await there.look_at(session.id)
+            await here.select_session(session.id)
+            await there.select_session(session.id)
             assert await count() == 2
             assert [s.attached_clients for s in await here.sessions()] == [2]
         await detached(flow, there)
         assert await count() == 1
         async with open_events(flow, there):
             assert await count() == 2  # Kept through the grace.
-            await there.look_at("")
+            await there.select_session("")
             assert await count() == 1
             await here.client.retire()
             assert await count() == 0

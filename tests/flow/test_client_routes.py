@@ -59,7 +59,7 @@ async def drive_workspaces(folder: Path) -> Asked:
         session = await remote.create_session("looked at")
         async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
             await follower.connected()
-            await remote.look_at(session.id)
+            await remote.select_session(session.id)
             await follower.until(lambda m: m.presence.get(client.id) == session.id)
             assert [one.id for one in (await remote.snapshot()).sessions] == [session.id]
         await remote.release()
@@ -198,7 +198,7 @@ async def drive_agents(folder: Path) -> Asked:
         assert await remote.agents(ann.agent_id) == []
         changed = await remote.set_budget(ann.agent_id, ChangeBudget(tokens=10_000))
         assert changed.budget == Limits(steps=5, tokens=10_000)
-        assert (await remote.say_to_agent(ann.agent_id, "Faster.")).run_id
+        assert (await remote.steer_agent(ann.agent_id, "Faster.")).run_id
         await remote.cancel_agent(ann.agent_id)
         assert (await remote.agent(ann.agent_id)).agent.outcome == "canceled"
         return relay.asked()

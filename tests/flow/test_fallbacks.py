@@ -153,8 +153,8 @@ async def test_a_model_that_fails_between_two_steps_is_replaced_with_all_that_wa
         assert len(tool.calls) == 1
         assert_paired(stage.sent(1))
         assert [sent.role for sent in stage.sent(1)] == ["user", "assistant", "tool"]
-        speakers = [m.provider for m in await stage.messages() if m.role == "assistant"]
-        assert speakers == ["first", "second"]
+        models = [m.provider for m in await stage.messages() if m.role == "assistant"]
+        assert models == ["first", "second"]
 
 
 async def test_a_summary_is_written_by_the_next_one_if_the_first_cannot(tmp_path: Path) -> None:

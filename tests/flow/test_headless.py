@@ -65,7 +65,7 @@ async def test_whoever_sits_there_has_five_minutes_and_then_the_run_ends_denied(
         query = f"client_id={stage.remote.client.id}&interactive={int(how == 'says')}"
         async with stage.remote.client.stream(stage.remote.path(f"/events?{query}")):
             if how == "looks":
-                await stage.remote.look_at(stage.session_id)
+                await stage.remote.select_session(stage.session_id)
             run_id = await stage.prompt("Hi.", run_id="r-1")
             ask = await request_in(stage.heard)
             assert await deadline(stage, ask.id) == int(stage.clock.now_s() + WAIT_S)
@@ -202,7 +202,7 @@ async def test_an_ask_of_a_headless_run_waits_on_after_a_restart_until_its_deadl
     tool = Probe("look", asks=True)
     async with open_lives(tmp_path, script(calling("look"))) as lives:
         async with lives.first(tool) as stage:
-            await stage.remote.look_at(stage.session_id)
+            await stage.remote.select_session(stage.session_id)
             run_id = await stage.prompt("Hi.", run_id="r-1")
             ask = await request_in(stage.heard)
             image = Image(stage)

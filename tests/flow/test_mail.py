@@ -48,7 +48,7 @@ def leave_ask(stage: AgentStage, ask_id: str, asker: str) -> None:
         end_run(run.id, INTERRUPTED),
     )
     with closing(connect(project_of(stage) / "culm.db")) as connection:
-        job = WriteJob(unit, settle=lambda _: None)
+        job = WriteJob(unit, finish=lambda _: None)
         run_group(connection, [job], now=int(stage.clock.now_s()))
         assert job.error is None, job.error
 

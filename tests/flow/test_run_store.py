@@ -162,7 +162,7 @@ async def test_a_cancel_that_cannot_be_stored_is_503_and_the_run_stops_all_the_s
 
 @pytest.mark.parametrize(("mended", "outcome"), [(True, "error"), (False, "interrupted")])
 async def test_an_end_that_could_not_be_stored_is_told_at_the_latest_after_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, *, mended: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, *, fixed: bool
 ) -> None:
     monkeypatch.setattr(runs_module, "STOP_S", 0.05)
     breaks, mends, _ = FAULTS["read-only"]
@@ -177,7 +177,7 @@ async def test_an_end_that_could_not_be_stored_is_told_at_the_latest_after_the_n
             connection.execute(f"PRAGMA {breaks}")
             assert (await stage.request("POST", "/sessions", {"title": "s"})).status == 503
             await assert_ending(stage, "mine")
-            if mended:
+            if fixed:
                 connection.execute(f"PRAGMA {mends}")
         later = Wound(clock.now_s() + 10)
         async with (

@@ -119,7 +119,7 @@ async def test_parallel_creates_of_one_path_converge_with_both_claims(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
-        keeper = await (await flow.client()).open_workspace(flow.directory("other"))
+        supervisor = await (await flow.client()).open_workspace(flow.directory("other"))
         path = await used_once(flow, "project")
         a, b = await flow.client(), await flow.client()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
@@ -129,7 +129,7 @@ async def test_parallel_creates_of_one_path_converge_with_both_claims(
                 assert not any(task.done() for task in opening)
         here, there = (task.result() for task in opening)
         assert here.id == there.id
-        await keeper.release()
+        await supervisor.release()
         await here.release()
         assert await status_of(b, there.path()) == 200
         await there.release()
@@ -258,15 +258,15 @@ async def test_the_server_does_not_leave_under_a_create_that_then_succeeds(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
-        keeper = await (await flow.client()).open_workspace(flow.directory("other"))
+        supervisor = await (await flow.client()).open_workspace(flow.directory("other"))
         path = await used_once(flow, "project")
         joining_client = await flow.client()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             with held_database(data(flow), path):
                 joining = tasks.create_task(joining_client.open_workspace(path))
                 await flow.settle()
-                await keeper.release()
-                await closed(flow, keeper)
+                await supervisor.release()
+                await closed(flow, supervisor)
                 await flow.settle()
                 assert not flow.left.is_set()
                 assert (await send(flow, "POST", "/v1/control", SHUTDOWN)).status == 409

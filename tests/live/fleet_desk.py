@@ -254,14 +254,14 @@ class FleetDesk:
 
     async def seen(self, **counts: int) -> Seen:
         """Everybody who is there, once these are, and every worker has announced itself."""
-        fabric = FileDiscovery(self.folder / "data" / "fabric", LoopClock())
+        discovery = FileDiscovery(self.folder / "data" / "fabric", LoopClock())
         seen = self.look()
 
         def there() -> dict[str, int]:
             nonlocal seen
             seen = self._remember(look_closely(self.pid))
             found = {role: len(seen.by_role[role]) for role in counts}
-            return {**found, "records": len(fabric.records()), "sockets": len(seen.listening)}
+            return {**found, "records": len(discovery.records()), "sockets": len(seen.listening)}
 
         wanted = {**counts, "records": counts["workers"], "sockets": counts["workers"]}
         await until(lambda: there() == wanted, lambda: (there(), self.look().names))

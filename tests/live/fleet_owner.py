@@ -26,7 +26,7 @@ from culm.fleet.host.run_control import RunControl
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.wire.codec import Json
 
 FIRST_FRAME_S = 0.5  # For the impatient one.
@@ -108,10 +108,10 @@ async def own(data_dir: Path) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        custody = await enter(open_custody(data_dir, clock, Ids()))
-        local = await enter(open_local_launcher(custody, data_dir / "fabric", clock))
+        processes = await enter(open_processes(data_dir, clock, Ids()))
+        local = await enter(open_local_launcher(processes, data_dir / "fabric", clock))
         local.warm_nowait()
-        foreign = await enter(open_foreign_launcher(HOSTILE, custody, clock))
+        foreign = await enter(open_foreign_launcher(HOSTILE, processes, clock))
         fleets = {
             "own": await enter(open_fleet(local, clock)),
             "patient": await enter(open_fleet(foreign, clock)),

@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 from culm.testing.model_server import open_model_server
-from tests.custody.yard import gone
 from tests.flow.agents_stage import calls, script_of, start, talk
 from tests.live.agents_desk import FOLDER, at_work, open_desk, pids, sleeping
 from tests.live.harness import RESUME_S, make_directory
 from tests.live.run_drive import open_client_of
+from tests.processes.yard import gone
 from tests.support import contract
 
 STOP_S = 5.0  # What a cancel of any tree may take.

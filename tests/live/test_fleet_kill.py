@@ -12,12 +12,12 @@ from culm.fleet.provision import CliKind, EchoKind
 from culm.processes.base import ProcessExit
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, Rule, Script
-from culm.tools.process.exit_text import exit_words
-from tests.custody.test_escapes import DAEMON
+from culm.tools.process.exit_text import exit_text
 from tests.fleet.nursery import open_launcher
 from tests.live.fleet_desk import FleetDesk, Seen, nothing_left, open_desk, strangers, until
 from tests.live.fleet_owner import Ended
 from tests.live.test_tools_kill import bash
+from tests.processes.test_escapes import DAEMON
 from tests.support import contract
 
 # One child leaves its session and is deaf, another one leaves all it can leave.
@@ -52,7 +52,7 @@ async def open_busy_desk(folder: Path) -> AsyncGenerator[tuple[FleetDesk, ModelS
         await desk.event("working", "tool_start", tool_call_id="one")
         names = ["bash", "sh", "sleep", "sleep", "sleep", "sleep"]
         await until(lambda: desk.look().names["commands"] == names, lambda: desk.look().names)
-        seen = await desk.seen(keeper=1, zygote=1, workers=4, wardens=2, commands=6)
+        seen = await desk.seen(supervisor=1, zygote=1, workers=4, shims=2, commands=6)
         yield desk, model, seen
 
 
@@ -126,11 +126,11 @@ async def test_runs_outlive_the_zygote_and_the_keeper(folder: Path) -> None:
         # Whose parent is gone can still be ended.
         desk.cancel("outside")
         assert (await desk.end("outside")).status == "cancelled"
-        after = await desk.seen(keeper=1, zygote=1, workers=4, wardens=1, commands=5)
+        after = await desk.seen(supervisor=1, zygote=1, workers=4, shims=1, commands=5)
 
         after.kill("keeper")
         error = await desk.event("working", "tool_error", tool_call_id="one")
-        assert str(error["error"]).endswith(exit_words(ProcessExit(None, lost=True)))
+        assert str(error["error"]).endswith(exit_text(ProcessExit(None, lost=True)))
         # A worker hears of it when the wardens do, which then end what they hold.
         gone = ("keeper", "zygote", "wardens", "commands")
         await until(lambda: not after.alive(*gone), after.alive)
@@ -143,7 +143,7 @@ async def test_runs_outlive_the_zygote_and_the_keeper(folder: Path) -> None:
         assert await desk.end("third") == completed("third", "echo: and of a third", 5)
 
         # Those that waited still wait, and the others wait now.
-        last = await desk.seen(keeper=1, zygote=1, workers=5, wardens=0, commands=0)
+        last = await desk.seen(supervisor=1, zygote=1, workers=5, shims=0, commands=0)
         assert set(after.pids("workers")) < set(last.pids("workers"))
         await desk.leave()
         await nothing_left(folder, last)

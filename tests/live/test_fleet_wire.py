@@ -104,9 +104,9 @@ async def open_echo(
 
 async def found(fabric_dir: Path, role: str) -> AgentRecord:
     """Wait for the record of the only agent with that role."""
-    fabric = FileDiscovery(fabric_dir, LoopClock())
-    await until(lambda: bool(fabric.discover(role=role)), fabric.records)
-    (record,) = fabric.discover(role=role)
+    discovery = FileDiscovery(fabric_dir, LoopClock())
+    await until(lambda: bool(discovery.discover(role=role)), discovery.records)
+    (record,) = discovery.discover(role=role)
     return record
 
 

@@ -183,7 +183,7 @@ async def test_a_directory_that_cannot_be_read_is_400_with_the_reason_and_opens_
 # --- a disk that fails
 
 # Whoever runs this has a file system of its own at the path, and does as it is told with it.
-KEEPER = """
+SUPERVISOR = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 path, ballast = sys.argv[1], os.path.join(sys.argv[1], "ballast")
@@ -234,25 +234,25 @@ runpy.run_module("culm", run_name="__main__", alter_sys=True)
 class Disk:
     """A small file system, seen by the servers that are started with its `program`."""
 
-    def __init__(self, keeper: ProcessServer) -> None:
-        self.program = ("-c", ENTER, str(keeper.process.pid), "serve")
-        self._keeper = keeper
+    def __init__(self, supervisor: ProcessServer) -> None:
+        self.program = ("-c", ENTER, str(supervisor.process.pid), "serve")
+        self._supervisor = supervisor
         self._orders = 0
 
     async def order(self, what: str) -> None:
-        self._keeper.tell(what)
-        await self._keeper.until_said(f"done {self._orders}")
+        self._supervisor.tell(what)
+        await self._supervisor.until_said(f"done {self._orders}")
         self._orders += 1
 
 
 @asynccontextmanager
 async def open_disk(folder: Path) -> AsyncGenerator[Disk]:
     data = make_directory(folder, "data")
-    async with open_process(folder, "-c", KEEPER, str(data)) as keeper:
-        await keeper.until(lambda: bool(keeper.lines))
-        if keeper.lines[0] != "mounted":
-            pytest.skip(f"this system does not let us mount: {keeper.lines[0]}")
-        yield Disk(keeper)
+    async with open_process(folder, "-c", SUPERVISOR, str(data)) as supervisor:
+        await supervisor.until(lambda: bool(supervisor.lines))
+        if supervisor.lines[0] != "mounted":
+            pytest.skip(f"this system does not let us mount: {supervisor.lines[0]}")
+        yield Disk(supervisor)
 
 
 async def write_until_refused(remote: RemoteWorkspace) -> tuple[list[SessionId], RequestRefused]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
-from culm.run.rules import BEHIND_INTERRUPTED, words_for_call
+from culm.run.rules import BEHIND_INTERRUPTED, interrupted_call_text
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.agent import Prompt
@@ -198,10 +198,10 @@ async def test_a_kill_during_calls_leaves_each_effect_once_and_words_that_fit_it
         assert [(call.id, call.name) for call in made] == [(c.id, c.name) for c in calls]
         words = {
             "c0": "marked",
-            "c1": words_for_call("started", "again"),
-            "c2": words_for_call("started", "ask"),
-            "c3": words_for_call("started", "never"),
-            "c4": words_for_call("known", "ask"),
+            "c1": interrupted_call_text("started", "again"),
+            "c2": interrupted_call_text("started", "ask"),
+            "c3": interrupted_call_text("started", "never"),
+            "c4": interrupted_call_text("known", "ask"),
         }
         assert len(results) == len(words)
         assert {result.tool_call_id: result.content for result in results} == words
@@ -319,5 +319,5 @@ async def test_runs_of_a_server_killed_again_and_again_end_once_each_and_act_at_
     made = [p.data for m in messages for p in m.parts if isinstance(p, ToolCallPart)]
     words = [p.data.content for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
     assert len(words) == len(made), "each call has its result"
-    known, unsure = words.count("marked"), words.count(words_for_call("started", "ask"))
+    known, unsure = words.count("marked"), words.count(interrupted_call_text("started", "ask"))
     assert known <= len((folder / EFFECTS).read_text().split()) <= known + unsure

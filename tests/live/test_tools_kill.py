@@ -14,21 +14,21 @@ import pytest
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.processes.base import ProcessExit
-from culm.run.rules import words_for_call
+from culm.run.rules import interrupted_call_text
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ScriptedCall
 from culm.tools.bash import LEFT_HINT
-from culm.tools.process.exit_text import exit_words
+from culm.tools.process.exit_text import exit_text
 from culm.tools.process.output import FILE_BYTES_MAX
 from culm.wire.agent import Prompt
 from culm.wire.asks import Ask, PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json
 from culm.wire.messages import ToolResult, ToolResultPart
 from culm.wire.processes import Process
-from tests.custody.test_escapes import DAEMON, parent_of
-from tests.custody.yard import gone, is_alive
 from tests.live.harness import RESUME_S, ProcessServer, make_directory
 from tests.live.run_drive import Watch, open_agent, open_watch, outcomes, questions, script
+from tests.processes.test_escapes import DAEMON, parent_of
+from tests.processes.yard import gone, is_alive
 from tests.support import contract
 
 # Each has a child of its own, which leaves its session and does not hear SIGTERM.
@@ -134,7 +134,7 @@ async def test_what_tools_had_started_ends_with_a_killed_server_and_the_record_s
             await again.end("next")
             results = await again.results()
         assert "It goes on in the background as job-1;" in results["job"].content
-        assert results["call"].content == words_for_call("started", "ask")
+        assert results["call"].content == interrupted_call_text("started", "ask")
         assert {name: result.is_error for name, result in results.items()} == {
             "job": False, "call": True,
         }  # fmt: skip
@@ -162,7 +162,7 @@ async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path)
         assert await outcomes(desk.remote, ["run"]) == ["end_turn"]
         assert await desk.processes() == []
         results = await desk.results()
-    lost = exit_words(ProcessExit(None, lost=True))
+    lost = exit_text(ProcessExit(None, lost=True))
     assert "died" in lost
     assert [results[name].content.endswith(lost) for name in ("call", "output")] == [True, True]
     assert results["next"].content == "on"
@@ -178,7 +178,7 @@ async def test_the_result_of_a_killed_command_names_the_signal(folder: Path) -> 
         await desk.end("run")
         await gone(*process.pids)
         (result,) = (await desk.results()).values()
-    words = f"up\n{exit_words(ProcessExit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
+    words = f"up\n{exit_text(ProcessExit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
     assert "SIGKILL" in words
     assert (result.content, result.is_error) == (words, False)
 

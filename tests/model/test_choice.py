@@ -14,7 +14,7 @@ from culm.model.catalog import find_model
 from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.dialects import dialect_types
 from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, FoundProviders, providers_by_key
-from culm.model.merge import laid, layers_of, preferred
+from culm.model.merge import layers_of, merged_config, preferred
 from culm.model.scripted import ScriptedModel
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -286,7 +286,7 @@ def whole(
     """The models of a workspace whose layers say this."""
     found = FoundProviders({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(user or {}, (project or {},)), {}, workspace or {})
-    document = laid(layers, env)
+    document = merged_config(layers, env)
     return models_of(document, env)
 
 
@@ -382,7 +382,7 @@ async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
     asked = Asked()
     found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
-    models = models_of(laid(layers, env), env, asked)
+    models = models_of(merged_config(layers, env), env, asked)
     if not models.why_not("anthropic", "m"):
         async with asyncio.timeout(WAIT_S):
             await models.open(models.get("anthropic", "m"))
@@ -391,7 +391,7 @@ async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
 
 
 def test_nothing_found_is_the_model_that_is_always_there() -> None:
-    document = laid(layers_of(NOTHING, LoadedConfig(), {}, {}), {})
+    document = merged_config(layers_of(NOTHING, LoadedConfig(), {}, {}), {})
     chosen = {"model": "offline", "provider": "offline"}
     assert document["models"] == {"large": chosen, "small": chosen}
     access = models_of(document).get("offline", "offline").access

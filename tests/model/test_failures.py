@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.model.base import ProviderAccess
-from culm.model.error_classification import ErrorClass, ProviderError, parse_problem, trouble_of
+from culm.model.error_classification import ErrorClass, ProviderError, classify, parse_problem
 from culm.model.failures import ProviderPeer, on_no_stream, on_status, on_stream_error, peer_of
 from culm.wire.codec import Json
 
@@ -356,7 +356,7 @@ JSON = st.recursive(
 @given(JSON, st.none() | st.integers(400, 599))
 def test_every_body_is_some_trouble(body: Json, status: int | None) -> None:
     problem = parse_problem(json.dumps(body).encode())
-    assert isinstance(trouble_of(status, problem), ErrorClass)
+    assert isinstance(classify(status, problem), ErrorClass)
     assert isinstance(ProviderError.of(body).message, str)
 
 

@@ -19,11 +19,11 @@ from culm.model.local_servers import (
     OFFLINE_PROVIDER,
     FoundProviders,
     LocalServers,
+    find_local_servers,
     foreign_ports,
     is_off,
-    look_around,
-    places_in,
     providers_by_key,
+    server_places_in,
 )
 from culm.testing.model_server import open_model_server
 from tests.support import WAIT_S, FakeClock
@@ -80,12 +80,12 @@ def test_keys_are_found_in_the_order_of_the_catalogue_and_empty_ones_not() -> No
     ],
 )
 def test_the_place_of_a_server_is_read_as_its_own_users_write_it(given: str, url: str) -> None:
-    place = places_in({"OLLAMA_HOST": given})[0]
+    place = server_places_in({"OLLAMA_HOST": given})[0]
     assert (place.server.id, place.url, place.given) == ("ollama", url, bool(given.strip()))
 
 
 def test_the_usual_places_are_on_this_machine_only() -> None:
-    assert [(place.server.id, place.url) for place in places_in({})] == [
+    assert [(place.server.id, place.url) for place in server_places_in({})] == [
         ("ollama", "http://127.0.0.1:11434/v1"),
         ("lmstudio", "http://127.0.0.1:1234/v1"),
         ("llamacpp", "http://127.0.0.1:8080/v1"),
@@ -300,11 +300,11 @@ async def test_what_is_found_is_in_order_of_preference_and_the_last_is_always_th
     servers = servers_with()
     async with open_listing(answer(GOOD)) as listing:
         env = {**NOWHERE, "OLLAMA_HOST": listing.host, "GROQ_API_KEY": SECRET}
-        found = await look_around(env, servers)
+        found = await find_local_servers(env, servers)
         assert list(found.providers) == ["groq", "ollama", "offline"]
         assert found.document == {"providers": found.providers}
         assert SECRET not in repr(found)
-        assert await look_around(NOWHERE, servers) == NOTHING
+        assert await find_local_servers(NOWHERE, servers) == NOTHING
     assert FoundProviders({"offline": OFFLINE_PROVIDER}) == NOTHING
 
 
@@ -317,6 +317,6 @@ async def test_looking_around_can_be_turned_off(value: str, *, off: bool) -> Non
     assert (is_off(env), is_off({})) == (off, False)
     async with asyncio.timeout(WAIT_S), open_listing(answer(GOOD)) as listing:
         env["OLLAMA_HOST"] = listing.host
-        found = await look_around(env, servers_with())
+        found = await find_local_servers(env, servers_with())
         assert list(found.providers) == (["offline"] if off else ["groq", "ollama", "offline"])
         assert len(listing.asked) == (0 if off else 1)

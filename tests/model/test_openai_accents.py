@@ -9,7 +9,7 @@ from culm.ids import MessageId, SessionId
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.openai.body import encode_body
 from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_kept, parse_kept
-from culm.model.vendor_quirks import PLAIN, accent_of
+from culm.model.vendor_quirks import PLAIN, quirks_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
@@ -251,4 +251,4 @@ def test_a_signature_that_is_not_ours_is_passed_over() -> None:
 
 
 def test_nobody_in_particular_is_spoken_to_plainly() -> None:
-    assert accent_of(ProviderAccess()) == accent_of(ProviderAccess(vendor="who")) == PLAIN
+    assert quirks_of(ProviderAccess()) == quirks_of(ProviderAccess(vendor="who")) == PLAIN

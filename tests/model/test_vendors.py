@@ -20,7 +20,7 @@ from culm.model.base import (
 from culm.model.failures import ProviderPeer
 from culm.model.lines import LineSplitter
 from culm.model.openai.answer import OpenAiAnswer
-from culm.model.vendor_quirks import accent_of
+from culm.model.vendor_quirks import quirks_of
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply as Scripted
 from culm.testing.script import Script
@@ -64,7 +64,7 @@ def merged(events: Iterable[ModelEvent]) -> list[ModelEvent]:
 
 def read(shape: Shape, chunks: Iterable[bytes]) -> list[ModelEvent]:
     lines = LineSplitter()
-    reading = OpenAiAnswer(PEER, accent_of(ProviderAccess(vendor=shape.vendor)))
+    reading = OpenAiAnswer(PEER, quirks_of(ProviderAccess(vendor=shape.vendor)))
     events: list[ModelEvent] = []
     for one in chunks:
         events.extend(reading.on_lines(lines.feed(one)))

@@ -27,7 +27,7 @@ from culm.permission.hooks import (
 from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, contract
-from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
+from tests.tools.kits import WORKSPACE, call_of, open_context, open_descriptors
 
 # --- what one says
 
@@ -171,19 +171,19 @@ def test_a_hook_is_asked_about_the_tools_its_matcher_finds_and_the_same_command_
 
 
 @pytest.fixture
-async def kit(tmp_path: Path) -> AsyncGenerator[ToolContext]:
-    async with open_kit(tmp_path, {"CULM_TOKEN": "ours"}) as kit:
-        yield kit
+async def context(tmp_path: Path) -> AsyncGenerator[ToolContext]:
+    async with open_context(tmp_path, {"CULM_TOKEN": "ours"}) as context:
+        yield context
 
 
-def of(kit: ToolContext, *hooks: Hook) -> Hooks:
-    return Hooks(kit, lambda: hooks)
+def of(context: ToolContext, *hooks: Hook) -> Hooks:
+    return Hooks(context, lambda: hooks)
 
 
 async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(
-    kit: ToolContext,
+    context: ToolContext,
 ) -> None:
-    root = str(kit.inside.root)
+    root = str(context.inside.root)
     hook = Hook("cat > told; env | grep -E '^(CRUSH|CULM)_[^P]' > env; pwd > where")
     arguments: dict[str, Json] = {
         "command": "ls -l\nrm x",
@@ -195,10 +195,10 @@ async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(
         "text": "x" * 300_000,  # More than a pipe holds.
     }
     async with asyncio.timeout(WAIT_S):
-        verdict = await of(kit, hook).run(call_of("bash", arguments))
+        verdict = await of(context, hook).run(call_of("bash", arguments))
     assert verdict is not None
     assert (verdict.decision, verdict.updated_input) == ("none", None)
-    assert json.loads((kit.inside.root / "told").read_text()) == {
+    assert json.loads((context.inside.root / "told").read_text()) == {
         "event": "PreToolUse",
         "hook_event_name": "PreToolUse",
         "session_id": "session-1",
@@ -206,7 +206,7 @@ async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(
         "tool_name": "bash",
         "tool_input": arguments,
     }
-    assert (kit.inside.root / "where").read_text() == f"{root}\n"
+    assert (context.inside.root / "where").read_text() == f"{root}\n"
     known = [
         f"CWD={root}",
         "EVENT=PreToolUse",
@@ -216,13 +216,13 @@ async def test_a_hook_is_told_of_the_call_on_its_input_and_in_its_environment(
         "TOOL_INPUT_FILE_PATH=/a",
         "TOOL_NAME=bash",
     ]
-    lines = (kit.inside.root / "env").read_text().splitlines()
+    lines = (context.inside.root / "env").read_text().splitlines()
     assert sorted(lines) == sorted(f"{ours}_{one}" for ours in ("CRUSH", "CULM") for one in known)
 
 
 @contract("INV-76")
 async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
-    kit: ToolContext, caplog: pytest.LogCaptureFixture
+    context: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooks = [
         Hook("""echo '{"decision": "allow", "context": "seen"}'""", "fine"),
@@ -236,7 +236,7 @@ async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
         Hook(f"head -c {OUTPUT_BYTES_MAX * 9} /dev/zero; echo 'keep out' >&2; exit 2", "guard"),
     ]
     async with asyncio.timeout(WAIT_S):
-        verdict = await of(kit, *hooks).run(call_of("edit", {"file_path": "a"}))
+        verdict = await of(context, *hooks).run(call_of("edit", {"file_path": "a"}))
     names = ("fine", "odd", "failing", "missing", "killed", "silent", "flood")
     decisions = dict.fromkeys(names, "none") | {"fine": "allow"}
     shown: list[Json] = [{"name": name, "decision": word} for name, word in decisions.items()]
@@ -259,45 +259,50 @@ async def test_all_hooks_of_a_call_are_heard_and_those_that_fail_have_no_say(
 
 
 @contract("INV-76")
-async def test_without_a_hook_that_matches_nothing_is_said(kit: ToolContext) -> None:
-    assert await of(kit, Hook("exit 2", matcher="^bash$")).run(call_of("view", {})) is None
-    assert await of(kit).run(call_of("view", {})) is None
+async def test_without_a_hook_that_matches_nothing_is_said(context: ToolContext) -> None:
+    assert await of(context, Hook("exit 2", matcher="^bash$")).run(call_of("view", {})) is None
+    assert await of(context).run(call_of("view", {})) is None
 
 
 async def test_a_hook_has_its_say_in_a_workspace_whose_name_is_no_text(tmp_path: Path) -> None:
-    async with open_kit(tmp_path, name=os.fsdecode(b"w\xff")) as kit, asyncio.timeout(WAIT_S):
-        verdict = await of(kit, Hook("cat; exit 2")).run(call_of("bash", {"a": "b"}))
+    async with (
+        open_context(tmp_path, name=os.fsdecode(b"w\xff")) as context,
+        asyncio.timeout(WAIT_S),
+    ):
+        verdict = await of(context, Hook("cat; exit 2")).run(call_of("bash", {"a": "b"}))
     assert verdict is not None
     assert verdict.decision == "deny"
 
 
-async def test_arguments_that_are_no_object_are_told_as_they_were_written(kit: ToolContext) -> None:
+async def test_arguments_that_are_no_object_are_told_as_they_were_written(
+    context: ToolContext,
+) -> None:
     hook = Hook("""cat > told; echo '{"updated_input": {"a": 1}}'""")
     call = replace(call_of("bash", {}), input="{broken", arguments=None)
     async with asyncio.timeout(WAIT_S):
-        verdict = await of(kit, hook).run(call)
+        verdict = await of(context, hook).run(call)
     assert verdict is not None
     assert verdict.updated_input == {"a": 1}
-    assert json.loads((kit.inside.root / "told").read_text())["tool_input"] == "{broken"
+    assert json.loads((context.inside.root / "told").read_text())["tool_input"] == "{broken"
 
 
 async def test_a_hook_that_takes_too_long_is_ended_and_has_no_say(
-    kit: ToolContext, caplog: pytest.LogCaptureFixture
+    context: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = Hook("sleep 60 & sleep 60", "slow", timeout=1)
     async with asyncio.timeout(WAIT_S):
-        verdict = await of(kit, slow).run(call_of("bash", {}))
+        verdict = await of(context, slow).run(call_of("bash", {}))
     assert verdict is not None
     assert verdict.decision == "none"
     assert "the hook 'slow' has no opinion on bash: it took longer than 1 s" in caplog.text
-    assert await kit.custody.processes(WORKSPACE) == []
+    assert await context.processes.processes(WORKSPACE) == []
 
 
 async def test_a_call_that_is_cancelled_ends_its_hooks_and_leaves_nothing_open(
-    kit: ToolContext,
+    context: ToolContext,
 ) -> None:
-    hooks = of(kit, *(Hook(f"echo {n} > begun; sleep 60") for n in range(2)))
-    begun = kit.inside.root / "begun"
+    hooks = of(context, *(Hook(f"echo {n} > begun; sleep 60") for n in range(2)))
+    begun = context.inside.root / "begun"
     os.mkfifo(begun)
     before = open_descriptors()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
@@ -306,9 +311,9 @@ async def test_a_call_that_is_cancelled_ends_its_hooks_and_leaves_nothing_open(
         while len(said) < len("0\n1\n"):
             said += await asyncio.to_thread(begun.read_text)
         # One may have begun to write before whoever started it has heard that it runs.
-        while len(found := await kit.custody.processes(WORKSPACE)) < 2:
+        while len(found := await context.processes.processes(WORKSPACE)) < 2:
             await asyncio.sleep(0.002)
         assert [process.owner.kind for process in found] == ["hook", "hook"]
         task.cancel()
-    assert await kit.custody.processes(WORKSPACE) == []
+    assert await context.processes.processes(WORKSPACE) == []
     assert open_descriptors() <= before

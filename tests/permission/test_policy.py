@@ -23,7 +23,7 @@ from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, p
 from tests.support import contract
 
 TERMS = PolicyInput("/project", "/home/me")
-EDIT = ResolvedAction("edit", "write", paths=("/project/src/a.py",), grains=("write:/project",))
+EDIT = ResolvedAction("edit", "write", paths=("/project/src/a.py",), coverage=("write:/project",))
 LOOK = ResolvedAction("view", "read", paths=("/project/src/a.py",), is_free=True)
 NOTHING = AskPerson()
 BY_RULE = Allow("rule")
@@ -32,7 +32,7 @@ BY_RULE = Allow("rule")
 def shell(*commands: str) -> ResolvedAction:
     grains = tuple(f"bash:{one}" for one in commands)
     params: Json = {"command": "; ".join(commands)}
-    return ResolvedAction("bash", "execute", params=params, commands=commands, grains=grains)
+    return ResolvedAction("bash", "execute", params=params, commands=commands, coverage=grains)
 
 
 def untold(text: str) -> ResolvedAction:
@@ -56,7 +56,7 @@ def asked(rule: str) -> AskPerson:
 
 
 DENY, ASK, ALLOW = (Rule(one, tool="edit") for one in ("deny", "ask", "allow"))
-GRANTED = frozenset(EDIT.grains)
+GRANTED = frozenset(EDIT.coverage)
 EVERYTHING = replace(
     by(ALLOW), allowed_tools=("edit",), skip=True, hook="allow", granted=GRANTED, approve="allow"
 )

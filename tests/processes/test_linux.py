@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from culm.processes.linux import (
     ProcStat,
-    find_mark,
+    find_process_tag,
     find_stat,
     is_alive,
-    parse_mark,
+    parse_process_tag,
     parse_stat,
     parse_token,
     read_table,
@@ -60,13 +60,13 @@ def test_a_process_is_read_whatever_its_name_holds(
 def test_a_line_that_is_no_process_is_nobody(line: bytes) -> None:
     assert parse_stat(line) is None
     assert parse_token(line) is None
-    assert parse_mark(line) is None
+    assert parse_process_tag(line) is None
 
 
 def test_mark_and_token_are_found_where_they_are() -> None:
     row = b"Max cpu time  unlimited  unlimited  seconds\nMax realtime timeout      %b us\n"
-    assert parse_mark(row % b"5                    77                  ") == 77
-    assert parse_mark(row % b"unlimited            unlimited           ") is None
+    assert parse_process_tag(row % b"5                    77                  ") == 77
+    assert parse_process_tag(row % b"unlimited            unlimited           ") is None
     assert parse_token(b"A=CULM_PROCESS_TOKEN=1\0CULM_PROCESS_TOKEN=ab.7\0B=") == "ab.7"
     assert parse_token(b"A=CULM_PROCESS_TOKEN=1\0") is None
 
@@ -75,7 +75,7 @@ def test_we_find_ourselves_and_nobody_where_nobody_is() -> None:
     own = find_stat(os.getpid())
     assert own is not None
     assert (own.parent, own.is_alive, own.pid in read_table()) == (os.getppid(), True, True)
-    assert (find_stat(1 << 30), find_mark(1 << 30)) == (None, None)
+    assert (find_stat(1 << 30), find_process_tag(1 << 30)) == (None, None)
 
 
 def make_stat(pid: int, parent: int, group: int = 1) -> ProcStat:

@@ -13,7 +13,7 @@ from culm.errors import ModelFailed
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.scripted import ScriptedModel
-from culm.run.model_chain import ConfiguredModelChain, open_lineup
+from culm.run.model_chain import ConfiguredModelChain, open_model_chain
 from culm.run.system_prompt import ProjectContext, system_prompt
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
@@ -48,7 +48,7 @@ class Cast:
 
     async def open(self, name: str = "one") -> ConfiguredModelChain:
         async with asyncio.timeout(WAIT_S):
-            return await open_lineup(self.models, AROUND, (name, f"{name}-1"), self.hand_over)
+            return await open_model_chain(self.models, AROUND, (name, f"{name}-1"), self.hand_over)
 
     def _make(self, chosen: ChosenModel) -> LanguageModel:
         if chosen.access.type == "offline":
@@ -64,27 +64,27 @@ class Cast:
 
 async def test_the_runs_own_model_speaks_and_nobody_is_told() -> None:
     cast = Cast(one={**OWN, "system_prompt_prefix": "Quack."}, two=OWN)
-    lineup = await cast.open()
-    assert lineup.current.settings == SelectedModel("one-1", "one")
-    assert lineup.current.system == system_prompt(AROUND, "Quack.")
+    chain = await cast.open()
+    assert chain.current.settings == SelectedModel("one-1", "one")
+    assert chain.current.system == system_prompt(AROUND, "Quack.")
     assert cast.handed == []
 
 
 async def test_fallbacks_speak_in_their_order_until_none_is_left() -> None:
     cast = Cast(one=OWN, two=UNSET, three=BROKEN, four=OWN, five=SILENT)
-    lineup = await cast.open()
-    assert await lineup.fall_back(FAILURE)
-    assert lineup.current.settings == SelectedModel("four-1", "four")
-    assert not await lineup.fall_back(FAILURE)
-    assert lineup.current.settings.provider == "four"  # It stays, to fail in its own name.
+    chain = await cast.open()
+    assert await chain.fall_back(FAILURE)
+    assert chain.current.settings == SelectedModel("four-1", "four")
+    assert not await chain.fall_back(FAILURE)
+    assert chain.current.settings.provider == "four"  # It stays, to fail in its own name.
     assert cast.handed == ["four"]
 
 
 async def test_a_model_that_cannot_be_opened_gives_way_and_that_is_handed_over() -> None:
     for bad in (SILENT, BROKEN, UNSET):
         cast = Cast(one=bad, two=BROKEN, three=OWN)
-        lineup = await cast.open()
-        assert (lineup.current.settings.provider, cast.handed) == ("three", ["three"])
+        chain = await cast.open()
+        assert (chain.current.settings.provider, cast.handed) == ("three", ["three"])
 
 
 async def test_where_nobody_can_be_opened_the_failure_of_the_first_is_told() -> None:
@@ -100,8 +100,8 @@ async def test_where_nobody_can_be_opened_the_failure_of_the_first_is_told() -> 
 async def test_whoever_asked_for_one_model_gets_no_other() -> None:
     cast = Cast(one=OWN, two=OWN)
     async with asyncio.timeout(WAIT_S):
-        lineup = await open_lineup(cast.models, AROUND, ("two", "special"), cast.hand_over)
-    assert not await lineup.fall_back(FAILURE)
+        chain = await open_model_chain(cast.models, AROUND, ("two", "special"), cast.hand_over)
+    assert not await chain.fall_back(FAILURE)
 
 
 # --- in a run

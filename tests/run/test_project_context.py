@@ -18,7 +18,7 @@ from culm.run.project_context import (
     context_files,
     context_paths_of,
     git_state,
-    look_at,
+    read_project_context,
 )
 from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
@@ -219,7 +219,7 @@ def test_a_head_that_somebody_wrote_by_hand_cannot_bring_lines_into_the_prompt(
 
 def test_one_look_says_all(project: Path) -> None:
     (project / "AGENTS.md").write_text("agents")
-    around = look_at(project, ContextPaths(), 1_800_000_000.0)
+    around = read_project_context(project, ContextPaths(), 1_800_000_000.0)
     assert around == ProjectContext(
         str(project), around.date, around.platform, "", (ContextFile("AGENTS.md", "agents"),)
     )
@@ -274,5 +274,5 @@ def test_a_look_that_is_over_ends_with_what_is_known_by_then(project: Path) -> N
     for name in CONTEXT_FILES:
         (project / name).write_text(name)
     answers = iter([False, False, True])
-    around = look_at(project, ContextPaths(), 0.0, lambda: next(answers))
+    around = read_project_context(project, ContextPaths(), 0.0, lambda: next(answers))
     assert [file.name for file in around.files] == list(CONTEXT_FILES[:2])

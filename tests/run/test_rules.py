@@ -129,7 +129,7 @@ def test_each_run_that_a_crash_left_has_one_fate(
 @contract("EXC-16")
 def test_what_a_model_reads_of_an_open_call_depends_on_what_may_have_happened() -> None:
     words = {
-        (state, crash): rules.words_for_call(state, crash)
+        (state, crash): rules.interrupted_call_text(state, crash)
         for state in get_args(Literal["known", "started"])
         for crash in get_args(CrashPolicy)
     }
@@ -137,13 +137,13 @@ def test_what_a_model_reads_of_an_open_call_depends_on_what_may_have_happened() 
     assert "safe to repeat" in words["started", "again"]
     assert "Do not repeat" in words["started", "never"]
     for crash in get_args(CrashPolicy):
-        assert rules.words_for_unanswered(INTERRUPTED, crash) == words["started", crash]
-    assert rules.words_for_unanswered(INTERRUPTED, None) == words["known", "again"]
+        assert rules.unanswered_call_text(INTERRUPTED, crash) == words["started", crash]
+    assert rules.unanswered_call_text(INTERRUPTED, None) == words["known", "again"]
 
 
 def test_no_started_call_is_ever_said_not_to_have_run() -> None:
     for outcome in get_args(Outcome):
-        assert "Not run" not in rules.words_for_unanswered(Ending(outcome), "never")
+        assert "Not run" not in rules.unanswered_call_text(Ending(outcome), "never")
 
 
 @contract("EXC-23", "INV-39", "INV-42")

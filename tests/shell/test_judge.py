@@ -16,7 +16,7 @@ def test_a_command_that_only_reads_inside_is_free(judged: Judge, command: str) -
     assert judgement.why == ""
     assert judgement.is_free
     assert judgement.commands == judgement.seen
-    assert judgement.grains == ()
+    assert judgement.coverage == ()
 
 
 @pytest.mark.parametrize("command", ASKED)
@@ -25,7 +25,7 @@ def test_a_command_that_may_do_more_is_never_free(judged: Judge, command: str) -
     assert not judgement.is_free
     assert judgement.why.endswith(".")
     # Without a grain, every grant would cover it.
-    assert bool(judgement.grains) == (judgement.commands is not None)
+    assert bool(judgement.coverage) == (judgement.commands is not None)
 
 
 # The command; every simple command in it; what a grant for it covers. `@` stands for the workspace.
@@ -127,7 +127,7 @@ def test_every_simple_command_is_told_with_its_grain(
     judgement = judged(command)
     assert not judgement.is_free
     assert judgement.commands == tuple(one.replace("@", str(ground)) for one in commands)
-    assert judgement.grains == tuple(sorted(one.replace("@", str(ground)) for one in grains))
+    assert judgement.coverage == tuple(sorted(one.replace("@", str(ground)) for one in grains))
 
 
 # What cannot be told; and what is seen in it all the same, for rules that deny.
@@ -163,7 +163,7 @@ def test_what_cannot_be_resolved_is_said_to_be_so(
     assert judgement == Judgement(
         is_free=False,
         commands=None,
-        grains=(),
+        coverage=(),
         paths=judgement.paths,
         why=judgement.why,
         seen=tuple(seen),
@@ -215,7 +215,7 @@ def test_a_working_directory_outside_makes_every_reader_asked(ground: Path) -> N
 )
 def test_more_than_anybody_would_read_is_not_judged(judged: Judge, command: str) -> None:
     judgement = judged(command)
-    assert (judgement.is_free, judgement.commands, judgement.grains) == (False, None, ())
+    assert (judgement.is_free, judgement.commands, judgement.coverage) == (False, None, ())
 
 
 def test_the_table_is_shown_with_every_command_and_option() -> None:

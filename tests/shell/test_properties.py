@@ -86,7 +86,7 @@ FRAGMENTS = st.sampled_from(
 def test_no_text_makes_the_judge_fail(judged: Judge, text: str) -> None:
     judgement = judged(text)
     assert judgement.is_free == (judgement.why == "")
-    assert judgement.is_free or bool(judgement.grains) == (judgement.commands is not None)
+    assert judgement.is_free or bool(judgement.coverage) == (judgement.commands is not None)
 
 
 @FEW

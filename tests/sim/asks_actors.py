@@ -163,10 +163,10 @@ class AskClient(Client):
             listed: list[tuple[str, str]] = []
 
             async def serve(workspace: LiveWorkspace) -> None:
-                workshop = workspace.workshop
-                for ask in await workshop.list_asks(PermissionRequest, "", "open"):
+                toolbox = workspace.toolbox
+                for ask in await toolbox.list_asks(PermissionRequest, "", "open"):
                     listed.append((ask.request.id, "permission"))
-                for ask in await workshop.list_asks(QuestionRequest, "", "open"):
+                for ask in await toolbox.list_asks(QuestionRequest, "", "open"):
                     listed.append((ask.request.id, "question"))
 
             await self._ask(serve)
@@ -195,7 +195,7 @@ class AskClient(Client):
             digest = "of something else"
         body = PermissionGrant(PermissionRef(ask_id), answer, digest)
         given = Given(ask_id, answer, self.name, fits)
-        await self._give(given, lambda workspace: workspace.clearance.answer(body, self.name))
+        await self._give(given, lambda workspace: workspace.gate.answer(body, self.name))
 
     async def reply(self, ask_id: str) -> None:
         stored = self.server.file.rows("SELECT request FROM asks WHERE id = ?", ask_id)
@@ -208,14 +208,12 @@ class AskClient(Client):
         named = ask_id if self.random.random() < 0.5 else ""
         body = QuestionAnswer(named, responses)
         given = Given(ask_id, "answer", self.name, fits, text)
-        await self._give(
-            given, lambda workspace: workspace.clearance.answer_questions(body, self.name)
-        )
+        await self._give(given, lambda workspace: workspace.gate.answer_questions(body, self.name))
 
     async def decline(self, ask_id: str) -> None:
         given = Given(ask_id, "cancel", self.name)
         await self._give(
-            given, lambda workspace: workspace.clearance.cancel_questions(ask_id, self.name)
+            given, lambda workspace: workspace.gate.cancel_questions(ask_id, self.name)
         )
 
     async def _give(self, given: Given, act: Callable[[LiveWorkspace], Awaitable[bool]]) -> None:
@@ -249,7 +247,7 @@ class AskClient(Client):
             if on:
                 world.skips.append(Skip(session_id, life.number))
             before = [skip for skip in world.skips if skip.session_id == session_id]
-            await workspace.clearance.set_skip(session_id, self.name, on=on)
+            await workspace.gate.set_skip(session_id, self.name, on=on)
             if not on:
                 for skip in before:
                     skip.ended_s = skip.ended_s or world.loop.time()
@@ -264,7 +262,7 @@ class AskClient(Client):
         self.asks.revoked.add(grant_id)
 
         async def serve(workspace: LiveWorkspace) -> None:
-            await workspace.clearance.grants.revoke(grant_id)
+            await workspace.gate.grants.revoke(grant_id)
             rows = self.server.file.rows("SELECT 1 FROM grants WHERE id = ?", grant_id)
             self.world.expect(not rows, "revoked, and still stored", grant_id)
 

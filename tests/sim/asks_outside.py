@@ -111,7 +111,7 @@ class AskTool(SimTool):
             self.name,
             "do",
             resolved={"token": token, "version": world.version if self.drifts else 0},
-            grains=(f"{self.name}:{int(token[1:]) % 2}",) if self.has_grains else (),
+            coverage=(f"{self.name}:{int(token[1:]) % 2}",) if self.has_grains else (),
         )
         if unasked := self._goes_unasked(action, call):
             world.let_through.add(token)
@@ -130,7 +130,7 @@ class AskTool(SimTool):
             *(action.tool, action.name, call.session_id),
         )
         granted = {grain for row in rows for grain in decode(row[0], list[str])}
-        return bool(action.grains) and set(action.grains) <= granted
+        return bool(action.coverage) and set(action.coverage) <= granted
 
     async def _act(self, call: CallRequest, action: ResolvedAction, *, unasked: bool) -> CallResult:
         if not self.life.dead and not unasked:

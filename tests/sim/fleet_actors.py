@@ -68,7 +68,7 @@ class SimParent:
             is_done = not fleet.workers or self.process.was_stopped  # Its bounds ran meanwhile.
             world.expect(is_done, "left:", [worker.id for worker in fleet.workers])
             for worker in self.launcher.workers:
-                found = world.fabric.resolve(worker.id)
+                found = world.discovery.resolve(worker.id)
                 world.expect(not worker.is_alive, worker.id, "is alive after the end")
                 world.expect(found is None, worker.id, "is found after the end")
 

@@ -61,7 +61,11 @@ def events_are_told_in_order(world: FleetWorld) -> None:
 def a_clean_end_has_all_events(world: FleetWorld) -> None:
     """What an executor was allowed to say arrives before a terminal; the lossy may be missing."""
     for run in world.runs.values():
-        if not run.driven or not run.driven[0].is_told or run.driven[0].outcome.status == "error":
+        if (
+            not run.driven
+            or not run.driven[0].is_from_worker
+            or run.driven[0].outcome.status == "error"
+        ):
             continue
         told = {(event["by"], event["n"]) for event in run.events if "by" in event}
         by = {number for number, _ in told}
@@ -95,7 +99,7 @@ def steering_arrives_once_or_comes_back(world: FleetWorld) -> None:
             assert driven.unadmitted == run.back, f"{run.token} has back {run.back}: {driven}"
         back = Counter(steer.id for steer in run.back)
         arrived = {steer_id for _, steer_id in run.admitted}
-        is_sure = len(run.executions) == 1 and bool(run.driven) and run.driven[0].is_told
+        is_sure = len(run.executions) == 1 and bool(run.driven) and run.driven[0].is_from_worker
         for steer in (one for one in run.steers if one.id):
             assert back[steer.id] <= 1, f"{run.token} has back twice: {steer}"
             assert steer.id in arrived or back[steer.id], f"{run.token} lost {steer}"
@@ -159,7 +163,7 @@ def only_a_clean_worker_is_used_again(world: FleetWorld) -> None:
 def nothing_is_left(world: FleetWorld) -> None:
     alive = [process.name for process in world.processes if process.is_alive]
     assert not alive, f"still there: {alive}"
-    found = world.fabric.discover()
+    found = world.discovery.discover()
     assert not found, f"still to be found: {found}"
     is_open = [line.number for line in world.lines if line.is_open]
     assert not is_open, f"still open: {is_open}"

@@ -40,7 +40,7 @@ class SimWorker(WorkerProcess):
     @property
     def is_found(self) -> bool:
         """By its record; unless it had no time to publish it."""
-        record = self._world.fabric.resolve(self.id)
+        record = self._world.discovery.resolve(self.id)
         is_able = self.is_alive and not self.process.was_stopped
         is_due = is_able and self._world.loop.time() > (self.ready_s or 0.0) + 1
         return not is_due or (record is not None and record.pid == self.pid)
@@ -79,7 +79,7 @@ class SimWorker(WorkerProcess):
             self.hurt("its worker was killed")
             self.process.end()
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         await asyncio.sleep(self._world.dice.choice((0, 0.1)))
         return "its last words"
 
@@ -128,10 +128,10 @@ class SimLauncher:
 def end_leftovers(world: FleetWorld) -> None:
     """What a server does at its start, as `culm.fleet.host.leftovers` does with real ones."""
     processes = {process.pid: process for process in world.processes}
-    for record in world.fabric.discover():
+    for record in world.discovery.discover():
         placed = record.culm
         assert placed is not None
         assert placed.owner is not None
         if not processes[placed.owner.pid].is_alive:
             processes[record.pid].end()
-            world.fabric.withdraw(record.agent_id)
+            world.discovery.withdraw(record.agent_id)

@@ -201,7 +201,7 @@ class FleetWorld:
         self.loop = loop
         self.dice = loop.random
         self.clock = SimClock(loop)
-        self.fabric = MemoryDiscovery(self.clock)
+        self.discovery = MemoryDiscovery(self.clock)
         self.tasks = asyncio.TaskGroup()
         self.processes: list[Process] = []
         self.lines: list[Line] = []

@@ -204,9 +204,9 @@ class RunServer(SimServer):
     def _check_asks(self, workspace: LiveWorkspace, life: Life, asked: dict[str, str]) -> None:
         """None is lost: the next server asks the same, under the same id."""
         stored = {row["id"] for row in self.file.rows("SELECT id FROM asks WHERE state = 'open'")}
-        clearance = workspace.clearance
-        known = {ask.request.id for ask in clearance.permissions.all()}
-        known |= {ask.request.id for ask in clearance.questions.all()}
+        gate = workspace.gate
+        known = {ask.request.id for ask in gate.permissions.all()}
+        known |= {ask.request.id for ask in gate.questions.all()}
         self.world.expect(stored == known, "asks after a start", stored, known)
         self.world.expect(stored == set(asked), "an ask is lost, or kept", stored, asked)
         for run_id in asked.values():

@@ -156,7 +156,7 @@ def skip_mode_does_not_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_told_that_an_ask_is_closed(patch: pytest.MonkeyPatch) -> None:
-    tell = store_asks._tell  # pyright: ignore[reportPrivateUsage]
+    tell = store_asks._publish  # pyright: ignore[reportPrivateUsage]
 
     def silent(tx: Tx, ask: AnyAsk, op: Op) -> None:
         if op == "created":

@@ -164,7 +164,7 @@ def an_end_does_not_wait_for_what_is_on_its_way(patch: pytest.MonkeyPatch) -> No
 
 
 def an_end_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    tell = store_runs._tell  # pyright: ignore[reportPrivateUsage]
+    tell = store_runs._publish  # pyright: ignore[reportPrivateUsage]
 
     def silent(tx: Tx, type_: str, *about: Any) -> None:  # noqa: ANN401
         if type_ != "run_complete":

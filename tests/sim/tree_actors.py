@@ -173,15 +173,15 @@ class Client:
             await self._answer_question(decode(rows[0]["request"], QuestionRequest), given)
             return
         body = PermissionGrant(PermissionRef(ask_id), "allow" if given.allows else "deny")
-        await self._ask(lambda workspace: workspace.clearance.answer(body, "a client"))
+        await self._ask(lambda workspace: workspace.gate.answer(body, "a client"))
 
     async def _answer_question(self, asked: QuestionRequest, given: Given) -> None:
         if not given.allows:
-            await self._ask(lambda workspace: workspace.clearance.cancel_questions(asked.id, "one"))
+            await self._ask(lambda workspace: workspace.gate.cancel_questions(asked.id, "one"))
             return
         responses = [QuestionResponse(one.id, fill_in_text=given.text) for one in asked.questions]
         body = QuestionAnswer(asked.id, responses)
-        await self._ask(lambda workspace: workspace.clearance.answer_questions(body, "one"))
+        await self._ask(lambda workspace: workspace.gate.answer_questions(body, "one"))
 
     async def start_held(self) -> None:
         run_id = RunId(self._some("SELECT id FROM runs WHERE state = 'held'"))
@@ -194,7 +194,7 @@ class Client:
         async def serve(workspace: LiveWorkspace) -> None:
             live = (run for run in workspace.runs.live() if run.agent_id == agent_id)
             self.world.rebudgeted |= {run.id for run in live}
-            await workspace.crew.set_budget(agent_id, change)
+            await workspace.agents.set_budget(agent_id, change)
 
         await self._ask(serve)
 
@@ -202,15 +202,15 @@ class Client:
 
     async def start_agent(self) -> None:
         body = StartAgent(f"w{self.world.number()}. do it")
-        await self._ask(lambda workspace: workspace.crew.start_agent(body))
+        await self._ask(lambda workspace: workspace.agents.start_agent(body))
 
     async def say(self) -> None:
         agent_id, token = self._agent(), f"p{self.world.number()}."
-        await self._ask(lambda workspace: workspace.crew.say(agent_id, f"{token} and this"))
+        await self._ask(lambda workspace: workspace.agents.steer(agent_id, f"{token} and this"))
 
     async def cancel_agent(self) -> None:
         agent_id = self._agent()
-        await self._ask(lambda workspace: workspace.crew.cancel(agent_id))
+        await self._ask(lambda workspace: workspace.agents.cancel(agent_id))
 
     def _agent(self) -> str:
         return self._some("SELECT id FROM agents ORDER BY no DESC LIMIT 6")
@@ -223,7 +223,7 @@ class Client:
         expires_s = self.dice.choice((0, 0, 3.0))
         if self.dice.random() < 0.4:
             body = SendLetter(to, kind, text, expires_s=expires_s)
-            sent = await self._ask(lambda workspace: workspace.crew.send_letter(body))
+            sent = await self._ask(lambda workspace: workspace.agents.send_letter(body))
             self.world.letters[LetterId(sent.letter_id)] = to
             return
         now_s = self.world.clock.now_s()

@@ -185,7 +185,7 @@ class Life:
 
     def is_told(self, run_id: str) -> bool:
         run = self._find_run(run_id)
-        return run is not None and run.is_told
+        return run is not None and run.is_shared
 
     def paid_by(self, run_id: str) -> Sequence[str]:
         """It, and whom it works for, as far as this server knows."""
@@ -213,27 +213,27 @@ class Watched:
         self._life = life
 
     async def run(
-        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
+        self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> RunResult:
-        ear = Ear(overseer, self._life, spec.activation_run_id or "")
+        ear = Ear(callbacks, self._life, spec.activation_run_id or "")
         return await self._fleet.run(provision, spec, ear, controls)
 
 
 class Ear:
     """Implements `Overseer`, by passing everything on."""
 
-    def __init__(self, overseer: HostCallbacks, life: Life, run_id: str) -> None:
+    def __init__(self, callbacks: HostCallbacks, life: Life, run_id: str) -> None:
         self._life = life
         self._run_id = run_id
-        self._overseer = overseer
-        self.on_gap = overseer.on_gap
-        self.on_ask = overseer.on_ask
-        self.on_call = overseer.on_call
+        self._callbacks = callbacks
+        self.on_gap = callbacks.on_gap
+        self.on_ask = callbacks.on_ask
+        self.on_call = callbacks.on_call
 
     async def on_event(self, event: Raw) -> None:
         if b'"usage_reported"' in bytes(event):
             self._note_usage(msgspec.json.decode(event, type=_Reported).used.cost)
-        await self._overseer.on_event(event)
+        await self._callbacks.on_event(event)
 
     def _note_usage(self, cost: float) -> None:
         """What a run hears of while it goes on must be counted. Each cost is there once."""

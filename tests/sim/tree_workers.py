@@ -25,14 +25,14 @@ from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.worker.executors.base import WorkerServices, execution_started
-from culm.fleet.worker.executors.runtime_events import EventSender, open_telling
+from culm.fleet.worker.executors.runtime_events import EventSender, open_event_sender
 from culm.fleet.worker.executors.runtime_gate import ASK_S, RuntimeGate
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import SingleModel
 from culm.fleet.worker.executors.runtime_tools import RuntimeTools
-from culm.fleet.worker.executors.runtime_turn import TurnWork, end, hold
+from culm.fleet.worker.executors.runtime_turn import TurnWork, end, run_turn
 from culm.ids import Ids, RunId, SessionId
 from culm.permission.policy import PolicyInput
 from culm.processes.disabled import NoProcesses
@@ -92,13 +92,13 @@ class TreeExecutor:
         life = worker.life.number
         self._world.executions.append(Execution(run_id, life, self._process.name, number))
         try:
-            async with open_telling(events) as telling:
+            async with open_event_sender(events) as telling:
                 try:
                     session_id = SessionId(logical.session_id)
                     work = self._work(spec, session_id, telling, steer, cancel, host)
                     begun = execution_started(run_id, session_id, self._process.clock.now_s())
-                    await telling.say(begun)
-                    return await end(work, await hold(work, cancel))
+                    await telling.send(begun)
+                    return await end(work, await run_turn(work, cancel))
                 except ModelFailed as exc:
                     return failed(exc.message)
                 except RunEnded:
@@ -135,28 +135,28 @@ class TreeExecutor:
             session_id=session_id,
             history=history_from(spec.messages, spec.assignment, session_id),
         )
-        kit = self._kit(run_id)
+        context = self._context(run_id)
         terms = PolicyInput("/simulated", "/nowhere")
         can = provision.capabilities
         ask_s = provision.culm.ask_s or ASK_S
         model = TreeModel(self._world, lambda _: asker)
         return TurnWork(
-            WorkerServices(clock, ids, kit.custody, Path("/nowhere")),
+            WorkerServices(clock, ids, context.processes, Path("/nowhere")),
             telling,
             journal,
-            RuntimeTools(kit, self._tools(host, asker)),
+            RuntimeTools(context, self._tools(host, asker)),
             RuntimeGate(host, clock, terms, can.is_read_only, _no_hooks, ask_s, _ignore),
             SingleModel(ActiveModel(model, SelectedModel("demo-1", "demo"), FREE, "")),
             Limits(steps=provision.limits.max_rounds or 0),
             HostMeter(host, telling),
         )
 
-    def _kit(self, run_id: str) -> ToolContext:
+    def _context(self, run_id: str) -> ToolContext:
         return ToolContext(
             workspace_id=run_id,
             inside=WorkspacePaths(Path("/simulated")),
             work=FILE_WORK,
-            custody=NoProcesses(),
+            processes=NoProcesses(),
             store=self._world.bench_store,
             clock=self._process.clock,
             ids=self._ids,
@@ -204,7 +204,7 @@ class TreeWorker(WorkerProcess):
             raise ConnectFailed("connection refused")
         return self.listener.connect(self.life.process).parent_end
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         return "its last words"
 
 

@@ -31,24 +31,24 @@ class ProcessFabric:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._fabric = process.world.fabric
+        self._discovery = process.world.discovery
 
     def publish(self, record: AgentRecord) -> None:
         if self._process.is_alive:
-            self._fabric.publish(record)
+            self._discovery.publish(record)
 
     def withdraw(self, agent_id: str) -> None:
         if self._process.is_alive:
-            self._fabric.withdraw(agent_id)
+            self._discovery.withdraw(agent_id)
 
     def resolve(self, agent_id: str) -> AgentRecord | None:
-        return self._fabric.resolve(agent_id)
+        return self._discovery.resolve(agent_id)
 
     def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
-        return self._fabric.discover(role=role, label=label)
+        return self._discovery.discover(role=role, label=label)
 
     def gc(self) -> int:
-        return self._fabric.gc()
+        return self._discovery.gc()
 
 
 class WorkerProcess(ABC):
@@ -102,7 +102,7 @@ class WorkerProcess(ABC):
     def abandon(self) -> None:
         """Its launch was given up."""
         self.process.end()
-        self._world.fabric.withdraw(self.id)
+        self._world.discovery.withdraw(self.id)
 
     async def kill(self) -> None:
         world = self._world
@@ -114,7 +114,7 @@ class WorkerProcess(ABC):
         try:
             await asyncio.sleep(world.dice.choice((0, 0.001, 0.5)))
         finally:
-            world.fabric.withdraw(self.id)
+            world.discovery.withdraw(self.id)
 
     # --- in the process
 

@@ -33,7 +33,7 @@ class Tree:
         return [TOP, *(agent.agent_id for agent in agents_below("")(self.connection))]
 
     def do(self, unit: Callable[[Tx], T]) -> T:
-        job = WriteJob(unit, settle=lambda _: None)
+        job = WriteJob(unit, finish=lambda _: None)
         run_group(self.connection, [job], now=1)
         if job.error is not None:
             raise job.error

@@ -13,7 +13,7 @@ async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None
     slots, order = AgentSlots(2), list[int]()
 
     async def work(number: int) -> None:
-        await slots.take()
+        await slots.acquire()
         order.append(number)
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
@@ -28,12 +28,12 @@ async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None
 
 async def test_who_waited_for_others_goes_on_at_once_and_the_next_waits_for_both() -> None:
     slots = AgentSlots(1)
-    await slots.take()
+    await slots.acquire()
     slots.leave()  # It waits for others, one of which works.
-    await slots.take()
-    slots.take_again()
+    await slots.acquire()
+    slots.reacquire()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(slots.take())
+        waiting = tasks.create_task(slots.acquire())
         await asyncio.sleep(0)
         slots.leave()
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) ->
     dice, slots, working = Random(seed), AgentSlots(3), set[int]()
 
     async def work(number: int) -> None:
-        await slots.take()
+        await slots.acquire()
         working.add(number)
         assert len(working) <= 3
         try:
@@ -64,5 +64,5 @@ async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) ->
     assert not slots.is_full
     async with asyncio.timeout(WAIT_S):
         for _ in range(3):
-            await slots.take()
+            await slots.acquire()
     assert slots.is_full

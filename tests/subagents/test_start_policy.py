@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from culm.config.schema import AgentRole
-from culm.subagents.roles import BUILT_IN, roles_with, words_of
+from culm.subagents.roles import BUILT_IN, role_text, roles_with
 from culm.subagents.start_policy import (
     AgentTerms,
     StartRefused,
@@ -135,5 +135,5 @@ def test_whoever_may_only_read_has_no_branch_made_by_starting_another() -> None:
 def test_a_configured_role_replaces_the_one_of_its_name_and_is_described_to_models() -> None:
     roles = roles_with({"worker": AgentRole(description="Works."), "smith": AgentRole()})
     assert list(roles) == ["explorer", "worker", "reviewer", "smith"]
-    assert words_of(roles).endswith("; smith: as configured")
-    assert "worker: Works." in words_of(roles)
+    assert role_text(roles).endswith("; smith: as configured")
+    assert "worker: Works." in role_text(roles)

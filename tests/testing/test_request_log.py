@@ -47,4 +47,4 @@ async def test_a_wait_ends_when_what_it_waits_for_is_told() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         second.left = True
-        history.tell()
+        history.notify()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from culm.clock import Clock, LoopClock
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
 from culm.tools.bash import make_bash
-from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.file_executor import open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.job_kill import make_job_kill
 from culm.tools.job_output import make_job_output
@@ -27,7 +27,7 @@ from tests.support import FakeClock
 
 @dataclass
 class Bench:
-    kit: ToolContext
+    context: ToolContext
     jobs: BackgroundJobs
     tools: Mapping[str, Tool]
     env: dict[str, str]
@@ -35,7 +35,7 @@ class Bench:
 
     @property
     def path(self) -> Path:
-        return self.kit.inside.root
+        return self.context.inside.root
 
     async def plan(
         self, tool: str, session_id: str = "s1", **arguments: Json
@@ -85,25 +85,25 @@ async def open_bench(folder: Path, clock: Clock | None = None) -> AsyncGenerator
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     async with (
         open_memory_store(file, real, ids) as store,
-        open_file_work(real) as work,
-        open_custody(folder / "data", real, ids) as custody,
+        open_file_executor(real) as work,
+        open_processes(folder / "data", real, ids) as processes,
         open_jobs() as jobs,
     ):
-        kit = ToolContext(
+        context = ToolContext(
             workspace_id="w1",
             inside=WorkspacePaths(workspace),
             work=work,
-            custody=custody,
+            processes=processes,
             store=store,
             clock=clock or real,
             ids=ids,
             env=lambda: env,
             outputs=folder / "outputs",
         )
-        yield make_bench(kit, jobs, env)
+        yield make_bench(context, jobs, env)
     file.close()
 
 
-def make_bench(kit: ToolContext, jobs: BackgroundJobs, env: dict[str, str]) -> Bench:
-    tools = (make_bash(kit, jobs), make_job_output(jobs, kit.clock), make_job_kill(jobs))
-    return Bench(kit, jobs, {tool.spec.name: tool for tool in tools}, env)
+def make_bench(context: ToolContext, jobs: BackgroundJobs, env: dict[str, str]) -> Bench:
+    tools = (make_bash(context, jobs), make_job_output(jobs, context.clock), make_job_kill(jobs))
+    return Bench(context, jobs, {tool.spec.name: tool for tool in tools}, env)

@@ -9,14 +9,14 @@ import pytest
 
 from culm.clock import Clock, LoopClock
 from culm.ids import Ids, SessionId
-from culm.processes.direct import open_direct_custody
+from culm.processes.direct import open_direct_processes
 from culm.store.history import files_of_session
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
 from culm.tools.edit import make_edit
-from culm.tools.files.file_executor import WALL_S, open_file_work
+from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
@@ -36,7 +36,7 @@ SESSION = SessionId("session-1")
 class Desk:
     path: Path
     tools: dict[str, Tool]
-    kit: ToolContext
+    context: ToolContext
 
     def write(self, name: str, content: str | bytes = "") -> Path:
         file = self.path / name
@@ -62,8 +62,8 @@ class Desk:
 
     async def versions(self) -> list[tuple[str, int, str]]:
         """What the history of the session has, by path."""
-        await self.kit.store.write(lambda tx: None)  # All that is on its way has passed.
-        files = await self.kit.store.read(files_of_session(SESSION))
+        await self.context.store.write(lambda tx: None)  # All that is on its way has passed.
+        files = await self.context.store.read(files_of_session(SESSION))
         return sorted((Path(file.path).name, file.version, file.content) for file in files)
 
 
@@ -106,16 +106,16 @@ async def open_desk(
 ) -> AsyncGenerator[Desk]:
     real, file = LoopClock(), MemoryFile()
     async with (
-        open_file_work(clock or real, wall_s) as work,
-        open_direct_custody(real) as custody,
+        open_file_executor(clock or real, wall_s) as work,
+        open_direct_processes(real) as processes,
         open_memory_store(file, real, Ids(1)) as store,
     ):
         await store.write(add_session(SESSION, "one", sessions_max=9))
-        kit = ToolContext(
+        context = ToolContext(
             workspace_id="workspace-1",
             inside=WorkspacePaths(folder),
             work=work,
-            custody=custody,
+            processes=processes,
             store=store,
             clock=clock or real,
             ids=Ids(2),
@@ -123,13 +123,13 @@ async def open_desk(
             outputs=folder.with_name("outputs"),
         )
         tools: tuple[Tool, ...] = (
-            make_edit(kit),
-            make_glob(kit),
-            make_grep(kit),
-            make_ls(kit),
-            make_multiedit(kit),
-            make_view(kit),
-            make_write(kit),
+            make_edit(context),
+            make_glob(context),
+            make_grep(context),
+            make_ls(context),
+            make_multiedit(context),
+            make_view(context),
+            make_write(context),
         )
-        yield Desk(folder, {tool.spec.name: tool for tool in tools}, kit)
+        yield Desk(folder, {tool.spec.name: tool for tool in tools}, context)
     file.close()

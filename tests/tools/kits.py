@@ -7,11 +7,11 @@ from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import CallRequest
-from culm.tools.files.file_executor import open_file_work
+from culm.tools.files.file_executor import open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
@@ -20,7 +20,7 @@ WORKSPACE = "workspace-1"
 
 
 @asynccontextmanager
-async def open_kit(
+async def open_context(
     folder: Path, env: Mapping[str, str] | None = None, name: str = "work"
 ) -> AsyncGenerator[ToolContext]:
     """The workspace is in `folder`."""
@@ -29,15 +29,15 @@ async def open_kit(
     base = {"PATH": os.environ["PATH"], "HOME": str(folder), **(env or {})}
     try:
         async with (
-            open_custody(folder / "data", clock, ids) as custody,
-            open_file_work(clock) as work,
+            open_processes(folder / "data", clock, ids) as processes,
+            open_file_executor(clock) as work,
             open_memory_store(file, clock, ids) as store,
         ):
             yield ToolContext(
                 workspace_id=WORKSPACE,
                 inside=WorkspacePaths(folder / name),
                 work=work,
-                custody=custody,
+                processes=processes,
                 store=store,
                 clock=clock,
                 ids=ids,

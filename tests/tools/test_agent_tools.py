@@ -9,7 +9,7 @@ from culm.tools.agent_requests import (
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
     AgentAssignment,
-    Errand,
+    AgentRequest,
     ListAgents,
     MailRequest,
     StartAgents,
@@ -29,10 +29,12 @@ from tests.support import carried_out
 class Desk:
     """An office that remembers what it was asked to do."""
 
-    done: list[tuple[CallRequest, Errand]] = field(default_factory=list[tuple[CallRequest, Errand]])
+    done: list[tuple[CallRequest, AgentRequest]] = field(
+        default_factory=list[tuple[CallRequest, AgentRequest]]
+    )
 
-    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
-        self.done.append((call, errand))
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
+        self.done.append((call, request))
         return CallResult("It is done.", metadata='{"agents":[]}')
 
 
@@ -40,20 +42,20 @@ def call_of(name: str, given: dict[str, Json]) -> CallRequest:
     return CallRequest("call-1", name, "", given, "session-1")
 
 
-def tool_of(name: str, office: Desk | None = None) -> Tool:
-    return make_agent_tools(office or Desk(), may_start=True)[name]
+def tool_of(name: str, delegation: Desk | None = None) -> Tool:
+    return make_agent_tools(delegation or Desk(), may_start=True)[name]
 
 
-async def errand_of(name: str, given: dict[str, Json]) -> Errand:
-    office = Desk()
+async def request_of(name: str, given: dict[str, Json]) -> AgentRequest:
+    delegation = Desk()
     call = call_of(name, given)
-    result = await carried_out(tool_of(name, office), call)
+    result = await carried_out(tool_of(name, delegation), call)
     assert result == CallResult("It is done.", metadata='{"agents":[]}')
-    ((asked, errand),) = office.done
+    ((asked, request),) = delegation.done
     assert asked == call
     # As a host call it is the same.
-    assert decode(encode(errand), type(errand)) == errand
-    return errand
+    assert decode(encode(request), type(request)) == request
+    return request
 
 
 ONE: dict[str, Json] = {
@@ -138,9 +140,9 @@ SEEKER = AgentAssignment(
     ],
 )
 async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_result(
-    name: str, given: dict[str, Json], errand: Errand
+    name: str, given: dict[str, Json], request: AgentRequest
 ) -> None:
-    assert await errand_of(name, given) == errand
+    assert await request_of(name, given) == request
 
 
 @pytest.mark.parametrize(
@@ -180,21 +182,21 @@ async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_r
 async def test_arguments_that_are_wrong_are_answered_with_what_is_right_and_nothing_is_done(
     name: str, given: dict[str, Json], words: str
 ) -> None:
-    office = Desk()
-    result = await tool_of(name, office).prepare(call_of(name, given))
+    delegation = Desk()
+    result = await tool_of(name, delegation).prepare(call_of(name, given))
     assert isinstance(result, CallResult)
     assert result.is_error
     assert result.content.startswith(f"{name}: ")
     assert words in result.content
-    assert office.done == []
+    assert delegation.done == []
 
 
 async def test_nobody_is_asked_about_an_errand_and_nothing_is_done_before_it_runs() -> None:
-    office = Desk()
-    plan = await tool_of("agent", office).prepare(call_of("agent", {"prompt": "Go."}))
+    delegation = Desk()
+    plan = await tool_of("agent", delegation).prepare(call_of("agent", {"prompt": "Go."}))
     assert isinstance(plan, CallPlan)
     assert plan.action.is_free
-    assert office.done == []
+    assert delegation.done == []
 
 
 def test_each_tool_says_whether_it_runs_beside_others_and_what_a_crash_means() -> None:

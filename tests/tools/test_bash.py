@@ -110,10 +110,10 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
             paths=plan.action.paths,
             commands=("touch a", "touch b"),
             seen=("touch a", "touch b"),
-            grains=plan.action.grains,
+            coverage=plan.action.coverage,
             why=plan.action.why,
         )
-        assert all(grain.endswith(f" @ {sub}") for grain in plan.action.grains)
+        assert all(grain.endswith(f" @ {sub}") for grain in plan.action.coverage)
         again = await bench.plan("bash", **given)
         assert isinstance(again, CallPlan)
         assert again.action.digest == plan.action.digest
@@ -199,7 +199,7 @@ async def test_a_cancelled_call_leaves_no_process_and_no_descriptor(bench: Bench
                     await asyncio.sleep(0)
                 task.cancel()
             assert not is_left(bench.path / "pid")
-        while descriptors() > before or await bench.kit.custody.processes("w1"):
+        while descriptors() > before or await bench.context.processes.processes("w1"):
             await asyncio.sleep(0.01)  # The wardens are about to go.
 
 
@@ -210,7 +210,7 @@ async def test_much_output_is_taken_quickly_and_little_of_it_is_kept(bench: Benc
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    (file,) = bench.kit.outputs.iterdir()
+    (file,) = bench.context.outputs.iterdir()
     left_out = 100_000_015 - MODEL_BYTES_MAX
     assert said == (
         f"begin\n\ufffd\n[… {left_out:,} bytes are left out here; the first "
@@ -263,4 +263,4 @@ async def test_without_bash_another_shell_does_it_and_nothing_is_free(
     plan = await bench.plan("bash", command="pwd")
     assert isinstance(plan, CallPlan)
     assert not plan.action.is_free
-    assert len(plan.action.grains) == 1
+    assert len(plan.action.coverage) == 1

@@ -21,11 +21,11 @@ BYTES_MAX = 3 * BATCH_BYTES
 async def download(desk: Desk, url: str, file_path: str = "new", **more: int) -> CallResult:
     async with asyncio.timeout(WAIT_S):
         call = call_of("download", {"url": url, "file_path": file_path, **more})
-        return await carried_out(make_download(desk.kit, None, BYTES_MAX), call)
+        return await carried_out(make_download(desk.context, None, BYTES_MAX), call)
 
 
 async def planned(desk: Desk, **arguments: Json) -> CallPlan:
-    plan = await make_download(desk.kit).prepare(call_of("download", arguments))
+    plan = await make_download(desk.context).prepare(call_of("download", arguments))
     assert isinstance(plan, CallPlan), plan
     return plan
 
@@ -66,15 +66,15 @@ async def test_a_person_sees_what_goes_where(desk: Desk, outside: Path) -> None:
         params={"url": "http://127.0.0.1:9/", "file_path": str(file), "timeout": 3},
         resolved={"url": "http://127.0.0.1:9/", "private": ["127.0.0.1"], "path": str(file)},
         paths=(str(file),),
-        grains=(f"download:127.0.0.1:9@127.0.0.1 into {outside}",),
+        coverage=(f"download:127.0.0.1:9@127.0.0.1 into {outside}",),
         why="127.0.0.1 is not on the public network: 127.0.0.1 (this machine); "
         f"{file} is outside the workspace",
     )
     inside = (await planned(desk, url="http://1.1.1.1/x", file_path="./a//new")).action
-    assert inside.paths == (str(desk.kit.inside.root / "a" / "new"),)
-    assert (inside.why, inside.grains) == (
+    assert inside.paths == (str(desk.context.inside.root / "a" / "new"),)
+    assert (inside.why, inside.coverage) == (
         "",
-        (f"download:http://1.1.1.1:80 into {desk.kit.inside.root}/a",),
+        (f"download:http://1.1.1.1:80 into {desk.context.inside.root}/a",),
     )
 
 

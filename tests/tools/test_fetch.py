@@ -22,11 +22,11 @@ async def fetch(
 ) -> CallResult:
     async with asyncio.timeout(WAIT_S):
         call = call_of("fetch", {"url": url, **more})
-        return await carried_out(make_fetch(desk.kit, network), call)
+        return await carried_out(make_fetch(desk.context, network), call)
 
 
 async def planned(desk: Desk, url: str, network: Network | None = None) -> CallPlan:
-    plan = await make_fetch(desk.kit, network).prepare(call_of("fetch", {"url": url}))
+    plan = await make_fetch(desk.context, network).prepare(call_of("fetch", {"url": url}))
     assert isinstance(plan, CallPlan), plan
     return plan
 
@@ -37,7 +37,7 @@ async def test_a_private_address_is_shown_and_bound_and_a_public_one_is_an_origi
     names = Names(
         a_example=("1.1.1.1", "1.0.0.1"), b_example=("10.0.0.1 1.1.1.1", "1.1.1.1 10.0.0.1")
     )
-    network, root = Network(names.resolve), str(desk.kit.inside.root)
+    network, root = Network(names.resolve), str(desk.context.inside.root)
     public = (await planned(desk, "https://A.example/x#y", network)).action
     params = {"url": "https://a.example/x", "format": "markdown", "timeout": 0}
     assert public == ResolvedAction(
@@ -47,7 +47,7 @@ async def test_a_private_address_is_shown_and_bound_and_a_public_one_is_an_origi
         path=root,
         params=params,
         resolved={"url": "https://a.example/x"},
-        grains=("fetch:https://a.example:443",),
+        coverage=("fetch:https://a.example:443",),
     )
     assert (await planned(desk, "https://a.example/x", network)).action == public
     private = (await planned(desk, "http://b.example:81", network)).action
@@ -58,7 +58,7 @@ async def test_a_private_address_is_shown_and_bound_and_a_public_one_is_an_origi
         path=root,
         params={**params, "url": "http://b.example:81/"},
         resolved={"url": "http://b.example:81/", "private": ["10.0.0.1"]},
-        grains=("fetch:b.example:81@10.0.0.1",),
+        coverage=("fetch:b.example:81@10.0.0.1",),
         why="b.example is not on the public network: 10.0.0.1 (a private network)",
     )
     assert (await planned(desk, "http://b.example:81", network)).action.digest == private.digest
@@ -80,7 +80,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked(desk: Desk) -
         # Asked again, DNS would lead elsewhere, where nobody answers.
         names = Names(moving_example=(host, "127.0.0.9"))
         plan = await planned(desk, f"http://moving.example:{port}", Network(names.resolve))
-        assert plan.action.grains == (f"fetch:moving.example:{port}@127.0.0.1",)
+        assert plan.action.coverage == (f"fetch:moving.example:{port}@127.0.0.1",)
         assert await run(plan) == CallResult("right")
         assert seen == ["moving.example /"]
 

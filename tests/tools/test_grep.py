@@ -17,11 +17,11 @@ import uvloop
 
 from culm.clock import Clock, LoopClock
 from culm.ids import Ids
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult
-from culm.tools.files.file_executor import WALL_S, open_file_work
+from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.glob import GITIGNORE_BYTES_MAX
 from culm.tools.grep import COMMAND, MATCHES_MAX, GrepTool, make_grep
@@ -45,7 +45,7 @@ class Searching:
     """A workspace in which processes search for real."""
 
     path: Path
-    kit: ToolContext
+    context: ToolContext
     tool: GrepTool
 
     def write(self, name: str, content: str | bytes = "") -> Path:
@@ -59,7 +59,7 @@ class Searching:
             return await carried_out(self.tool, call_of(pattern, **arguments))
 
     async def pids(self) -> list[int]:
-        return [process.pid for process in await self.kit.custody.processes("w")]
+        return [process.pid for process in await self.context.processes.processes("w")]
 
     async def busy_with(self, file: Path) -> int:
         """Wait until a search process has `file` open; its pid."""
@@ -89,17 +89,17 @@ async def open_searching(
     real, ids, file = LoopClock(), Ids(), MemoryFile()
     clock = clock or real
     async with (
-        open_file_work(clock, wall_s) as work,
+        open_file_executor(clock, wall_s) as work,
         open_memory_store(file, real, ids) as store,
-        open_custody(folder.parent / "data", real, ids) as custody,
+        open_processes(folder.parent / "data", real, ids) as processes,
     ):
         env = {"PATH": programs}
         outputs = folder.parent / "outputs"
-        kit = ToolContext(
-            "w", WorkspacePaths(folder), work, custody, store, clock, ids, lambda: env, outputs
+        context = ToolContext(
+            "w", WorkspacePaths(folder), work, processes, store, clock, ids, lambda: env, outputs
         )
-        yield Searching(folder, kit, make_grep(kit))
-        assert await custody.processes("w") == []
+        yield Searching(folder, context, make_grep(context))
+        assert await processes.processes("w") == []
     file.close()
 
 
@@ -204,7 +204,7 @@ async def test_binaries_pipes_and_what_is_ignored_are_passed_over(searching: Sea
 async def test_a_large_file_is_counted_by_us_and_searched_by_ripgrep(searching: Searching) -> None:
     searching.write("large", b"needle\n" + b"x" * FILE_BYTES_MAX)
     note = "(files not searched, too large or not readable: 1)"
-    is_ours = searching.kit.env()["PATH"] == NOWHERE
+    is_ours = searching.context.env()["PATH"] == NOWHERE
     for path in ("", "large"):
         assert await searching.grep("needle", path=path) == (
             found(0, "No line matches.", note) if is_ours else found(1, "large:", "     1|needle")

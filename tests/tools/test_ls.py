@@ -110,7 +110,7 @@ async def test_a_directory_outside_is_asked_about_by_its_real_path_and_then_list
             "arguments": {"path": "out/.", "ignore": ["*.log"], "depth": 2},
         },
         paths=(str(outside),),
-        grains=(f"list:{outside}",),
+        coverage=(f"list:{outside}",),
         why=f"{outside} is outside the workspace",
     )
     assert await run(plan) == listed(3, f"{outside}/", "  deep/", "    file", "  secret.txt")

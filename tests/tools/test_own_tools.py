@@ -20,7 +20,7 @@ from culm.tools.process.output import MODEL_BYTES_MAX
 from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 from tests.support import WAIT_S, carried_out
-from tests.tools.kits import WORKSPACE, call_of, open_descriptors, open_kit
+from tests.tools.kits import WORKSPACE, call_of, open_context, open_descriptors
 
 SCHEMA: dict[str, Json] = {
     "properties": {
@@ -41,37 +41,39 @@ SCHEMA: dict[str, Json] = {
 
 
 @pytest.fixture
-async def kit(tmp_path: Path) -> AsyncGenerator[ToolContext]:
-    async with open_kit(tmp_path) as kit:
-        yield kit
+async def context(tmp_path: Path) -> AsyncGenerator[ToolContext]:
+    async with open_context(tmp_path) as context:
+        yield context
 
 
-def tool(kit: ToolContext, command: str | list[str], timeout_s: float = WAIT_S) -> OwnCommand:
+def tool(context: ToolContext, command: str | list[str], timeout_s: float = WAIT_S) -> OwnCommand:
     own = OwnTool(command, "Says it.", SCHEMA, timeout_s)
-    return own_tools(kit, {"say": own}, ())["say"]
+    return own_tools(context, {"say": own}, ())["say"]
 
 
-async def said(kit: ToolContext, command: str | list[str], timeout_s: float = WAIT_S) -> CallResult:
+async def said(
+    context: ToolContext, command: str | list[str], timeout_s: float = WAIT_S
+) -> CallResult:
     call = call_of("say", {"text": "hello"})
     async with asyncio.timeout(WAIT_S):
-        return await carried_out(tool(kit, command, timeout_s), call)
+        return await carried_out(tool(context, command, timeout_s), call)
 
 
 # --- what it is
 
 
 async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_says_otherwise(
-    kit: ToolContext,
+    context: ToolContext,
 ) -> None:
     free = OwnTool(["./say", "it"], "Says it.", {}, 9, "again", parallel=True, is_free=True)
-    made = own_tools(kit, {"say": free}, ())["say"]
+    made = own_tools(context, {"say": free}, ())["say"]
     assert (made.spec, made.parallel, made.crash) == (
         ToolSpec("say", "Says it.", {"type": "object", "properties": {}}),
         True,
         "again",
     )
     plan = await made.prepare(call_of("say", {"any": 1}))
-    root = str(kit.inside.root)
+    root = str(context.inside.root)
     assert isinstance(plan, CallPlan)
     assert plan.action == ResolvedAction(
         "say",
@@ -81,9 +83,9 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
         params={"any": 1},
         resolved={"argv": ["./say", "it"], "cwd": root, "arguments": {"any": 1}},
         is_free=True,
-        grains=("own:say",),
+        coverage=("own:say",),
     )
-    asked = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
+    asked = await tool(context, "true").prepare(call_of("say", {"text": "x"}))
     assert isinstance(asked, CallPlan)
     assert (asked.action.is_free, asked.action.resolved["argv"]) == (
         False,
@@ -92,7 +94,7 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
 
 
 async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
-    kit: ToolContext, caplog: pytest.LogCaptureFixture
+    context: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     declared = {
         "view": OwnTool("true", "d"),
@@ -100,7 +102,7 @@ async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
         "empty": OwnTool([], "d"),
         "fine": OwnTool("true", "d"),
     }
-    assert list(own_tools(kit, declared, {"view": None})) == ["fine"]
+    assert list(own_tools(context, declared, {"view": None})) == ["fine"]
     for name in ("view", "listed", "empty"):
         assert f"the tool {name} of the configuration is not used: " in caplog.text
 
@@ -108,21 +110,23 @@ async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
 # --- what it is told and says
 
 
-async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(kit: ToolContext) -> None:
-    result = await said(kit, ["/bin/cat"])
-    root = str(kit.inside.root)
+async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(
+    context: ToolContext,
+) -> None:
+    result = await said(context, ["/bin/cat"])
+    root = str(context.inside.root)
     told = {"arguments": {"text": "hello"}, "session_id": "session-1", "cwd": root}
     assert json.loads(result.content) == told
-    assert (await said(kit, "pwd")).content == f"{root}\n"
+    assert (await said(context, "pwd")).content == f"{root}\n"
 
 
 async def test_a_workspace_whose_name_is_no_text_is_told_as_well_as_it_can_be(
     tmp_path: Path,
 ) -> None:
-    async with open_kit(tmp_path, name=os.fsdecode(b"w\xff")) as kit:
-        told = json.loads((await said(kit, ["/bin/cat"])).content)
-        plan = await tool(kit, "true").prepare(call_of("say", {"text": "x"}))
-        assert (await said(kit, "ls -d ../w*")).content == "../w\ufffd\n"
+    async with open_context(tmp_path, name=os.fsdecode(b"w\xff")) as context:
+        told = json.loads((await said(context, ["/bin/cat"])).content)
+        plan = await tool(context, "true").prepare(call_of("say", {"text": "x"}))
+        assert (await said(context, "ls -d ../w*")).content == "../w\ufffd\n"
     assert told["cwd"] == f"{tmp_path}/w\ufffd"
     assert isinstance(plan, CallPlan)
     assert plan.action.digest
@@ -151,9 +155,9 @@ def test_what_it_says_is_json_with_a_content_or_plain_text(
 
 
 async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
-    kit: ToolContext,
+    context: ToolContext,
 ) -> None:
-    result = await said(kit, "head -c 20000000 /dev/zero | tr '\\0' x")
+    result = await said(context, "head -c 20000000 /dev/zero | tr '\\0' x")
     assert not result.is_error
     assert len(result.content) <= MODEL_BYTES_MAX + 200
     assert result.content.endswith(f"[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]")
@@ -172,37 +176,39 @@ async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
     ],
 )
 async def test_a_command_that_fails_is_an_error_with_what_it_said(
-    kit: ToolContext, command: str, content: str
+    context: ToolContext, command: str, content: str
 ) -> None:
-    result = await said(kit, command)
+    result = await said(context, command)
     assert result.is_error
     assert result.content.startswith(content)
 
 
-async def test_a_command_that_is_not_there_is_an_error_in_words(kit: ToolContext) -> None:
-    result = await said(kit, ["./no-such-command"])
+async def test_a_command_that_is_not_there_is_an_error_in_words(context: ToolContext) -> None:
+    result = await said(context, ["./no-such-command"])
     assert result.is_error
     assert result.content.startswith("say cannot be started: ")
 
 
-async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(kit: ToolContext) -> None:
-    assert await said(kit, "setsid sleep 60 & sleep 60", 0.2) == CallResult(
+async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(
+    context: ToolContext,
+) -> None:
+    assert await said(context, "setsid sleep 60 & sleep 60", 0.2) == CallResult(
         "say took longer than 0.2 s and was ended.", is_error=True
     )
-    assert await kit.custody.processes(WORKSPACE) == []
+    assert await context.processes.processes(WORKSPACE) == []
 
 
 async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open(
-    kit: ToolContext,
+    context: ToolContext,
 ) -> None:
-    begun = kit.inside.root / "begun"
+    begun = context.inside.root / "begun"
     os.mkfifo(begun)
     before = open_descriptors()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(said(kit, "trap '' TERM; echo > begun; sleep 60; sleep 60"))
+        task = group.create_task(said(context, "trap '' TERM; echo > begun; sleep 60; sleep 60"))
         await asyncio.to_thread(begun.read_text)
         task.cancel()
-    assert await kit.custody.processes(WORKSPACE) == []
+    assert await context.processes.processes(WORKSPACE) == []
     assert open_descriptors() <= before
 
 
@@ -225,9 +231,9 @@ async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open
     ],
 )
 async def test_arguments_that_do_not_fit_the_schema_are_an_error_that_names_the_field(
-    kit: ToolContext, arguments: dict[str, Json], problem: str
+    context: ToolContext, arguments: dict[str, Json], problem: str
 ) -> None:
-    assert await tool(kit, "exit 9").prepare(call_of("say", arguments)) == CallResult(
+    assert await tool(context, "exit 9").prepare(call_of("say", arguments)) == CallResult(
         f"say: {problem}", is_error=True
     )
 

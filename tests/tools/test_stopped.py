@@ -21,11 +21,11 @@ async def test_what_is_stopped_says_that_it_is_not_all(desk: Desk) -> None:
     stop = StopFlag()
     stop.set()
     here = PathTarget(str(desk.path), is_directory=True)
-    listing = make_ls(desk.kit).effect(LsArguments(), here, stop)
-    files = make_glob(desk.kit).effect(GlobArguments("*"), here, stop)
+    listing = make_ls(desk.context).effect(LsArguments(), here, stop)
+    files = make_glob(desk.context).effect(GlobArguments("*"), here, stop)
     file = PathTarget(str(desk.path / "a"), is_directory=False)
     with pytest.raises(OpenRefused, match=r"Line 1 of a was not reached in time\."):
-        make_view(desk.kit).effect(ViewArguments("a"), file, stop)
+        make_view(desk.context).effect(ViewArguments("a"), file, stop)
     for result in (listing, files):
         assert isinstance(result, CallResult)
         assert "time was over; this is not all" in result.content

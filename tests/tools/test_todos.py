@@ -21,18 +21,18 @@ SECOND: list[Json] = [
 
 
 async def put(desk: Desk, todos: list[Json]) -> CallResult:
-    return await carried_out(make_todos(desk.kit), call_of("todos", {"todos": todos}))
+    return await carried_out(make_todos(desk.context), call_of("todos", {"todos": todos}))
 
 
 async def session_of(desk: Desk) -> Session:
-    session = await desk.kit.store.read(find_session(SESSION))
+    session = await desk.context.store.read(find_session(SESSION))
     assert session is not None
     return session
 
 
 async def test_a_list_is_kept_told_and_compared_with_the_one_before(desk: Desk) -> None:
     told: list[tuple[str, str]] = []
-    desk.kit.store.tell = lambda events: told.extend((one.type, one.op) for one in events)
+    desk.context.store.tell = lambda events: told.extend((one.type, one.op) for one in events)
     first, second = await put(desk, FIRST), await put(desk, SECOND)
     assert (first.content, second.content) == (
         "The list is kept: 0 of 2 completed.",
@@ -61,7 +61,7 @@ async def test_a_list_is_kept_told_and_compared_with_the_one_before(desk: Desk) 
 
 
 async def test_nobody_is_asked_and_nothing_is_kept_before_it_runs(desk: Desk) -> None:
-    plan = await make_todos(desk.kit).prepare(call_of("todos", {"todos": FIRST}))
+    plan = await make_todos(desk.context).prepare(call_of("todos", {"todos": FIRST}))
     assert isinstance(plan, CallPlan)
     assert plan.action.is_free
     assert (await session_of(desk)).todos == []
@@ -95,7 +95,7 @@ async def test_a_list_that_is_wrong_or_too_long_is_refused_by_its_field(desk: De
 
 
 async def test_a_session_that_is_gone_is_an_error_in_words(desk: Desk) -> None:
-    tool = make_todos(desk.kit)
+    tool = make_todos(desk.context)
     call = call_of("todos", {"todos": FIRST})
     gone = type(call)("call-1", "todos", call.input, call.arguments, "session-9")
     result = await carried_out(tool, gone)

@@ -147,7 +147,7 @@ async def test_a_file_outside_is_asked_about_by_its_real_path_and_then_read(
         params={"file_path": secret, "offset": 0, "limit": 0},
         resolved={"path": secret, "arguments": {"file_path": "link", "offset": 0, "limit": 0}},
         paths=(secret,),
-        grains=(f"read:{outside}",),
+        coverage=(f"read:{outside}",),
         why=f"{secret} is outside the workspace",
     )
     assert (await run(plan)).content == f"     1|{SECRET}\n(end of file, line 1)"
@@ -162,7 +162,7 @@ async def test_a_file_outside_is_asked_about_by_its_real_path_and_then_read(
 async def test_inside_and_in_our_own_outputs_nobody_is_asked(desk: Desk) -> None:
     desk.write("file")
     desk.write("../outputs/long.txt", "all of it")
-    for path in ("file", f"{desk.kit.outputs}/long.txt"):
+    for path in ("file", f"{desk.context.outputs}/long.txt"):
         assert (await desk.plan("view", file_path=path)).action.is_free
     plan = await desk.plan("view", file_path="../outputs/long.txt")
     assert (await run(plan)).content == "     1|all of it\n(end of file, line 1)"
@@ -199,11 +199,11 @@ async def test_utf_16_is_read(desk: Desk) -> None:
 
 async def test_what_is_read_is_noted_with_how_it_looked(desk: Desk, outside: Path) -> None:
     file = await desk.seen("file", "text")
-    stamp = await desk.kit.store.read(read_stamp(SESSION, str(file)))
+    stamp = await desk.context.store.read(read_stamp(SESSION, str(file)))
     assert stamp == stamp_of(file.stat())
     strange = desk.write(os.fsdecode(b"caf\xe9"), "text")
     await carried_out(desk.tools["view"], _call(str(strange)))
-    assert await desk.kit.store.read(read_files(SESSION)) == [str(file)]
+    assert await desk.context.store.read(read_files(SESSION)) == [str(file)]
 
 
 async def test_the_first_reads_of_very_many_are_forgotten(
@@ -212,7 +212,7 @@ async def test_the_first_reads_of_very_many_are_forgotten(
     monkeypatch.setattr("culm.store.history.READ_FILES_MAX", 3)
     for name in "abcad":
         await desk.seen(name, "text")
-    names = [Path(path).name for path in await desk.kit.store.read(read_files(SESSION))]
+    names = [Path(path).name for path in await desk.context.store.read(read_files(SESSION))]
     assert names == ["d", "a", "c"]
 
 

@@ -43,7 +43,7 @@ async def test_a_new_file_is_made_with_its_directories_and_recorded(desk: Desk) 
     os.umask(umask)
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
     assert await desk.versions() == [("c.txt", 0, ""), ("c.txt", 1, "one\ntwo\n")]
-    assert await desk.kit.store.read(read_stamp(SESSION, str(file))) == stamp_of(file.stat())
+    assert await desk.context.store.read(read_stamp(SESSION, str(file))) == stamp_of(file.stat())
 
 
 async def test_a_person_sees_both_contents_and_the_digest_is_of_them(desk: Desk) -> None:
@@ -57,13 +57,13 @@ async def test_a_person_sees_both_contents_and_the_digest_is_of_them(desk: Desk)
         params={"file_path": str(file), "old_content": "a", "new_content": "b"},
         resolved={"path": str(file), "old": A_DIGEST, "new": B_DIGEST},
         paths=(str(file),),
-        grains=(f"write:{desk.path}",),
+        coverage=(f"write:{desk.path}",),
     )
     again = await desk.plan("write", file_path=str(file), content="b")
     assert again.action.digest == plan.action.digest
     assert file.read_text() == "a"  # Nothing has happened yet.
     hook = (await desk.plan("write", file_path=".git/hooks/x", content="b")).action
-    assert (hook.grains, hook.params["old_content"]) == ((f"write:{desk.path}/.git",), "")
+    assert (hook.coverage, hook.params["old_content"]) == ((f"write:{desk.path}/.git",), "")
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ async def test_a_person_sees_both_contents_and_the_digest_is_of_them(desk: Desk)
 async def test_a_consent_to_edit_the_project_is_none_to_change_what_runs_or_is_allowed(
     desk: Desk, name: str, place: str
 ) -> None:
-    kit = replace(desk.kit, outputs=desk.path / "share" / "projects" / "key" / "outputs")
-    plan = await make_write(kit).prepare(call_of("write", {"file_path": name, "content": "b"}))
+    context = replace(desk.context, outputs=desk.path / "share" / "projects" / "key" / "outputs")
+    plan = await make_write(context).prepare(call_of("write", {"file_path": name, "content": "b"}))
     assert isinstance(plan, CallPlan)
-    assert plan.action.grains == (f"write:{desk.path / place}",)
+    assert plan.action.coverage == (f"write:{desk.path / place}",)
 
 
 async def test_outside_it_is_asked_by_the_real_path_and_makes_no_directories(
@@ -94,7 +94,7 @@ async def test_outside_it_is_asked_by_the_real_path_and_makes_no_directories(
     plan = await desk.plan("write", file_path="out/new.txt", content="x")
     assert plan.action.description == f"Create {outside}/new.txt"
     assert plan.action.why == f"{outside}/new.txt is outside the workspace"
-    assert plan.action.grains == (f"write:{outside}",)
+    assert plan.action.coverage == (f"write:{outside}",)
     assert not (await run(plan)).is_error
     assert (outside / "new.txt").read_text() == "x"
     assert await desk.call("write", file_path="out/a/b", content="x") == refused(

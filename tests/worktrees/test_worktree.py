@@ -22,9 +22,9 @@ from culm.worktrees.worktree import (
     Worktrees,
     describe,
 )
-from tests.custody.yard import readable
+from tests.processes.yard import readable
 from tests.support import WAIT_S
-from tests.tools.kits import open_descriptors, open_kit
+from tests.tools.kits import open_context, open_descriptors
 
 AGENT = "0a1b2c3d-0000-4000-8000-000000000001"
 SAME_BEGIN = "0a1b2c3d-0000-4000-8000-000000000002"
@@ -49,7 +49,7 @@ def commit(folder: Path) -> None:
 class Site:
     """A repository with one commit, and where its agents get their worktrees."""
 
-    kit: ToolContext
+    context: ToolContext
     worktrees: Worktrees
     repo: Path
     folders: Path
@@ -59,9 +59,9 @@ class Site:
         shutil.copytree(self.repo, place / "repo", symlinks=True)
         return replace(self, repo=place / "repo", folders=place / "worktrees")
 
-    def equipped(self, kit: ToolContext) -> "Site":
+    def equipped(self, context: ToolContext) -> "Site":
         """The same site for somebody with another kit."""
-        return replace(self, kit=kit, worktrees=Worktrees(kit))
+        return replace(self, context=context, worktrees=Worktrees(context))
 
     def folder(self, agent_id: str = AGENT) -> Path:
         return self.folders / agent_id
@@ -80,7 +80,7 @@ class Site:
 
     async def settle(self, worktree: Worktree) -> WorktreeOutcome:
         async with asyncio.timeout(WAIT_S):
-            return await self.worktrees.settle(worktree)
+            return await self.worktrees.finish(worktree)
 
     def left(self) -> list[str]:
         """What there is of worktrees: branches and their locks, entries, directories, notes."""
@@ -107,8 +107,8 @@ async def site(tmp_path: Path, pattern: Path) -> AsyncGenerator[Site]:
     # Somebody's own words to git would lead it elsewhere.
     twisted = {"GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index"}
     before = open_descriptors()
-    async with open_kit(tmp_path, twisted) as kit:
-        yield Site(kit, Worktrees(kit), pattern, tmp_path).copy(tmp_path / "site")
+    async with open_context(tmp_path, twisted) as context:
+        yield Site(context, Worktrees(context), pattern, tmp_path).copy(tmp_path / "site")
     assert open_descriptors() == before
 
 
@@ -224,7 +224,7 @@ async def test_a_worktree_that_somebody_deleted_is_forgotten_but_its_commits_sta
 
 
 def outside(site: Site) -> Path:
-    return site.kit.inside.root
+    return site.context.inside.root
 
 
 def unborn(site: Site) -> Path:
@@ -339,12 +339,12 @@ async def test_without_git_and_onto_what_is_there_no_worktree_is_made(site: Site
     worktree = await site.make()
     change(worktree.path)
     assert (await site.refusal(site.repo)).startswith(f"{worktree.path} cannot be made: File ex")
-    lacking = site.equipped(replace(site.kit, env=lambda: {"PATH": "/nowhere"}))
+    lacking = site.equipped(replace(site.context, env=lambda: {"PATH": "/nowhere"}))
     why = "`git rev-parse` cannot be run (`git` was not found in PATH)"
     assert await lacking.refusal(site.repo) == f"{why}: {OTHERWISE}"
     settled = await lacking.settle(worktree)
     assert settled.kept
-    assert settled.trouble == why.replace("rev-parse", "rev-list")
+    assert settled.error == why.replace("rev-parse", "rev-list")
     assert (worktree.path / "a.txt").read_text() == "changed\n"
 
 
@@ -386,10 +386,10 @@ async def test_where_an_agent_could_make_git_run_something_its_worktree_is_kept_
         git(repository, "config", "filter.x.clean", f"touch {ran}; cat")
         own.write_text(now)
         settled = await site.settle(worktree)
-        assert settled == WorktreeOutcome(worktree, kept=True, trouble=settled.trouble)
-        assert settled.trouble.startswith(why)
+        assert settled == WorktreeOutcome(worktree, kept=True, error=settled.error)
+        assert settled.error.startswith(why)
         assert describe(settled) == (
-            f"Its worktree is kept in {worktree.path} on branch {BRANCH}: {settled.trouble}."
+            f"Its worktree is kept in {worktree.path} on branch {BRANCH}: {settled.error}."
         )
         assert not ran.exists()
 
@@ -422,15 +422,15 @@ async def test_agents_at_once_get_branches_of_their_own_though_their_ids_begin_a
 class Cancelling(NoProcesses):
     """Has whoever starts the `at`th process cancelled, as soon as it runs."""
 
-    def __init__(self, custody: Processes, at: int) -> None:
-        self._custody = custody
+    def __init__(self, processes: Processes, at: int) -> None:
+        self._processes = processes
         self._at = at
         self.count = 0
 
     async def start(self, order: ProcessRequest) -> ProcessHandle:
         self.count += 1
         is_last = self.count == self._at
-        held = await self._custody.start(order)
+        held = await self._processes.start(order)
         task = asyncio.current_task()
         if is_last and task is not None:
             task.cancel()
@@ -442,15 +442,15 @@ async def test_a_worktree_that_is_cancelled_at_any_command_of_git_leaves_nothing
 ) -> None:
     commands = 7
     for at in range(1, commands + 1):
-        custody = Cancelling(site.kit.custody, at)
+        processes = Cancelling(site.context.processes, at)
         async with asyncio.TaskGroup() as group:
-            site_then = site.equipped(replace(site.kit, custody=custody))
+            site_then = site.equipped(replace(site.context, processes=processes))
             making = group.create_task(site_then.make())
         assert making.cancelled()
         assert site.left() == [], at
-    custody = Cancelling(site.kit.custody, 0)
-    await site.equipped(replace(site.kit, custody=custody)).make()
-    assert custody.count == commands  # There was no further one to be cancelled at.
+    processes = Cancelling(site.context.processes, 0)
+    await site.equipped(replace(site.context, processes=processes)).make()
+    assert processes.count == commands  # There was no further one to be cancelled at.
 
 
 async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> None:
@@ -462,9 +462,9 @@ async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> No
                 lock.touch()
             return await super().start(order)
 
-    custody = Locking(site.kit.custody, at=5)
+    processes = Locking(site.context.processes, at=5)
     async with asyncio.TaskGroup() as group:
-        making = group.create_task(site.equipped(replace(site.kit, custody=custody)).make())
+        making = group.create_task(site.equipped(replace(site.context, processes=processes)).make())
     assert making.cancelled()
     assert site.left() == []
 
@@ -485,7 +485,7 @@ async def test_a_checkout_that_does_not_come_to_its_end_leaves_nothing(
             making = group.create_task(site.make() if how == "cancelled" else _killed(site))
             await readable(begun)
             assert len(site.left()) == 4
-            (process,) = await site.kit.custody.processes(site.kit.workspace_id)
+            (process,) = await site.context.processes.processes(site.context.workspace_id)
             if how == "killed":
                 os.kill(process.pid, signal.SIGKILL)
             else:
@@ -494,7 +494,7 @@ async def test_a_checkout_that_does_not_come_to_its_end_leaves_nothing(
         os.close(begun)
     assert making.cancelled() == (how == "cancelled")
     assert site.left() == []
-    assert await site.kit.custody.processes(site.kit.workspace_id) == []
+    assert await site.context.processes.processes(site.context.workspace_id) == []
 
 
 async def _killed(site: Site) -> None:
@@ -507,15 +507,15 @@ async def _killed(site: Site) -> None:
 class Imaging(NoProcesses):
     """Has a picture taken of all there is before each process, and at the end."""
 
-    def __init__(self, custody: Processes, what: Path, images: Path) -> None:
-        self._custody = custody
+    def __init__(self, processes: Processes, what: Path, images: Path) -> None:
+        self._processes = processes
         self._what = what
         self._images = images
         self.count = 0
 
     async def start(self, order: ProcessRequest) -> ProcessHandle:
         self.take()
-        return await self._custody.start(order)
+        return await self._processes.start(order)
 
     def take(self) -> None:
         self.count += 1
@@ -529,14 +529,14 @@ class Imaging(NoProcesses):
 async def test_what_is_left_of_a_worktree_by_a_kill_at_any_moment_is_cleared_away(
     site: Site, tmp_path: Path
 ) -> None:
-    custody = Imaging(site.kit.custody, site.repo.parent, tmp_path / "images")
-    await site.equipped(replace(site.kit, custody=custody)).make()
-    custody.take()
+    processes = Imaging(site.context.processes, site.repo.parent, tmp_path / "images")
+    await site.equipped(replace(site.context, processes=processes)).make()
+    processes.take()
     left: list[list[str]] = []
-    for number in range(1, custody.count + 1):
-        custody.restore(number)
+    for number in range(1, processes.count + 1):
+        processes.restore(number)
         left.append(site.left())
-        if number == custody.count - 1:  # It was in the middle of checking out.
+        if number == processes.count - 1:  # It was in the middle of checking out.
             (site.folder() / "a.txt").write_text("on")
             (site.repo / ".git" / "worktrees" / AGENT / "index.lock").touch()
         await site.worktrees.clear(site.folder())

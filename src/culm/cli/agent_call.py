@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from culm.cli.agents import fabric_of, get_agent
+from culm.cli.agents import discovery_of, get_agent
 from culm.cli.exits import EXIT_CANCELED, EXIT_FAILED
 from culm.cli.render.agent_events import (
     AgentCallRenderer,
@@ -101,9 +101,9 @@ def _find(calling: AgentCallOptions) -> tuple[str, str | None]:
     """Where it is, and the token it wants; raises `NotFound`, `InvalidRequest`."""
     if "://" in calling.name:
         return calling.name, _token(calling.token_file)
-    fabric = fabric_of(calling.data_dir)
-    record = get_agent(fabric, calling.name)
-    file = calling.token_file or fabric.token_file(record.agent_id)
+    discovery = discovery_of(calling.data_dir)
+    record = get_agent(discovery, calling.name)
+    file = calling.token_file or discovery.token_file(record.agent_id)
     return record.endpoint, _token(file, is_needed=calling.token_file is not None)
 
 

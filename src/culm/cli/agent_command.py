@@ -134,9 +134,9 @@ def serve(
     named, credential = None, None
     if executor == "bamboo_runtime":
         from culm.cli.agent_model import find_model
-        from culm.cli.reading import place_of
+        from culm.cli.reading import location_of
 
-        place = place_of(directory, None, data_dir, dict(os.environ))
+        place = location_of(directory, None, data_dir, dict(os.environ))
         named, credential = asyncio.run(find_model(place, model))
     tls = ServerTls(tls_cert, tls_key) if tls_cert and tls_key else None
     serving = AgentServeOptions(
@@ -207,11 +207,11 @@ def list_(
     """
     import os
 
-    from culm.cli.agents import fabric_of, show_agents
+    from culm.cli.agents import discovery_of, show_agents
     from culm.settings import default_data_dir
 
-    fabric = fabric_of(data_dir or default_data_dir(os.environ))
-    show_agents(fabric, role, label, as_json=as_json)
+    discovery = discovery_of(data_dir or default_data_dir(os.environ))
+    show_agents(discovery, role, label, as_json=as_json)
 
 
 @agent.command("call")

@@ -5,7 +5,7 @@ An agent gets the one credential that its model needs, read now, and no configur
 
 from typing import NoReturn
 
-from culm.cli.reading import ConfigLocation, read_place
+from culm.cli.reading import ConfigLocation, read_location
 from culm.config.references import UnresolvedReference
 from culm.errors import InvalidRequest, ModelFailed
 from culm.fleet.provision import Credential, ModelName
@@ -36,7 +36,7 @@ async def find_model(
 
     Without either the agent has the embedded model, which needs no credential.
     """
-    reading = await read_place(place)
+    reading = await read_location(place)
     present = ModelConfig(reading.whole, place.env)
     models = Models(lambda: present, _give, _run_none)
     if name:

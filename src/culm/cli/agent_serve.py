@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from culm.cli.agents import fabric_dir_of, fabric_of
+from culm.cli.agents import discovery_dir_of, discovery_of
 from culm.errors import Conflict, Failed, InvalidRequest
 from culm.files import replace_file
 from culm.fleet.discovery.base import is_running
@@ -32,7 +32,7 @@ from culm.fleet.provision import (
 from culm.fleet.transport.auth import check_door
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.worker.lifecycle import WorkerEndpoint, work
-from culm.fleet.worker.main import bound_the_end, run_loop, set_up_log, take_signals
+from culm.fleet.worker.main import bound_the_end, handle_signals, run_loop, set_up_log
 from culm.fleet.worker_server.base import ServeMany
 from culm.ids import Ids
 from culm.server.auth import TOKEN_BYTES, read_or_make_token
@@ -65,12 +65,12 @@ def serve_agent(serving: AgentServeOptions) -> None:
     """Serve until SIGINT or SIGTERM; raises `AppError`."""
     set_up_log("culm")
     check_door(serving.host, has_token=serving.auth, has_tls=serving.tls is not None)
-    fabric = fabric_of(serving.data_dir)
+    discovery = discovery_of(serving.data_dir)
     with suppress(OSError):  # What others left behind is in nobody's way.
-        fabric.gc()
+        discovery.gc()
     agent_id = serving.agent_id or _new_id(serving.role)
-    _check_id(fabric, agent_id)
-    with _open_token(serving, fabric.token_file(agent_id)) as token:
+    _check_id(discovery, agent_id)
+    with _open_token(serving, discovery.token_file(agent_id)) as token:
         provision = _provision(serving, agent_id, token)
 
         def announce(endpoint: str) -> None:
@@ -89,7 +89,7 @@ def serve_agent(serving: AgentServeOptions) -> None:
         )
 
         async def main(stop: asyncio.Event) -> None:
-            take_signals(stop)  # At once: there is a file to remove.
+            handle_signals(stop)  # At once: there is a file to remove.
             await work(provision, stop, door)
 
         try:
@@ -115,12 +115,12 @@ def _new_id(role: str) -> str:
     return made if is_safe_stem(made) else f"agent-{number}"
 
 
-def _check_id(fabric: FileDiscovery, agent_id: str) -> None:
+def _check_id(discovery: FileDiscovery, agent_id: str) -> None:
     """Raises `InvalidRequest`, and `Conflict` if callers would find the one or the other."""
     if not is_safe_stem(agent_id):
         words = f"--id has letters, digits, _ - . and no .., at most {STEM_CHARS_MAX}"
         raise InvalidRequest(words)
-    found = fabric.find(agent_id)
+    found = discovery.find(agent_id)
     if found is not None and is_running(found):
         words = f"agent {agent_id} serves already, as process {found.pid}"
         raise Conflict(words, hint="give another --id, or none")
@@ -151,7 +151,7 @@ def _provision(serving: AgentServeOptions, agent_id: str, token: str | None) -> 
         version=PROVISION_VERSION,
         identity=Identity(agent_id, role=serving.role),
         executor=serving.executor,
-        fabric_dir=str(fabric_dir_of(serving.data_dir)),
+        fabric_dir=str(discovery_dir_of(serving.data_dir)),
         workspace=str(serving.workspace),
         model=serving.model,
         secrets=Secrets(credentials, token),

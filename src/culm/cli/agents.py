@@ -18,16 +18,16 @@ from culm.wire.codec import printable
 SHOWN_MAX = 5  # Of those that a hint names.
 
 
-def fabric_of(data_dir: Path) -> FileDiscovery:
-    return FileDiscovery(fabric_dir_of(data_dir), LoopClock())
+def discovery_of(data_dir: Path) -> FileDiscovery:
+    return FileDiscovery(discovery_dir_of(data_dir), LoopClock())
 
 
-def fabric_dir_of(data_dir: Path) -> Path:
+def discovery_dir_of(data_dir: Path) -> Path:
     return data_dir / "fabric"
 
 
-def show_agents(fabric: Discovery, role: str, label: str, *, as_json: bool) -> None:
-    found = [one for one in fabric.discover(role=role, label=label) if _takes_calls(one)]
+def show_agents(discovery: Discovery, role: str, label: str, *, as_json: bool) -> None:
+    found = [one for one in discovery.discover(role=role, label=label) if _takes_calls(one)]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     elif found:
@@ -47,12 +47,12 @@ def _row(record: AgentRecord) -> Sequence[str]:
     return record.agent_id, record.role or "-", str(record.pid), labels, record.endpoint
 
 
-def get_agent(fabric: Discovery, name: str) -> AgentRecord:
+def get_agent(discovery: Discovery, name: str) -> AgentRecord:
     """By its id, else the first of that role; raises `NotFound`, which names those there are."""
-    found = fabric.resolve(name) if is_safe_name(name) else None
+    found = discovery.resolve(name) if is_safe_name(name) else None
     if found is not None:
         return found
-    known = [one for one in fabric.discover() if _takes_calls(one)]
+    known = [one for one in discovery.discover() if _takes_calls(one)]
     of_role = [record for record in known if name and record.role == name]
     if of_role:
         return of_role[0]

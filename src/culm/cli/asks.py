@@ -14,7 +14,7 @@ from culm.cli.names import SHORT_CHARS, short_ids
 from culm.cli.render.call_lines import head_of
 from culm.cli.render.call_notes import path_text
 from culm.cli.render.text import table
-from culm.cli.server import look
+from culm.cli.server import read_workspace
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.approval_prompt import HOW, parse_response
 from culm.cli.terminal.streams import output_width
@@ -37,7 +37,7 @@ def show_asks(where: ServerTarget, *, as_json: bool) -> None:
         asks = await all_in(workspace)
         return asks, await _names_in(workspace, asks)
 
-    found, names = look(where, all_asks, ([], {}))
+    found, names = read_workspace(where, all_asks, ([], {}))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     elif found:
@@ -94,7 +94,7 @@ class PermissionAnswer(NamedTuple):
     is_first: bool
 
 
-def settle(where: ServerTarget, ask_ids: Sequence[str], action: Action) -> int:
+def answer_permissions(where: ServerTarget, ask_ids: Sequence[str], action: Action) -> int:
     """Allow or deny these, or all that are open if none is named; returns the exit status.
 
     Nothing is answered if one of them cannot be; raises `NotFound`, `InvalidRequest`.
@@ -109,7 +109,7 @@ def settle(where: ServerTarget, ask_ids: Sequence[str], action: Action) -> int:
         return [PermissionAnswer(ask, await workspace.answer(ask, action)) for ask in wanted], names
 
     none: tuple[list[PermissionAnswer], Names] | None = None if ask_ids else ([], {})
-    given, names = _found(where, look(where, give, none))
+    given, names = _found(where, read_workspace(where, give, none))
     if not given:
         click.echo("nothing is asked here", err=True)
     late = too_late(given, action)
@@ -158,7 +158,7 @@ def answer_questions(where: ServerTarget, ask_id: str, answers: Sequence[str]) -
             raise Failed("it is not open any more: somebody was faster, or the run has ended")
         return [f"answered: {kind}: {words}" for kind, words in rows_of(ask, names)]
 
-    for line in _found(where, look(where, give, None)):
+    for line in _found(where, read_workspace(where, give, None)):
         click.echo(line, err=True)
 
 

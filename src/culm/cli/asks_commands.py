@@ -75,10 +75,10 @@ def approve(
       culm approve 68263f22 --for session
       culm approve --all
     """
-    from culm.cli.asks import settle
+    from culm.cli.asks import answer_permissions
 
     _check_which(ask_ids, is_all=is_all)
-    sys.exit(settle(where, ask_ids, _FOR[scope]))
+    sys.exit(answer_permissions(where, ask_ids, _FOR[scope]))
 
 
 @click.command()
@@ -99,10 +99,10 @@ def deny(
       culm deny 68263f22
       culm deny --all
     """
-    from culm.cli.asks import settle
+    from culm.cli.asks import answer_permissions
 
     _check_which(ask_ids, is_all=is_all)
-    sys.exit(settle(where, ask_ids, "deny"))
+    sys.exit(answer_permissions(where, ask_ids, "deny"))
 
 
 @click.command()

@@ -17,7 +17,7 @@ from culm.cli.follow_run import (
 )
 from culm.cli.names import all_named, find_named
 from culm.cli.run_ends import status_of
-from culm.cli.server import in_words
+from culm.cli.server import describe_error
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
 from culm.client.connect import open_connected
@@ -56,7 +56,7 @@ def attach(options: AttachOptions, starter: ServerStarter) -> int:
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
     except (RequestRefused, OSError, ExceptionGroup) as exc:
-        raise in_words(exc, options.where.server.url) from exc
+        raise describe_error(exc, options.where.server.url) from exc
 
 
 async def _run(options: AttachOptions, screen: RunScreen, starter: ServerStarter) -> int:

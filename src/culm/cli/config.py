@@ -34,7 +34,8 @@ def show_paths(reading: ConfigReport) -> None:
     for read in reading.documents:
         states[read.source.file] = "there" if read.checked.is_json else "bad"
     rows = [
-        (str(file), states.get(file, "not there"), whose) for file, whose in _files(reading.place)
+        (str(file), states.get(file, "not there"), whose)
+        for file, whose in _files(reading.location)
     ]
     click.echo("\n".join(columns(rows)))
 

@@ -66,7 +66,7 @@ def _untrusted(reading: ConfigReport) -> Iterator[ConfigFinding]:
 def _references(reading: ConfigReport) -> Iterator[ConfigFinding]:
     """Those that lead nowhere, as far as they count; no command is run."""
     whole = reading.whole
-    variables = Variables(check_models(whole).env, reading.place.env)
+    variables = Variables(check_models(whole).env, reading.location.env)
     for layer in reading.layers:
         if layer.read is None:
             continue
@@ -139,7 +139,7 @@ def _selected(layer: ConfigLayer) -> Iterator[jsonc.Path]:
 def _nearest_provider(reading: ConfigReport, provider: str) -> str:
     known = known_providers()
     locals_ = [server.id for server in LOCAL_SERVERS]
-    if is_off(reading.place.env) and (provider in known or provider in locals_):
+    if is_off(reading.location.env) and (provider in known or provider in locals_):
         return f"{OFF} is set, so nothing is looked for"
     if provider in known:
         return f"set {known[provider].key_env}, or write providers.{provider}.api_key"

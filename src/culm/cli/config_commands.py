@@ -43,17 +43,17 @@ def _of_user(command: Callable[P, R]) -> Callable[P, R]:
 def _place(directory: Path, config_file: Path | None, data_dir: Path | None) -> "ConfigLocation":
     import os
 
-    from culm.cli.reading import place_of
+    from culm.cli.reading import location_of
 
-    return place_of(directory, config_file, data_dir, dict(os.environ))
+    return location_of(directory, config_file, data_dir, dict(os.environ))
 
 
 def _read(directory: Path, config_file: Path | None, data_dir: Path | None) -> "ConfigReport":
     import asyncio
 
-    from culm.cli.reading import read_place
+    from culm.cli.reading import read_location
 
-    return asyncio.run(read_place(_place(directory, config_file, data_dir)))
+    return asyncio.run(read_location(_place(directory, config_file, data_dir)))
 
 
 @click.command()

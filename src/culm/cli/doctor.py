@@ -18,7 +18,7 @@ import msgspec
 from culm.cli.doctor_findings import DoctorFinding, Part, lines_of, note, wrong
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.mail_command import ASK_S_MAX
-from culm.cli.mail_look import MailboxSummary, addresses_in, look_into
+from culm.cli.mail_look import MailboxSummary, addresses_in, summarize_mailbox
 from culm.cli.mail_place import KnownProject, UnknownProject, all_projects, get_project
 from culm.cli.render.text import counted
 from culm.clock import LoopClock
@@ -101,7 +101,7 @@ def examine_project(
             notes["agents"] = _done(repair(project.database, int(LoopClock().now_s()), at_work))
             found = examine(project.database, at_work)
     except AppError as exc:
-        damaged = DoctorFinding(name, "database", is_ok=False, words=exc.message, hint=_REPLACED)
+        damaged = DoctorFinding(name, "database", is_ok=False, text=exc.message, hint=_REPLACED)
         return [damaged, _mailboxes(name, project.mailboxes)]
     return [
         _database(name, found),
@@ -125,34 +125,34 @@ _REBUILD = "stop the server, then: culm doctor --rebuild"
 def _database(name: str, found: DatabaseReport) -> DoctorFinding:
     if found.problems:
         words = f"damaged: {printable('; '.join(found.problems))}"
-        return DoctorFinding(name, "database", is_ok=False, words=words, hint=_REBUILD)
+        return DoctorFinding(name, "database", is_ok=False, text=words, hint=_REBUILD)
     if not found.is_current:
         words = f"schema {found.schema} is not the one that this culm has"
         hint = "an older one is brought forward when a server opens it; for a newer one, upgrade"
-        return DoctorFinding(name, "database", is_ok=False, words=words, hint=hint)
-    return DoctorFinding(name, "database", is_ok=True, words=f"schema {found.schema}")
+        return DoctorFinding(name, "database", is_ok=False, text=words, hint=hint)
+    return DoctorFinding(name, "database", is_ok=True, text=f"schema {found.schema}")
 
 
 def _agents(name: str, found: DatabaseReport, note: str) -> DoctorFinding:
     if found.circular:
         circular = counted(len(found.circular), "is its own ancestor", "are their own ancestors")
         words = f"{circular}: {_some(found.circular)}"
-        return DoctorFinding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
+        return DoctorFinding(name, "agents", is_ok=False, text=words + note, hint=_REBUILD)
     if found.problems or not found.is_current:
-        return DoctorFinding(name, "agents", is_ok=False, words="not looked at: see the database")
+        return DoctorFinding(name, "agents", is_ok=False, text="not looked at: see the database")
     if found.wrong:
         rows = counted(found.wrong, "row has", "rows have")
         words = f"{rows} sums or paths that are not what the others say"
-        return DoctorFinding(name, "agents", is_ok=False, words=words + note, hint=_REBUILD)
+        return DoctorFinding(name, "agents", is_ok=False, text=words + note, hint=_REBUILD)
     words = counted(found.agents, "agent", "agents")
-    return DoctorFinding(name, "agents", is_ok=True, words=words + note)
+    return DoctorFinding(name, "agents", is_ok=True, text=words + note)
 
 
 def _mailboxes(name: str, mailboxes: Path) -> DoctorFinding:
     try:
-        boxes = [look_into(mailboxes, address) for address in addresses_in(mailboxes)]
+        boxes = [summarize_mailbox(mailboxes, address) for address in addresses_in(mailboxes)]
     except AppError as exc:
-        return DoctorFinding(name, "mailboxes", is_ok=False, words=exc.message, hint=exc.hint)
+        return DoctorFinding(name, "mailboxes", is_ok=False, text=exc.message, hint=exc.hint)
     left = [box.address for box in boxes if _is_left(mailboxes, box)]
     unsafe = [box.problem for box in boxes if box.problem]
     waiting = counted(sum(box.waiting for box in boxes), "letter waits", "letters wait")
@@ -172,7 +172,7 @@ def _mailboxes(name: str, mailboxes: Path) -> DoctorFinding:
         wrong.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
         hint = "its directories must be yours and writable by nobody else, and no links"
     text = printable(", ".join(words + wrong))
-    return DoctorFinding(name, "mailboxes", is_ok=not wrong, words=text, hint=printable(hint))
+    return DoctorFinding(name, "mailboxes", is_ok=not wrong, text=text, hint=printable(hint))
 
 
 def _is_left(mailboxes: Path, box: MailboxSummary) -> bool:
@@ -196,8 +196,8 @@ def _worktrees(name: str, worktrees: Path, found: DatabaseReport) -> DoctorFindi
         # One that was being made when its server was killed is none of git's yet.
         how = "git worktree remove" if (first / ".git").exists() else "rm -r"
         hint = f"look what is in it, then: {how} {first}"
-        return DoctorFinding(name, "worktrees", is_ok=False, words=words, hint=printable(hint))
-    return DoctorFinding(name, "worktrees", is_ok=True, words=str(len(there)))
+        return DoctorFinding(name, "worktrees", is_ok=False, text=words, hint=printable(hint))
+    return DoctorFinding(name, "worktrees", is_ok=True, text=str(len(there)))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -21,24 +21,24 @@ class DoctorFinding(Struct, frozen=True):
     project: str  # Empty: it is about the machine.
     part: Part
     is_ok: bool
-    words: str
+    text: str
     hint: str = ""
     is_note: bool = False  # It is no harm, and worth knowing.
 
 
 def ok(part: Part, words: str) -> DoctorFinding:
     """Of the machine, as are the next two."""
-    return DoctorFinding("", part, is_ok=True, words=printable(words))
+    return DoctorFinding("", part, is_ok=True, text=printable(words))
 
 
 def note(part: Part, words: str, hint: str) -> DoctorFinding:
     return DoctorFinding(
-        "", part, is_ok=True, words=printable(words), hint=printable(hint), is_note=True
+        "", part, is_ok=True, text=printable(words), hint=printable(hint), is_note=True
     )
 
 
 def wrong(part: Part, words: str, hint: str) -> DoctorFinding:
-    return DoctorFinding("", part, is_ok=False, words=printable(words), hint=printable(hint))
+    return DoctorFinding("", part, is_ok=False, text=printable(words), hint=printable(hint))
 
 
 def lines_of(findings: Sequence[DoctorFinding]) -> Generator[str]:
@@ -48,6 +48,6 @@ def lines_of(findings: Sequence[DoctorFinding]) -> Generator[str]:
             project = finding.project
             yield printable(project or HERE)
         state = "note" if finding.is_note else "ok" if finding.is_ok else "WRONG"
-        yield f"  {finding.part:<9}  {state:<5}  {finding.words}"
+        yield f"  {finding.part:<9}  {state:<5}  {finding.text}"
         if finding.hint:
             yield f"{'':18}hint: {finding.hint}"

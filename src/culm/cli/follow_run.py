@@ -18,8 +18,8 @@ from culm.cli.render.json_lines import JsonRenderer
 from culm.cli.render.renderers import RunRenderer, TextRenderer
 from culm.cli.render.usage_summary import UsageSummary
 from culm.cli.terminal.approval_prompt import ApprovalPrompt, LineInput, TerminalInput
-from culm.cli.terminal.status_area import find_region, keep_drawing
-from culm.client.follow_run import catch_up, follow_run, surely
+from culm.cli.terminal.status_area import find_region, redraw_until_done
+from culm.client.follow_run import catch_up, follow_run, retry_idempotent
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
@@ -98,7 +98,7 @@ class FollowTasks:
             beside.append(tasks.create_task(self._serve(self._desk), name="desk"))
         plain, meter = self._screen.plain, self._meter
         if plain is not None and meter is not None:
-            drawing = keep_drawing(plain, lambda: meter.doing(loop.time()), self._interrupted)
+            drawing = redraw_until_done(plain, lambda: meter.doing(loop.time()), self._interrupted)
             beside.append(tasks.create_task(drawing, name="draw"))
         return beside
 
@@ -181,7 +181,9 @@ class RunFollower:
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         self._screen.face.note("(cancelling; once more to leave at once)")
         with suppress(RequestRefused, OSError):  # What came of it is told by the run itself.
-            await surely(self._workspace, lambda: self._workspace.cancel_run(self._run_id))
+            await retry_idempotent(
+                self._workspace, lambda: self._workspace.cancel_run(self._run_id)
+            )
 
 
 class SessionFollower:
@@ -215,7 +217,7 @@ class SessionFollower:
                 beside = self._beside.start(tasks, leave)
                 while True:
                     await self._follower.until(lambda _: self._show(until_idle=until_idle))
-                    await self._tell_ends()
+                    await self._report_ends()
                     if until_idle and not self._live:
                         break
                 for task in beside:
@@ -234,7 +236,7 @@ class SessionFollower:
         self._live |= going
         return bool(ended) or (until_idle and not going)
 
-    async def _tell_ends(self) -> None:
+    async def _report_ends(self) -> None:
         for run_id in self._live - self._going():
             self._live.discard(run_id)
             run = await self._workspace.run(run_id)

@@ -56,8 +56,8 @@ def send_letter(sending: MailOptions) -> None:
     letter = deliver(sending)
     click.echo(letter.id)
     rung = asyncio.run(ring(sending.server, sending.project, sending.to, os.environ))
-    if rung.words:
-        click.echo(printable(f"({rung.words})"), err=True)
+    if rung.text:
+        click.echo(printable(f"({rung.text})"), err=True)
 
 
 def deliver(sending: MailOptions) -> Letter:

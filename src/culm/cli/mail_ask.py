@@ -104,10 +104,10 @@ class MailAsker:
         end_s = loop.time() + self._timeout_s
         sending = self._sending
         rung = await ring(sending.server, sending.project, sending.to, os.environ)
-        words = "no server runs; waiting for one that answers" if rung is NOBODY else rung.words
+        words = "no server runs; waiting for one that answers" if rung is NOBODY else rung.text
         if words:
             click.echo(printable(f"({words})"), err=True)
-        while (reply := _take_reply(mailbox, question)) is None:
+        while (reply := _find_reply(mailbox, question)) is None:
             left_s = end_s - loop.time()
             if left_s <= 0:
                 raise ReplyTimeout(question.id, self._timeout_s, rung)
@@ -115,7 +115,7 @@ class MailAsker:
         return reply
 
 
-def _take_reply(mailbox: Mailbox, question: Letter) -> Letter | None:
+def _find_reply(mailbox: Mailbox, question: Letter) -> Letter | None:
     """What else is in the mailbox goes with it."""
     for claim in mailbox.claim(REPLIES_MAX):
         letter = claim.letter

@@ -47,7 +47,7 @@ def addresses_in(mailboxes: Path) -> list[str]:
         raise MailboxFailed(mailboxes.name, exc.strerror or str(exc)) from exc
 
 
-def look_into(mailboxes: Path, address: str) -> MailboxSummary:
+def summarize_mailbox(mailboxes: Path, address: str) -> MailboxSummary:
     """A mailbox that cannot be used is no error here: it says so."""
     try:
         with open_folders(mailboxes, address) as box:

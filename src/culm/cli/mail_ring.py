@@ -13,10 +13,10 @@ RING_S = 5.0  # The letter is safe; whoever rings does not wait for a server tha
 @dataclass(frozen=True, slots=True)
 class RingResult:
     is_there: bool  # Whether a server is, whatever it says.
-    words: str = ""  # What the sender should know.
+    text: str = ""  # What the sender should know.
 
 
-NOBODY = RingResult(is_there=False, words="no server runs; it is read when one does")
+NOBODY = RingResult(is_there=False, text="no server runs; it is read when one does")
 
 
 async def ring(
@@ -32,8 +32,8 @@ async def ring(
         async with asyncio.timeout(RING_S), open_client(server.url, token=token) as client:
             await client.ring(str(project.path), agent)
     except RequestRefused as exc:
-        return RingResult(is_there=True, words=f"the server at {server.url} says: {exc.message}")
+        return RingResult(is_there=True, text=f"the server at {server.url} says: {exc.message}")
     except OSError as exc:  # A time-out is one.
         reason = str(exc) or "it does not answer"
-        return RingResult(is_there=True, words=f"cannot ring the server at {server.url}: {reason}")
+        return RingResult(is_there=True, text=f"cannot ring the server at {server.url}: {reason}")
     return RingResult(is_there=True)

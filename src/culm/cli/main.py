@@ -24,7 +24,7 @@ from culm.cli.run_command import run
 from culm.cli.serve_command import serve
 from culm.cli.sessions_command import sessions
 from culm.cli.stats_command import stats
-from culm.cli.terminal.streams import CannotWrite, fill_streams, is_terminal, let_go, say
+from culm.cli.terminal.streams import CannotWrite, fill_streams, is_terminal, let_go, write_note
 from culm.cli.work_commands import ps, steer, stop
 from culm.cli.worker_command import worker
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
@@ -123,6 +123,6 @@ def status_of(exc: AppError) -> int:
 
 
 def _say(message: str, hint: str = "") -> None:
-    say(f"culm: {message}")
+    write_note(f"culm: {message}")
     if hint:
-        say(f"hint: {hint}")
+        write_note(f"hint: {hint}")

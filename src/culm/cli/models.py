@@ -68,7 +68,7 @@ class ModelListing(Struct):
 
 def models_of(reading: ConfigReport) -> Models:
     """The choices a server would make here; none of the models can be asked."""
-    present = ModelConfig(reading.whole, reading.place.env)
+    present = ModelConfig(reading.whole, reading.location.env)
     return Models(lambda: present, _make_none, _run_none)
 
 
@@ -95,7 +95,9 @@ def listing_of(reading: ConfigReport) -> ModelListing:
         for known in known_providers().values()
         if known.id not in config.providers
     }
-    return ModelListing(not is_off(reading.place.env), list(_roles(reading, models)), rows, unset)
+    return ModelListing(
+        not is_off(reading.location.env), list(_roles(reading, models)), rows, unset
+    )
 
 
 def _roles(reading: ConfigReport, models: Models) -> Iterator[ModelRoleRow]:
@@ -111,15 +113,15 @@ def _roles(reading: ConfigReport, models: Models) -> Iterator[ModelRoleRow]:
         fallbacks = config.fallbacks.get(role, [])
         chosen = models.selected(role)
         if chosen != SelectedModel():
-            yield role_of(role, chosen, _who_chose(reading, ("models", role), chosen.provider))
+            yield role_of(role, chosen, _chosen_by(reading, ("models", role), chosen.provider))
         elif not fallbacks and role == "small" and (chosen := models.choose(role)) is not None:
             yield role_of(role, chosen, "does large work, too")
         for chosen in fallbacks:
-            why = _who_chose(reading, ("fallbacks", role), chosen.provider)
+            why = _chosen_by(reading, ("fallbacks", role), chosen.provider)
             yield role_of(role, chosen, why, fallback=True)
 
 
-def _who_chose(reading: ConfigReport, path: jsonc.Path, provider_id: str) -> str:
+def _chosen_by(reading: ConfigReport, path: jsonc.Path, provider_id: str) -> str:
     """The highest file that names it; else where its provider comes from."""
     for layer in reversed(reading.layers):
         if value_at(layer.document, path):

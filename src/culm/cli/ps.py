@@ -16,7 +16,7 @@ from culm.cli.names import short_ids
 from culm.cli.render.call_lines import head_of
 from culm.cli.render.text import age_text, size_text, table
 from culm.cli.render.trees import in_tree_order
-from culm.cli.server import look, look_around
+from culm.cli.server import read_server, read_workspace
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.streams import output_width
 from culm.client.http import Client, RequestRefused
@@ -108,7 +108,7 @@ async def gather_all(client: Client) -> dict[str, Seen]:
 def show_work(where: ServerTarget, *, is_all: bool, as_json: bool) -> None:
     now_s = LoopClock().now_s()
     if is_all:
-        everywhere = look_around(where, gather_all, {})
+        everywhere = read_server(where, gather_all, {})
         if as_json:
             told = [
                 LocatedActivity(going.runs, going.agents, going.processes, path)
@@ -123,7 +123,9 @@ def show_work(where: ServerTarget, *, is_all: bool, as_json: bool) -> None:
         ]
         lines = [line for piece in pieces for line in ("", *piece)][1:]
     else:
-        going, known = look(where, gather, (WorkspaceActivity([], [], []), ActivityNames()))
+        going, known = read_workspace(
+            where, gather, (WorkspaceActivity([], [], []), ActivityNames())
+        )
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(going), indent=2))
             return

@@ -27,8 +27,8 @@ from culm.config.sources import (
 )
 from culm.config.trust import TrustedFiles, missing
 from culm.errors import Failed, InvalidRequest
-from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, look_around
-from culm.model.merge import laid, layers_of
+from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, find_local_servers
+from culm.model.merge import layers_of, merged_config
 from culm.settings import default_config_file, default_data_dir
 from culm.wire.codec import Json, folded
 from culm.workspace.roots import project_folder
@@ -59,7 +59,7 @@ class ConfigLocation:
         return project_folder(self.data_dir, self.directory) / "config.json"
 
 
-def place_of(
+def location_of(
     directory: Path, config_file: Path | None, data_dir: Path | None, env: Mapping[str, str]
 ) -> ConfigLocation:
     """Raises `InvalidRequest` for a file that was named and is not there."""
@@ -106,7 +106,7 @@ def _as_written(value: Json, path: jsonc.Path) -> jsonc.Path:
 class ConfigReport:
     """All that was read, at one moment."""
 
-    place: ConfigLocation
+    location: ConfigLocation
     found: FoundProviders
     reads: Sequence[ReadSource]  # The files of people that are there, the lowest first.
     documents: Sequence[ReadSource]  # Those of clients.
@@ -116,15 +116,15 @@ class ConfigReport:
     @cached_property
     def whole(self) -> Document:
         """All layers as one; keys included, references as they are written."""
-        return laid([layer.document for layer in self.layers], self.place.env)
+        return merged_config([layer.document for layer in self.layers], self.location.env)
 
 
-async def read_place(place: ConfigLocation) -> ConfigReport:
+async def read_location(place: ConfigLocation) -> ConfigReport:
     """Read everything; raises `Failed` if the files do not keep still."""
     # What the server would log is said by the commands themselves.
     logging.getLogger("culm").addHandler(logging.NullHandler())
     trusted = TrustedFiles(place.data_dir)
-    found = await look_around(place.env, LocalServers(LoopClock()))
+    found = await find_local_servers(place.env, LocalServers(LoopClock()))
     values, documents = await asyncio.to_thread(_read_documents, place, trusted)
     files = FileSources(place.config_file, place.directory, trusted)
     sources = sources_of(place.config_file, place.directory)
@@ -168,7 +168,7 @@ def _read_documents(
 
 async def read_alone(place: ConfigLocation, file: Path) -> ConfigReport:
     """One file by its absolute path, as if there were no other and as if it were trusted."""
-    found = await look_around(place.env, LocalServers(LoopClock()))
+    found = await find_local_servers(place.env, LocalServers(LoopClock()))
     known = [one for one in sources_of(place.config_file, place.directory) if one.file == file]
     source = known[0] if known else ConfigSource(file, "user")
     read = read_source(source, TrustedFiles(place.data_dir))

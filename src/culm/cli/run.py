@@ -19,13 +19,13 @@ from culm.cli.render.json_lines import end_of, put_line
 from culm.cli.render.run_lines import DetachedLine
 from culm.cli.render.transcript import markdown_of_run
 from culm.cli.run_ends import status_of
-from culm.cli.server import in_words
+from culm.cli.server import describe_error
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.streams import CannotWrite, let_go, write
 from culm.client.ask import title_of
 from culm.client.connect import open_connected
-from culm.client.follow_run import surely
+from culm.client.follow_run import retry_idempotent
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter
 from culm.client.tree import open_tree
@@ -68,7 +68,7 @@ def run_prompt(options: RunOptions, starter: ServerStarter) -> int:
         click.echo("culm: cancelled, nothing was asked", err=True)
         return EXIT_CANCELED
     except (CannotWrite, RequestRefused, OSError, ExceptionGroup) as exc:
-        told = in_words(exc, options.where.server.url)
+        told = describe_error(exc, options.where.server.url)
         if isinstance(told, CannotWrite):
             return let_go(told, "the run goes on")
         raise told from exc
@@ -117,7 +117,7 @@ class PromptRun:
 
         async def give() -> None:
             # The same run id is the same run, however often it is told.
-            giving = surely(
+            giving = retry_idempotent(
                 workspace,
                 lambda: workspace.prompt(
                     session_id,
@@ -227,7 +227,7 @@ class PromptRun:
         if not options.latest:
             title = title_of(options.prompt)
             # One that is begun and not used harms nobody.
-            return (await surely(workspace, lambda: workspace.create_session(title))).id
+            return (await retry_idempotent(workspace, lambda: workspace.create_session(title))).id
         sessions = await workspace.sessions()
         if not sessions:
             raise NotFound("there is no session to continue", hint="leave out --continue")

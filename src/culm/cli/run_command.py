@@ -207,7 +207,7 @@ def _leave_on_interrupt() -> None:
     signal.signal(signal.SIGINT, leave)
 
 
-def _tell_if_silent(descriptor: int) -> None:
+def _report_waiting_for_input(descriptor: int) -> None:
     """A pipe that nobody writes into keeps us waiting, and whoever waits should know why."""
     import select
 
@@ -219,7 +219,7 @@ def _read_prompt(words: tuple[str, ...], *, needs_one: bool) -> str:
     """What was typed, with what was piped in below it."""
     pieces = [" ".join(words).strip()]
     if sys.stdin is not None and not sys.stdin.isatty():
-        _tell_if_silent(sys.stdin.fileno())
+        _report_waiting_for_input(sys.stdin.fileno())
         try:
             piped = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
         except OSError as exc:

@@ -15,7 +15,7 @@ def status_of(run: Run) -> int:
     return _STATUS.get(run.outcome or "", EXIT_FAILED)
 
 
-def words_of(run: Run) -> tuple[str, str]:
+def ending_text(run: Run) -> tuple[str, str]:
     """What became of a run that did not end well, and what to do about it."""
     go_on = f"`culm run --session {run.session_id} 'go on'` goes on from here"
     # The details of a failure may bring their own hint, as a line.

@@ -28,10 +28,12 @@ def visit(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]]) ->
             finally:
                 await client.leave()
 
-    return told_in_words(run(), where.server.url)
+    return run_described(run(), where.server.url)
 
 
-def look(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T) -> T:
+def read_workspace(
+    where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T
+) -> T:
     """Look into the workspace; `none` if no server has it open. Raises `AppError`.
 
     It is not joined, and no server is started: where there is none, nothing is going on.
@@ -41,10 +43,10 @@ def look(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], non
         workspace = await client.find_workspace(where.directory)
         return none if workspace is None else await do(workspace)
 
-    return look_around(where, find, none)
+    return read_server(where, find, none)
 
 
-def look_around(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none: T) -> T:
+def read_server(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none: T) -> T:
     """As `look`, at all that a server has; `none` if there is no server. Raises `AppError`."""
     if where.server.can_start and not is_answered(where.server.url):
         return none
@@ -54,15 +56,15 @@ def look_around(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none:
         async with open_client(where.server.url, token=token) as client:
             return await do(client)
 
-    return told_in_words(run(), where.server.url)
+    return run_described(run(), where.server.url)
 
 
-def told_in_words(doing: Coroutine[None, None, T], url: str) -> T:
+def run_described(doing: Coroutine[None, None, T], url: str) -> T:
     """Run to the end; what a server or a connection says against it becomes an `AppError`."""
     try:
         return asyncio.run(doing)
     except (RequestRefused, OSError, MsgspecError, ExceptionGroup) as exc:
-        raise in_words(exc, url) from exc
+        raise describe_error(exc, url) from exc
 
 
 def first_of(exc: Exception) -> Exception:
@@ -72,7 +74,7 @@ def first_of(exc: Exception) -> Exception:
     return exc
 
 
-def in_words(exc: Exception, url: str) -> Exception:
+def describe_error(exc: Exception, url: str) -> Exception:
     """What to say of what went wrong."""
     exc = first_of(exc)
     if isinstance(exc, RequestRefused) and exc.status != 401:

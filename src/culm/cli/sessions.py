@@ -100,12 +100,12 @@ def lines_of(state: SessionState, now_s: float) -> Iterator[str]:
         lines = [line for part in message.parts for line in _part_lines(part)]
         if lines and message.role != "tool":
             yield ""
-            yield f"{_who(message)}:"
+            yield f"{_author(message)}:"
         yield from lines
     yield from _open_lines(state)
 
 
-def _who(message: Message) -> str:
+def _author(message: Message) -> str:
     if message.is_summary_message:
         return "summary"
     if message.role != "assistant":
@@ -167,7 +167,7 @@ class SessionToDelete:
     """A session somebody wants to be rid of."""
 
     id: SessionId
-    words: str  # Its short id, its title, and how much goes with it.
+    text: str  # Its short id, its title, and how much goes with it.
 
 
 def delete_sessions(where: ServerTarget, names: Sequence[str], *, yes: bool) -> int:
@@ -177,14 +177,16 @@ def delete_sessions(where: ServerTarget, names: Sequence[str], *, yes: bool) -> 
     is at work, or has agents that are: it stays, and the others go. Raises `InvalidRequest` where
     nobody can be asked.
     """
-    doomed = visit(where, lambda workspace: _find_doomed(workspace, names))
-    if not yes and not _is_confirmed(doomed):
+    deleted = visit(where, lambda workspace: _find_to_delete(workspace, names))
+    if not yes and not _is_confirmed(deleted):
         click.echo("nothing was removed", err=True)
         return EXIT_FAILED
-    return visit(where, lambda workspace: _delete(workspace, doomed))
+    return visit(where, lambda workspace: _delete(workspace, deleted))
 
 
-async def _find_doomed(workspace: RemoteWorkspace, names: Sequence[str]) -> list[SessionToDelete]:
+async def _find_to_delete(
+    workspace: RemoteWorkspace, names: Sequence[str]
+) -> list[SessionToDelete]:
     known = await known_sessions(workspace)
     short = short_ids([one.id for one in known])
     found: list[SessionToDelete] = []
@@ -198,29 +200,29 @@ async def _find_doomed(workspace: RemoteWorkspace, names: Sequence[str]) -> list
     return found
 
 
-def _is_confirmed(doomed: Sequence[SessionToDelete]) -> bool:
+def _is_confirmed(deleted: Sequence[SessionToDelete]) -> bool:
     if not is_terminal():
         raise InvalidRequest("there is nobody to ask", hint="say --yes if you mean it")
-    for one in doomed:
-        click.echo(one.words, err=True)
-    what = "this session" if len(doomed) == 1 else f"these {len(doomed)} sessions"
+    for one in deleted:
+        click.echo(one.text, err=True)
+    what = "this session" if len(deleted) == 1 else f"these {len(deleted)} sessions"
     return click.confirm(f"Remove {what} for good?", err=True)
 
 
-async def _delete(workspace: RemoteWorkspace, doomed: Sequence[SessionToDelete]) -> int:
+async def _delete(workspace: RemoteWorkspace, deleted: Sequence[SessionToDelete]) -> int:
     status = 0
-    for one in doomed:
+    for one in deleted:
         try:
             await workspace.delete_session(one.id)
         except RequestRefused as exc:
             if exc.status == 404:  # Somebody was faster; or it was below one that is gone.
-                put(f"gone already: {one.words}\n")
+                put(f"gone already: {one.text}\n")
                 continue
             if exc.code != "session_busy":
                 raise
-            click.echo(f"culm: not removed, as it is at work: {one.words}", err=True)
+            click.echo(f"culm: not removed, as it is at work: {one.text}", err=True)
             click.echo(f"hint: {exc.hint}", err=True)
             status = EXIT_FAILED
         else:
-            put(f"removed {one.words}\n")
+            put(f"removed {one.text}\n")
     return status

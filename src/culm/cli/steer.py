@@ -6,7 +6,7 @@ import click
 
 from culm.cli.mail import text_given
 from culm.cli.names import NamedItem
-from culm.cli.server import look
+from culm.cli.server import read_workspace
 from culm.cli.server_target import ServerTarget
 from culm.cli.targets import BEGUN, NamedTargets, all_targets
 from culm.client.http import RequestRefused
@@ -33,16 +33,18 @@ def steer(where: ServerTarget, name: str, words: tuple[str, ...]) -> None:
 
     async def say(workspace: RemoteWorkspace) -> str:
         targets = await all_targets(workspace)
-        return await _say(workspace, targets, targets.get(name), text)
+        return await _steer(workspace, targets, targets.get(name), text)
 
-    reader = look(where, say, None)
+    reader = read_workspace(where, say, None)
     if reader is None:
         hint = "`culm run` begins something; `culm ps --all` shows what is going on elsewhere"
         raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=hint)
     click.echo(printable(f"{reader} reads it before its next step"), err=True)
 
 
-async def _say(workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem, text: str) -> str:
+async def _steer(
+    workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem, text: str
+) -> str:
     """Returns the label of who reads it."""
     if one.kind == "run" and (agent_id := targets.runs[one.id].agent_id):
         agent = targets.agents[agent_id]
@@ -53,7 +55,7 @@ async def _say(workspace: RemoteWorkspace, targets: NamedTargets, one: NamedItem
         agent = targets.agents[one.id]
         if agent.state == "ended":  # It would begin anew, and that is not what was asked for.
             raise NothingToSteer(label, f"culm mail send --to {targets.short[one.id]}")
-        await workspace.say_to_agent(one.id, text)
+        await workspace.steer_agent(one.id, text)
         return label
     session_id = targets.runs[one.id].session_id if one.kind == "run" else SessionId(one.id)
     instead = f"culm run --session {shlex.quote(session_id)}"

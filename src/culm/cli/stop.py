@@ -12,7 +12,7 @@ import click
 from culm.cli.exits import EXIT_FAILED
 from culm.cli.names import SHORT_CHARS, NamedItem
 from culm.cli.render.call_lines import head_of
-from culm.cli.server import look
+from culm.cli.server import read_workspace
 from culm.cli.server_target import ServerTarget
 from culm.cli.targets import NamedTargets, all_targets
 from culm.client.http import RequestRefused
@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.1
 
 Result = Literal["canceled", "finished_first", "not_stopped", "already_ended", "held", "refused"]
 
-_WORDS: dict[Result, str] = {
+_TEXTS: dict[Result, str] = {
     "canceled": "canceled",
     "finished_first": "finished first",
     "not_stopped": "did not stop",
@@ -48,7 +48,7 @@ class StopOutcome(NamedTuple):
     def line(self) -> str:
         left = ", ".join(map(str, self.pids))
         more = f"; left: pid {left}" if left else f" ({self.why})" if self.why else ""
-        return printable(f"{self.label}: {_WORDS[self.result]}{more}")
+        return printable(f"{self.label}: {_TEXTS[self.result]}{more}")
 
 
 def stop_all(where: ServerTarget, names: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def stop_all(where: ServerTarget, names: Sequence[str]) -> int:
         fates = [fate for one in wanted for fate in await _stop(workspace, targets, one)]
         return fates, await _behind(workspace, [one.id for one in wanted if one.kind == "run"])
 
-    found = look(where, stop, None)
+    found = read_workspace(where, stop, None)
     if found is None:
         raise NotFound(f"nobody is at work in {printable(str(where.directory))}", hint=_ELSEWHERE)
     fates, notes = found

@@ -19,14 +19,14 @@ from culm.cli.render.call_lines import head_of, without_controls
 from culm.cli.render.renderers import TextRenderer
 from culm.cli.render.text import columns
 from culm.cli.run import PromptRun, RunOptions
-from culm.cli.server import in_words
+from culm.cli.server import describe_error
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.approval_prompt import TerminalInput
 from culm.cli.terminal.keys import KeyListener
 from culm.cli.terminal.line_editor import LineEditor, TypedLine, parse_line, parse_prompt
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.status_area import find_region
-from culm.cli.terminal.streams import CannotWrite, let_go, say
+from culm.cli.terminal.streams import CannotWrite, let_go, write_note
 from culm.client.ask import title_of
 from culm.client.blocking import Portal, open_portal
 from culm.client.connect import open_connected
@@ -74,7 +74,7 @@ def talk(where: ServerTarget, starter: ServerStarter) -> int:
     except CannotWrite as exc:
         return let_go(exc, "what was asked goes on")
     except (RequestRefused, OSError, ExceptionGroup) as exc:
-        raise in_words(exc, where.server.url) from exc
+        raise describe_error(exc, where.server.url) from exc
 
 
 class TypedAnswers(TerminalInput):
@@ -101,12 +101,12 @@ class Conversation:
     typed: str = ""  # While the last run went on.
 
     def run(self, typing: LineEditor) -> int:
-        say(f"culm in {self.where.directory}; /help says what to type")
+        write_note(f"culm in {self.where.directory}; /help says what to type")
         for notice in self.workspace.info.notices:
-            say(f"notice: {notice}")
+            write_note(f"notice: {notice}")
         while True:
             try:
-                said = parse_line(typing.read(self._take_typed()))
+                said = parse_line(typing.read(self._handle_typed()))
             except KeyboardInterrupt:
                 click.echo("(Ctrl-D leaves)", err=True)
                 continue
@@ -120,7 +120,7 @@ class Conversation:
             else:
                 self._try(said)
 
-    def _take_typed(self) -> str:
+    def _handle_typed(self) -> str:
         typed, self.typed = self.typed, ""
         return typed
 
@@ -131,12 +131,12 @@ class Conversation:
         except KeyboardInterrupt:
             click.echo("(stopped)", err=True)
         except (AppError, RequestRefused, OSError, ExceptionGroup) as exc:
-            told = in_words(exc, self.where.server.url)
+            told = describe_error(exc, self.where.server.url)
             if not isinstance(told, AppError):
                 raise told from exc
-            say(f"culm: {told.message}")
+            write_note(f"culm: {told.message}")
             if told.hint:
-                say(f"hint: {told.hint}")
+                write_note(f"hint: {told.hint}")
 
     def _do(self, said: TypedLine) -> None:
         if said.kind not in ("nothing", "help", "new"):
@@ -219,6 +219,6 @@ class Conversation:
             self.model = f"{chosen.provider}/{chosen.model}"
         elif not self.model:
             chosen = self.portal.wait(self.workspace.agent_info()).model_cfg
-            say(f"{chosen.provider}/{chosen.model}")
+            write_note(f"{chosen.provider}/{chosen.model}")
             return
-        say(self.model)
+        write_note(self.model)

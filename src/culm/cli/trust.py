@@ -29,7 +29,7 @@ LINES_MAX = 200  # Of one file.
 
 def ask_trust(reading: ConfigReport, *, yes: bool) -> int:
     """Show what needs trust, ask, and note it; returns the exit status."""
-    directory = printable(str(reading.place.directory))
+    directory = printable(str(reading.location.directory))
     bad = [read for read in reading.reads if read.source.owner == "project" and read.is_bad]
     if bad:
         files = ", ".join(str(read.source.file) for read in bad)
@@ -50,9 +50,9 @@ def ask_trust(reading: ConfigReport, *, yes: bool) -> int:
         return EXIT_FAILED
     contents = {read.source.file: read.content for read, _ in wanting}
     try:
-        TrustedFiles(reading.place.data_dir).add(contents)
+        TrustedFiles(reading.location.data_dir).add(contents)
     except OSError as exc:
-        raise DataUnusable(str(reading.place.data_dir), exc.strerror or str(exc)) from exc
+        raise DataUnusable(str(reading.location.data_dir), exc.strerror or str(exc)) from exc
     for file in contents:
         click.echo(f"trusted: {printable(str(file))}")
     return 0
@@ -117,7 +117,7 @@ def _standing(trusted: TrustedFiles, file: Path) -> str:
         return "not there"
     except UnreadableFile as exc:
         return f"cannot be read: {exc}"
-    return "trusted" if trusted.holds(file, content) else "changed since, so not trusted"
+    return "trusted" if trusted.is_trusted(file, content) else "changed since, so not trusted"
 
 
 def revoke_trust(place: ConfigLocation) -> None:

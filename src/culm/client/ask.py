@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from culm.client.background_task import open_beside
-from culm.client.follow_run import catch_up, follow_run, surely
+from culm.client.background_task import open_background_task
+from culm.client.follow_run import catch_up, follow_run, retry_idempotent
 from culm.client.follower import Follower
 from culm.client.mirror import Mirror
 from culm.client.tree import open_tree
@@ -119,13 +119,13 @@ async def open_asked(
     if session_id is None:
         # One that is begun and not used harms nobody.
         title = title_of(prompt)
-        session_id = (await surely(workspace, lambda: workspace.create_session(title))).id
+        session_id = (await retry_idempotent(workspace, lambda: workspace.create_session(title))).id
     run_id = Ids().run()
     async with open_tree(workspace, session_id, run_id) as (follower, _):
         await follower.connected()
         asked = AskedRun(workspace, session_id, run_id)
         # The same run id is the same run, however often it is told.
-        await surely(
+        await retry_idempotent(
             workspace,
             lambda: workspace.prompt(
                 session_id,
@@ -137,7 +137,7 @@ async def open_asked(
                 approve=approve,
             ),
         )
-        async with open_beside(asked.follow(follower), f"follow {run_id}"):
+        async with open_background_task(asked.follow(follower), f"follow {run_id}"):
             yield asked
 
 

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def open_beside(doing: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
+async def open_background_task(
+    doing: Coroutine[None, None, None], name: str
+) -> AsyncGenerator[None]:
     """Do this while in the block.
 
     What fails there ends the block, and is raised as it is; so is what the block raises. Whoever

@@ -32,7 +32,7 @@ class RunLost(Failed):
     code = "run_lost"
 
 
-async def surely(workspace: RemoteWorkspace, do: Callable[[], Awaitable[T]]) -> T:
+async def retry_idempotent(workspace: RemoteWorkspace, do: Callable[[], Awaitable[T]]) -> T:
     """Do what may be told twice, in spite of a server that dies of it or just now restarts.
 
     Raises as `do` does, `OSError` only if the server stays away.

@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from culm.client.background_task import open_beside
+from culm.client.background_task import open_background_task
 from culm.client.http import RequestRefused
 from culm.client.mirror import DeltaGap, Mirror
 from culm.client.stream import Backoff, EventStream
@@ -40,7 +40,7 @@ class Follower:
 
     async def run(self) -> None:
         while True:
-            await self._keep_trying(self._begin)
+            await self._retry(self._begin)
             await self._follow()
 
     async def _follow(self) -> None:
@@ -50,10 +50,10 @@ class Follower:
                 if told.type == "resync":
                     return
                 if (gap := self.mirror.apply(told)) is not None:
-                    await self._keep_trying(partial(self._fill, gap))
+                    await self._retry(partial(self._fill, gap))
                 self._changed.set()
 
-    async def _keep_trying(self, read: Callable[[], Awaitable[None]]) -> None:
+    async def _retry(self, read: Callable[[], Awaitable[None]]) -> None:
         """Read in spite of a server that is just now restarting."""
         backoff = Backoff()
         while True:
@@ -111,7 +111,7 @@ async def open_mirror(
 @asynccontextmanager
 async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
     """Keep its mirror up to date while in the block."""
-    async with open_beside(follower.run(), "mirror"):
+    async with open_background_task(follower.run(), "mirror"):
         yield follower
 
 
@@ -130,5 +130,5 @@ async def open_present(
             async for _ in events:
                 pass
 
-    async with open_beside(stay(), "present"):
+    async with open_background_task(stay(), "present"):
         yield

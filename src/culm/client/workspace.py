@@ -99,7 +99,7 @@ class RemoteWorkspace:
     async def release(self) -> None:
         await self.client.request("DELETE", self.path(f"?client_id={self.client.id}"))
 
-    async def look_at(self, session_id: str) -> None:
+    async def select_session(self, session_id: str) -> None:
         """Tell the others which session this client shows; needs an open event stream."""
         path = self.path(f"/current-session?client_id={self.client.id}")
         await self.client.request("POST", path, CurrentSession(session_id))
@@ -318,7 +318,7 @@ class RemoteWorkspace:
         """Start one outside a conversation."""
         return await self.client.ask("POST", self.path("/agents"), Agent, wish)
 
-    async def say_to_agent(self, agent_id: str, text: str) -> SaidToAgent:
+    async def steer_agent(self, agent_id: str, text: str) -> SaidToAgent:
         """Steer one that works, or give one that has ended more to do."""
         path = f"{self._agent_path(agent_id)}/message"
         return await self.client.ask("POST", path, SaidToAgent, SayToAgent(text))

@@ -40,16 +40,16 @@ class ConfigProblem(NamedTuple):
     file: str
     line: int
     key: str  # Dotted; empty if it is the file as a whole.
-    what: str
+    text: str
     hint: str = ""
 
     def __str__(self) -> str:
         """One line, with nothing in it that a terminal would obey: the names are anybody's."""
-        return printable(self._words())
+        return printable(self._describe())
 
-    def _words(self) -> str:
+    def _describe(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}"
+        return f"{place}: {self.key}: {self.text}" if self.key else f"{place}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def unusable(problem: ConfigProblem) -> CheckedDocument:
 
 class _Found(NamedTuple):
     path: jsonc.Path
-    what: str
+    text: str
     hint: str = ""
 
 
@@ -102,7 +102,7 @@ def check_text(text: str, kind: type[Struct], file: str) -> CheckedDocument:
     document = cast("Document", _checked(value, kind, (), found))
     lines = jsonc.lines_of(text, [one.path for one in found.first])
     problems = [
-        ConfigProblem(file, line, key_of(one.path), one.what, one.hint)
+        ConfigProblem(file, line, key_of(one.path), one.text, one.hint)
         for line, one in zip(lines, found.first, strict=True)
     ]
     problems.sort(key=lambda problem: problem.line)

@@ -219,10 +219,10 @@ class DocumentFile:
         """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, self._apply, edit, check)
-        future.add_done_callback(self._tell)
+        future.add_done_callback(self._notify)
         return future
 
-    def _tell(self, future: "asyncio.Future[Document]") -> None:
+    def _notify(self, future: "asyncio.Future[Document]") -> None:
         if not future.cancelled() and future.exception() is None:
             for listener in tuple(self._listeners):
                 listener()

@@ -171,7 +171,7 @@ class FileSources:
         if good is None or good.source.owner == "user":
             return good
         # Trust is of a content, and may have been taken back meanwhile.
-        return replace(good, trusted=self._trusted.holds(good.source.file, good.content))
+        return replace(good, trusted=self._trusted.is_trusted(good.source.file, good.content))
 
 
 def sources_of(user_file: Path | None, folder: Path | None) -> tuple[ConfigSource, ...]:
@@ -205,7 +205,7 @@ def read_source(source: ConfigSource, trusted: TrustedFiles) -> ReadSource | Non
         checked = unusable(ConfigProblem(file, line, "", "it is not UTF-8"))
     else:
         checked = check_text(text, source.kind, file)
-    is_trusted = source.owner == "user" or trusted.holds(source.file, content)
+    is_trusted = source.owner == "user" or trusted.is_trusted(source.file, content)
     return ReadSource(source, content, checked, is_trusted)
 
 

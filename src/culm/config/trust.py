@@ -134,7 +134,7 @@ class TrustedFiles:
         except (FileNotFoundError, UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError):
             return {}
 
-    def holds(self, file: Path, content: bytes) -> bool:
+    def is_trusted(self, file: Path, content: bytes) -> bool:
         return self.known().get(_name(file)) == digest_of(content)
 
     def add(self, contents: Mapping[Path, bytes]) -> None:

@@ -148,7 +148,7 @@ class Hub:
 
     # --- telling
 
-    def tell(self, events: tuple[StoredEvent, ...]) -> None:
+    def publish(self, events: tuple[StoredEvent, ...]) -> None:
         """Tell durable events, which are committed and numbered in this order."""
         self._queue(*events)
         self._merge.clear()
@@ -156,11 +156,11 @@ class Hub:
             if event.type == "message":
                 self._grown.discard(MessageId(event.entity_id))
 
-    def tell_live(self, live: TransientEvent) -> None:
+    def publish_transient(self, live: TransientEvent) -> None:
         self._queue(live)
         self._merge.clear()
 
-    def tell_delta(self, delta: MessageDelta) -> None:
+    def publish_delta(self, delta: MessageDelta) -> None:
         """Tell text at once, or a moment later under load; what comes together becomes one."""
         key = (delta.message_id, delta.part)
         last = self._merge.get(key)
@@ -172,7 +172,7 @@ class Hub:
         self._flush_in(self._flushed_s + DELTA_LINGER_S - self._loop.time())
         self._grown.add(delta.message_id)
         if self._grown_timer is None:
-            self._grown_timer = self._clock.call_later(COALESCE_S, self._tell_grown)
+            self._grown_timer = self._clock.call_later(COALESCE_S, self._publish_growth)
 
     def flush(self) -> None:
         """End the turn now: what was told so far is with every transport when this returns."""
@@ -259,7 +259,7 @@ class Hub:
             self._stop_feeding(subscriber)
             subscriber.end()
 
-    def _tell_grown(self) -> None:
+    def _publish_growth(self) -> None:
         """The Crush view of deltas: the whole message, once a window."""
         self._grown_timer = None
         grown, self._grown = self._grown, set()

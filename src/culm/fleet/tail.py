@@ -37,7 +37,7 @@ class StderrTail:
                 break
         return self._kept.decode("utf-8", "replace").strip()
 
-    async def last_words(self) -> str:
+    async def final_text(self) -> str:
         """Once nobody can say more, or a moment has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(MOMENT_S):

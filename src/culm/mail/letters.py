@@ -65,15 +65,15 @@ class Letter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: str | None = None  # Ours alone: nobody wants to read it later than that.
 
 
-_Words = Annotated[str, Meta(pattern=r"\S")]  # There is something to do.
+_NonBlank = Annotated[str, Meta(pattern=r"\S")]  # There is something to do.
 
 
 class _Task(Struct):
-    assignment: _Words
+    assignment: _NonBlank
 
 
 class _Ask(Struct):
-    question: _Words
+    question: _NonBlank
     mode: AskMode = QUERY
 
 

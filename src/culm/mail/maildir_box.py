@@ -46,7 +46,7 @@ from culm.mail.order import (
     journal_line,
     make_journal,
     name_of,
-    next_place,
+    next_position,
     parse_journal,
     parse_name,
 )
@@ -207,7 +207,7 @@ class Maildir:
             return Delivered(letter.id, earlier, again=True)
         if journal.count >= LETTERS_MAX:
             raise MailboxFull(self._address, letter.id)
-        name = name_of(next_place(letter, journal.last, now_s), letter.id)
+        name = name_of(next_position(letter, journal.last, now_s), letter.id)
         # First, so that no place is given twice, wherever the writer is killed.
         write_at(seq, len(journal.data), journal_line(name))
         new = box.part(Subfolder.NEW)

@@ -23,7 +23,7 @@ from culm.mail.base import (
     read_letter,
 )
 from culm.mail.letters import BadLetter, Letter, encode_letter
-from culm.mail.order import LETTERS_MAX, is_ahead, name_of, next_place, parse_name
+from culm.mail.order import LETTERS_MAX, is_ahead, name_of, next_position, parse_name
 
 _Files = dict[str, tuple[LetterState, bytes]]  # By name: where it is, and what it says.
 
@@ -130,7 +130,7 @@ class MemoryMailbox:
             now_s = self._clock.now_s()
             found = [place[0] for place in map(parse_name, pending) if place is not None]
             likely = (place for place in (disk.last, *found) if not is_ahead(place, now_s))
-            disk.last = next_place(letter, max(likely, default=0), now_s)
+            disk.last = next_position(letter, max(likely, default=0), now_s)
             name = name_of(disk.last, letter.id)
             disk.files[name] = (LetterState.DELIVERED, data)
             disk.synced = dict(disk.files)

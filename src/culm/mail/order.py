@@ -24,7 +24,7 @@ from culm.mail.letters import Letter
 
 LETTERS_MAX: Final = 1000  # Delivered or claimed, in one mailbox: nobody reads so many.
 DIGITS: Final = 20
-PLACE_MAX: Final = 10**DIGITS - 1
+POSITION_MAX: Final = 10**DIGITS - 1
 SUFFIX: Final = ".json"
 # A place is not further ahead of our clock: one sender with a wrong clock would else decide the
 # numbers of all later letters, and a year of five digits would not fit.
@@ -48,11 +48,11 @@ def parse_name(name: str) -> tuple[int, LetterId] | None:
     return int(found[1]), LetterId(found[2])
 
 
-def next_place(letter: Letter, last: int, now_s: float) -> int:
+def next_position(letter: Letter, last: int, now_s: float) -> int:
     """Where the letter comes to stand, if `last` is the last place given."""
     created_ns = _nanoseconds(parse_time(letter.created_at) or 0.0)
     soonest = min(created_ns, _nanoseconds(now_s) + AHEAD_MAX_NS)
-    return min(max(soonest, last + 1, 0), PLACE_MAX)
+    return min(max(soonest, last + 1, 0), POSITION_MAX)
 
 
 def is_ahead(place: int, now_s: float) -> bool:

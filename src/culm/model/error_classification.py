@@ -171,7 +171,7 @@ _WORDS: Mapping[ErrorClass, re.Pattern[str]] = {
 _ALL = tuple(_CODES)
 
 
-def trouble_of(status: int | None, problem: ProviderError) -> ErrorClass:
+def classify(status: int | None, problem: ProviderError) -> ErrorClass:
     """The trouble, given a status if there is one: it decides what the words can mean."""
     match status:
         case 402:

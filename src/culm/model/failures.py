@@ -20,8 +20,8 @@ from culm.model.error_classification import (
     TRANSIENT,
     ErrorClass,
     ProviderError,
+    classify,
     parse_problem,
-    trouble_of,
 )
 from culm.wire.codec import Json, clean, strings_in
 
@@ -174,7 +174,7 @@ def on_stream_error(peer: ProviderPeer, error: Json) -> ModelFailed:
 def _failure(
     peer: ProviderPeer, problem: ProviderError, status: int | None, wait_s: float | None = None
 ) -> ModelFailed:
-    trouble = trouble_of(status, problem)
+    trouble = classify(status, problem)
     words = _WORDS[trouble]
     if status is None and trouble in (ErrorClass.DOWN, ErrorClass.REFUSED):
         words = _BROKE_OFF

@@ -110,7 +110,7 @@ class ProviderResponse:
             silence.end(self._stall_s)
         return self._lines.feed(chunk) if chunk else None
 
-    def told(self) -> None:
+    def mark_progress(self) -> None:
         """Something was in it that is part of an answer; a sign of life alone is not."""
         self._told_s = self._loop.time()
 
@@ -118,7 +118,7 @@ class ProviderResponse:
         """The last line, if the stream ended within it."""
         return self._lines.rest()
 
-    async def settle(self) -> None:
+    async def drain(self) -> None:
         """Wait a moment for the end of the body, so that the connection can serve again."""
         with suppress(*_LOST):  # A time-out is an OSError.
             async with asyncio.timeout(SETTLE_S):

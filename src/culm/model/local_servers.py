@@ -136,7 +136,7 @@ class LocalServers:
 
     async def find(self, env: Mapping[str, str]) -> Document:
         """The servers that answer, with the models they have."""
-        places = places_in(env)
+        places = server_places_in(env)
         async with self._asking:
             until_s, found = self._known.get(places, (0.0, {}))
             now_s = self._clock.now_s()
@@ -148,7 +148,7 @@ class LocalServers:
             return found
 
 
-def places_in(env: Mapping[str, str]) -> tuple[ServerPlace, ...]:
+def server_places_in(env: Mapping[str, str]) -> tuple[ServerPlace, ...]:
     return tuple(_place(server, env.get(server.url_env, "").strip()) for server in LOCAL_SERVERS)
 
 
@@ -244,7 +244,7 @@ def foreign_ports(tables: Iterable[str], ours: Collection[int]) -> set[int]:
 # --- all of it
 
 
-async def look_around(env: Mapping[str, str], servers: LocalServers) -> FoundProviders:
+async def find_local_servers(env: Mapping[str, str], servers: LocalServers) -> FoundProviders:
     """What there is for whoever has this environment."""
     if is_off(env):
         return NOTHING

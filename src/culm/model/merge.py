@@ -28,7 +28,7 @@ def layers_of(
     return [found.document, loaded.user, user, *loaded.project, workspace]
 
 
-def laid(layers: Sequence[Document], env: Mapping[str, str]) -> Document:
+def merged_config(layers: Sequence[Document], env: Mapping[str, str]) -> Document:
     """One document, keys included, which names a large model if there is any.
 
     No key goes to an address that came after it.

@@ -53,10 +53,10 @@ async def stream_answer(
                 if start:
                     await asyncio.sleep(0)  # A model in a hurry must not hold up the others.
                 for event in joined(reading.on_lines(lines[start : start + SLICE])):
-                    answer.told()
+                    answer.mark_progress()
                     yield event
         if reading.done:
-            await answer.settle()
+            await answer.drain()
         for event in reading.on_end(answer.rest()):
             yield event
 

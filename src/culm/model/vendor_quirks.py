@@ -75,5 +75,5 @@ _BY_VENDOR: Mapping[str, VendorQuirks] = {
 }
 
 
-def accent_of(access: ProviderAccess) -> VendorQuirks:
+def quirks_of(access: ProviderAccess) -> VendorQuirks:
     return _BY_VENDOR.get(access.vendor, PLAIN)

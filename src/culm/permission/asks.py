@@ -64,8 +64,8 @@ class Asks(Generic[R]):
 
     store: Store
     clock: Clock
-    voice: AskNotifier[R]
-    tell: Callable[[TransientEvent], None]
+    notifier: AskNotifier[R]
+    publish: Callable[[TransientEvent], None]
     on_grant: Callable[[Grant], None] = field(default=lambda grant: None)
     _open: dict[AskId, _Waiting[R]] = field(default_factory=dict[AskId, _Waiting[R]])
     # What an earlier server had asked, until the call that wants to know asks again.
@@ -130,8 +130,8 @@ class Asks(Generic[R]):
         self._open[waiting.id] = waiting
         if ask.deadline:
             self._expire_in(waiting, max(0.0, ask.deadline - self.clock.now_s()))
-        for live in self.voice.opened(ask):
-            self.tell(live)
+        for live in self.notifier.opened(ask):
+            self.publish(live)
         self._announce()
 
     def _announce(self) -> None:
@@ -139,7 +139,7 @@ class Asks(Generic[R]):
         first = next(iter(self._open.values()), None)
         if first is not None and first.id != self._announced:
             self._announced = first.id
-            self.tell(self.voice.announced(first.ask))
+            self.publish(self.notifier.announced(first.ask))
 
     def _withdraw(self, waiting: _Waiting[R]) -> None:
         """Nobody waits for it any more. It keeps its place until the end of its run closes it."""
@@ -226,9 +226,9 @@ class Asks(Generic[R]):
     def shown(self) -> Iterator[TransientEvent]:
         """What is open, for whoever begins to listen."""
         for number, ask in enumerate(self.all()):
-            yield from self.voice.shown(ask)
+            yield from self.notifier.shown(ask)
             if number == 0:
-                yield self.voice.announced(ask)
+                yield self.notifier.announced(ask)
 
     # --- the life of runs, and of the server
 

@@ -30,7 +30,7 @@ from culm.permission.asks import Asks, ClosedAsk
 from culm.permission.grants import Grants
 from culm.permission.notifications import PermissionNotifier, QuestionNotifier, notification
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
-from culm.store.asks import AnyAsk, tell_skip
+from culm.store.asks import AnyAsk, publish_skip
 from culm.store.store import Store
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
 from culm.wire.asks import (
@@ -106,7 +106,7 @@ class PermissionGate:
     # --- a call
 
     async def admit(
-        self, tool: Tool | CallResult, call: CallRequest, consent: ApprovalPolicy
+        self, tool: Tool | CallResult, call: CallRequest, approval: ApprovalPolicy
     ) -> CallPlan | CallResult:
         """Whether a call goes ahead: its plan, or the result it has instead.
 
@@ -119,8 +119,8 @@ class PermissionGate:
         else:
             gate = AdmissionSteps(
                 self._run_hooks,
-                partial(self._check, consent=consent),
-                partial(self._inquire, consent=consent),
+                partial(self._check, approval=approval),
+                partial(self._inquire, approval=approval),
             )
             admitted = await admit(tool, call, gate)
         for asks in (self.permissions, self.questions):
@@ -128,25 +128,25 @@ class PermissionGate:
         return admitted
 
     async def _check(
-        self, action: ResolvedAction, call: CallRequest, *, hooked: bool, consent: ApprovalPolicy
+        self, action: ResolvedAction, call: CallRequest, *, hooked: bool, approval: ApprovalPolicy
     ) -> CallResult | None:
         terms = replace(
             self._terms(),
             skip=self.is_skipped(call.session_id),
             hook="allow" if hooked else "none",
             granted=self.grants.covering(action, call.session_id),
-            approve=consent.approve,
+            approve=approval.approve,
         )
         match decide(action, terms):
             case Allow(by=by):
-                self.tell_allowed(call, by)
+                self.notify_allowed(call, by)
                 return None
             case Refuse(reason=reason):
                 return refused(reason)
             case AskPerson(why=why):
-                return await self._ask(action, call, consent, why)
+                return await self._ask(action, call, approval, why)
 
-    def tell_allowed(self, call: CallRequest, by: str) -> None:
+    def notify_allowed(self, call: CallRequest, by: str) -> None:
         """Clients show what a hook, an earlier answer or the run's caller let through."""
         if by in ("grant", "approve"):
             self._tell(notification(call.session_id, call.id))
@@ -154,19 +154,19 @@ class PermissionGate:
             self._tell(notification(call.session_id, call.id, granted=True))
 
     async def _ask(
-        self, action: ResolvedAction, call: CallRequest, consent: ApprovalPolicy, why: str
+        self, action: ResolvedAction, call: CallRequest, approval: ApprovalPolicy, why: str
     ) -> CallResult | None:
-        if self._is_alone(consent) and not self.permissions.had_asked(call.message_id, call.id):
+        if self._is_alone(approval) and not self.permissions.had_asked(call.message_id, call.id):
             return refused(_alone(why))
-        petition = PendingApproval(call, action, action.digest, why, self._deadline(consent))
+        pending = PendingApproval(call, action, action.digest, why, self._deadline(approval))
         try:
-            closed = await self._put(petition)
+            closed = await self._put(pending)
         except LimitExceeded as exc:
             return refused(exc.message)
         return None if closed.state == "allowed" else _refusal(closed.state)
 
-    async def _put(self, petition: PendingApproval) -> ClosedAsk:
-        call, action = petition.call, petition.action
+    async def _put(self, pending: PendingApproval) -> ClosedAsk:
+        call, action = pending.call, pending.action
         request = PermissionRequest(
             id=self._ids.ask(),
             session_id=call.session_id,
@@ -181,35 +181,35 @@ class PermissionGate:
             request,
             RunId(call.run_id),
             MessageId(call.message_id),
-            digest=petition.digest,
-            grains=list(action.grains),
-            why=petition.why,
-            deadline=petition.deadline,
+            digest=pending.digest,
+            grains=list(action.coverage),
+            why=pending.why,
+            deadline=pending.deadline,
             created_at=int(self._clock.now_s()),
-            agent_path=list(petition.path),
+            agent_path=list(pending.path),
         )
         _, closed = await self.permissions.put(ask)
         return closed
 
     async def allow_agent(
-        self, petition: PendingApproval, consent: ApprovalPolicy, above: Sequence[str]
+        self, pending: PendingApproval, approval: ApprovalPolicy, above: Sequence[str]
     ) -> bool:
         """Whether an agent's call may go ahead, which its rules leave to people.
 
         What people have said of the sessions `above` holds for it, too. Raises `NobodyThere`.
         """
-        call, action = petition.call, petition.action
+        call, action = pending.call, pending.action
         sessions = (*above, call.session_id)
         if any(self.is_skipped(session_id) for session_id in sessions):
             return True
         granted = {one for place in sessions for one in self.grants.covering(action, place)}
-        if action.grains and granted.issuperset(action.grains):
-            self.tell_allowed(call, "grant")
+        if action.coverage and granted.issuperset(action.coverage):
+            self.notify_allowed(call, "grant")
             return True
-        if self._is_alone(consent):
-            raise NoApprover(_alone(petition.why))
+        if self._is_alone(approval):
+            raise NoApprover(_alone(pending.why))
         try:
-            closed = await self._put(petition)
+            closed = await self._put(pending)
         except LimitExceeded as exc:
             raise NoApprover(exc.message) from exc
         if closed.state == "expired":
@@ -217,20 +217,20 @@ class PermissionGate:
         return closed.state == "allowed"
 
     async def _inquire(
-        self, inquiry: QuestionPlan, call: CallRequest, consent: ApprovalPolicy
+        self, inquiry: QuestionPlan, call: CallRequest, approval: ApprovalPolicy
     ) -> CallResult:
-        answered = await self.ask_people(inquiry, call, consent)
+        answered = await self.ask_people(inquiry, call, approval)
         return answered if isinstance(answered, CallResult) else inquiry.answer(*answered)
 
     async def ask_people(
         self,
         inquiry: QuestionPlan,
         call: CallRequest,
-        consent: ApprovalPolicy,
+        approval: ApprovalPolicy,
         path: Sequence[str] = (),
     ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | CallResult:
         """What was asked and answered, or what the model reads because nobody did."""
-        if self._is_alone(consent) and not self.questions.had_asked(call.message_id, call.id):
+        if self._is_alone(approval) and not self.questions.had_asked(call.message_id, call.id):
             return CallResult(NOBODY_ANSWERS, is_error=True)
         questions = [
             msgspec.structs.replace(question, id=self._ids.question())
@@ -252,7 +252,7 @@ class PermissionGate:
             RunId(call.run_id),
             MessageId(call.message_id),
             digest=action.digest,
-            deadline=self._deadline(consent),
+            deadline=self._deadline(approval),
             created_at=int(self._clock.now_s()),
             agent_path=list(path),
         )
@@ -264,12 +264,12 @@ class PermissionGate:
             return CallResult(DECLINED, is_error=True, ends_turn="end_turn")
         return asked.request, closed.responses
 
-    def _is_alone(self, consent: ApprovalPolicy) -> bool:
+    def _is_alone(self, approval: ApprovalPolicy) -> bool:
         """Whether there is nobody to ask: who was asked may come back."""
-        return consent.headless and not self._is_watched()
+        return approval.headless and not self._is_watched()
 
-    def _deadline(self, consent: ApprovalPolicy) -> int:
-        return int(self._clock.now_s()) + HEADLESS_WAIT_S if consent.headless else 0
+    def _deadline(self, approval: ApprovalPolicy) -> int:
+        return int(self._clock.now_s()) + HEADLESS_WAIT_S if approval.headless else 0
 
     # --- what people answer
 
@@ -330,7 +330,7 @@ class PermissionGate:
                 self._skipping.discard(session_id)
 
         changed = SkipChanged("session" if session_id else "workspace", session_id, on, by)
-        await asyncio.shield(self._store.write(tell_skip(changed), announced))
+        await asyncio.shield(self._store.write(publish_skip(changed), announced))
 
     def shown(self) -> Sequence[TransientEvent]:
         """How things stand, for whoever begins to listen."""

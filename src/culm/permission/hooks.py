@@ -94,10 +94,10 @@ def read_answer(status: int | None, output: bytes, errors: bytes) -> HookAnswer:
         raise InvalidHookAnswer("its output is no JSON") from None
     if not isinstance(answer, dict):
         raise InvalidHookAnswer("its output is no JSON object")
-    return _said(cast("dict[str, Json]", answer))
+    return _parse_answer(cast("dict[str, Json]", answer))
 
 
-def _said(answer: dict[str, Json]) -> HookAnswer:
+def _parse_answer(answer: dict[str, Json]) -> HookAnswer:
     """The answer in our words, or in those of Claude Code's hooks, which are nested."""
     inner = answer.get("hookSpecificOutput")
     nested = cast("dict[str, Json]", inner) if isinstance(inner, dict) else {}
@@ -194,8 +194,8 @@ def matching(hooks: Sequence[Hook], tool: str) -> list[Hook]:
 class Hooks:
     """The hooks of one workspace, as the configuration has them when a call is made."""
 
-    def __init__(self, kit: ToolContext, present: Callable[[], Sequence[Hook]]) -> None:
-        self._kit = kit
+    def __init__(self, context: ToolContext, present: Callable[[], Sequence[Hook]]) -> None:
+        self._context = context
         self._present = present
         self._room = asyncio.Semaphore(HOOKS_AT_ONCE)
 
@@ -207,7 +207,7 @@ class Hooks:
         hooks = matching(self._present(), call.name)
         if not hooks:
             return None
-        data = self._told(call)
+        data = self._payload(call)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._ask(hook, call, data), name=f"hook {name_of(hook)}")
@@ -216,7 +216,7 @@ class Hooks:
         said = [(hook, task.result()) for hook, task in zip(hooks, tasks, strict=True)]
         return merge(said, call.arguments or {})
 
-    def _told(self, call: CallRequest) -> bytes:
+    def _payload(self, call: CallRequest) -> bytes:
         about = {
             "event": PRE_TOOL_USE,
             "hook_event_name": PRE_TOOL_USE,  # As hooks of Claude Code know it.
@@ -229,12 +229,14 @@ class Hooks:
 
     @property
     def _cwd(self) -> str:
-        return str(self._kit.inside.root)
+        return str(self._context.inside.root)
 
     async def _ask(self, hook: Hook, call: CallRequest, data: bytes) -> HookAnswer:
         within_s = float(hook.timeout or HOOK_S)
-        env = command_env(self._kit.env(), self._cwd) | _variables(call, self._cwd)
-        owner = ProcessOwner(self._kit.workspace_id, "hook", call.session_id, call.run_id, call.id)
+        env = command_env(self._context.env(), self._cwd) | _variables(call, self._cwd)
+        owner = ProcessOwner(
+            self._context.workspace_id, "hook", call.session_id, call.run_id, call.id
+        )
         argv = ("/bin/sh", "-c", hook.command)
         title = name_of(hook)
         telling = ExchangeRequest(
@@ -242,7 +244,7 @@ class Hooks:
         )
         try:
             async with self._room:
-                answer = await exchange(self._kit.custody, self._kit.clock, telling)
+                answer = await exchange(self._context.processes, self._context.clock, telling)
             return _opinion(answer, within_s)
         except (ProcessStartFailed, InvalidHookAnswer, OSError) as exc:
             log.warning("the hook %r has no opinion on %s: %s", title, call.name, exc)

@@ -66,11 +66,11 @@ class PolicyInput:
 def decide(action: ResolvedAction, terms: PolicyInput) -> Verdict:
     deny = _first("deny", terms.rules, action, terms)
     if deny is not None:
-        return Refuse("rule", f"a rule denies it: {words_of(deny)}")
+        return Refuse("rule", f"a rule denies it: {rule_text(deny)}")
     if terms.approve is not None and not isinstance(terms.approve, str):
         deny = _first("deny", terms.approve, action, terms)
         if deny is not None:
-            return Refuse("approve", f"whoever started this run denies it: {words_of(deny)}")
+            return Refuse("approve", f"whoever started this run denies it: {rule_text(deny)}")
     if terms.skip:
         return Allow("skip")
     ask = _first("ask", terms.rules, action, terms)
@@ -83,9 +83,9 @@ def decide(action: ResolvedAction, terms: PolicyInput) -> Verdict:
             return Allow("rule")
     if terms.hook == "allow":
         return Allow("hook")
-    if action.grains and all(grain in terms.granted for grain in action.grains):
+    if action.coverage and all(grain in terms.granted for grain in action.coverage):
         return Allow("grant")
-    why = action.why if ask is None else f"a rule wants it asked: {words_of(ask)}"
+    why = action.why if ask is None else f"a rule wants it asked: {rule_text(ask)}"
     return _approved(action, terms, why)
 
 
@@ -104,7 +104,7 @@ def _approved(action: ResolvedAction, terms: PolicyInput, why: str) -> Verdict:
             return AskPerson(why)
 
 
-def words_of(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """A rule as a person may find it again."""
     named = (("tool", rule.tool), ("action", rule.action))
     said = [f"{name} {pattern}" for name, pattern in named if pattern != "*"]
@@ -123,7 +123,7 @@ def _first(
 
 
 def _touches(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
-    if not _is_about(rule, action):
+    if not _applies_to(rule, action):
         return False
     if rule.path and not _touches_path(rule.path, action, terms):
         return False
@@ -143,7 +143,7 @@ def _touches_path(glob: str, action: ResolvedAction, terms: PolicyInput) -> bool
     return action.commands is None and _mentions(action, _literal(glob))
 
 
-def _is_about(rule: Rule, action: ResolvedAction) -> bool:
+def _applies_to(rule: Rule, action: ResolvedAction) -> bool:
     return fnmatchcase(action.tool, rule.tool) and fnmatchcase(action.name, rule.action)
 
 
@@ -182,7 +182,7 @@ def _covered(rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput) 
 
 
 def _allows_place(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
-    if rule.decision != "allow" or not _is_about(rule, action):
+    if rule.decision != "allow" or not _applies_to(rule, action):
         return False
     if not rule.path:
         return True

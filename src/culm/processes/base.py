@@ -86,11 +86,11 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorChannelOffer:
+class WorkerChannel:
     """A way for another process to order from our keeper, as long as that lives."""
 
     socket: socket.socket  # To be passed on; the caller closes its own copy.
-    mark: int
+    process_tag: int
     base: int
     # Set when whoever had the socket is gone, and with it every process it had ordered.
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,7 +99,7 @@ class SupervisorChannelOffer:
 class WorkerSupervisor(Protocol):
     """What a keeper does for processes of our own, which are in nobody's custody: workers."""
 
-    async def start_companion(self, order: ProcessRequest) -> None:
+    async def start_sidecar(self, order: ProcessRequest) -> None:
         """Have it started by the keeper, with which it dies; raises `StartFailed`.
 
         What it forks outlives it, and falls to the keeper or to us. Nothing is told of it: who
@@ -107,7 +107,7 @@ class WorkerSupervisor(Protocol):
         """
         ...
 
-    async def connect(self) -> SupervisorChannelOffer:
+    async def connect(self) -> WorkerChannel:
         """Raises `StartFailed`."""
         ...
 

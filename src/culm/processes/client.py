@@ -11,13 +11,13 @@ from pathlib import Path
 from culm.clock import Clock
 from culm.ids import Ids
 from culm.processes.base import Processes
-from culm.processes.direct import open_direct_custody
+from culm.processes.direct import open_direct_processes
 from culm.processes.linux import find_stat, is_subreaper
 
 _log = logging.getLogger(__name__)
 
 
-def find_lack() -> str | None:
+def missing_feature() -> str | None:
     """What the platform lacks for a keeper; None if it has all."""
     if not sys.platform.startswith("linux"):
         return "it is not Linux"
@@ -36,19 +36,19 @@ def find_lack() -> str | None:
 
 
 @asynccontextmanager
-async def open_custody(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Processes]:
+async def open_processes(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Processes]:
     """At the end of the block nothing that was started in it is left.
 
     What an earlier server with this data directory left behind is ended first.
     """
-    lack = find_lack()
+    lack = missing_feature()
     if lack is not None:
         _log.warning("processes are held without a keeper, and may escape: %s", lack)
-        async with open_direct_custody(clock) as direct:
+        async with open_direct_processes(clock) as direct:
             yield direct
         return
     # Only here: these modules use what other platforms do not have.
-    from culm.processes.supervisor_client import open_keeper_custody
+    from culm.processes.supervisor_client import open_supervised_processes
 
-    async with open_keeper_custody(data_dir, clock, ids) as custody:
-        yield custody
+    async with open_supervised_processes(data_dir, clock, ids) as processes:
+        yield processes

@@ -229,10 +229,10 @@ def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:
 
 
 @asynccontextmanager
-async def open_direct_custody(clock: Clock) -> AsyncGenerator[DirectProcesses]:
+async def open_direct_processes(clock: Clock) -> AsyncGenerator[DirectProcesses]:
     """At the end of the block, what is still in its group is gone."""
-    custody = DirectProcesses(clock)
+    processes = DirectProcesses(clock)
     try:
-        yield custody
+        yield processes
     finally:
-        await custody.close()
+        await processes.close()

@@ -66,7 +66,7 @@ def parse_stat(line: bytes, page_bytes: int = 4096) -> ProcStat | None:
         return None
 
 
-def parse_mark(limits: bytes) -> int | None:
+def parse_process_tag(limits: bytes) -> int | None:
     """The hard limit on uninterrupted real-time CPU, if there is one: /proc/<pid>/limits."""
     for line in limits.splitlines():
         if line.startswith(_MARK_ROW):
@@ -117,8 +117,8 @@ def is_alive(pid: int, start_ticks: int) -> bool:
     return stat is not None and stat.is_alive and stat.start_ticks == start_ticks
 
 
-def find_mark(pid: int) -> int | None:
-    return parse_mark(_read(f"/proc/{pid}/limits"))
+def find_process_tag(pid: int) -> int | None:
+    return parse_process_tag(_read(f"/proc/{pid}/limits"))
 
 
 def find_token(pid: int) -> str | None:
@@ -132,7 +132,7 @@ def token_of(mark: int, number: int) -> str:
 
 def is_of(mark: int, pid: int) -> bool:
     """Whether a command of that set is this process or an ancestor: forks and execs keep both."""
-    if find_mark(pid) == mark:
+    if find_process_tag(pid) == mark:
         return True
     token = find_token(pid)
     return token is not None and token.startswith(f"{mark:x}.")

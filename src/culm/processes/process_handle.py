@@ -25,7 +25,7 @@ class SupervisedProcess:
         self.started_s = 0.0
         self.line = line  # By which it was ordered.
         self.pid = 0
-        self.warden = 0
+        self.shim = 0
         self.failure: tuple[str, int] | None = None  # The step and errno of a failed start.
         self.exit: ProcessExit | None = None
         self.is_begun = False  # A warden has it; before that, nothing can have happened.
@@ -105,8 +105,8 @@ class SupervisedProcess:
         match words:
             case ["begun"]:
                 self.is_begun = True
-            case ["started", pid, _, warden]:
-                self.pid, self.warden = int(pid), int(warden)
+            case ["started", pid, _, shim]:
+                self.pid, self.shim = int(pid), int(shim)
                 self.started.set()
             case ["failed", step, number]:
                 self.failure = step, int(number)

@@ -1,6 +1,6 @@
 """Sets: what one keeper held, recorded on disk; and what a set that died whole left behind.
 
-A set is a folder `<data>/custody/<mark>/` with a lock that its server, keeper and wardens hold
+A set is a folder `<data>/processes/<mark>/` with a lock that its server, keeper and wardens hold
 open together, and one file a command with its pid and start time. A set whose lock is free has
 nobody left who would end its commands: `end_leftovers` does.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from culm.processes.linux import (
     ProcStat,
-    find_mark,
+    find_process_tag,
     is_alive,
     is_of,
     now_s,
@@ -43,7 +43,7 @@ _NEW = ".new-"
 class ProcessSet:
     """The set of one keeper."""
 
-    mark: int
+    process_tag: int
     folder: Path
     lock: int  # A descriptor; the lock lasts until the last copy of it is closed.
 
@@ -113,7 +113,7 @@ def _end_leftover(folder: Path) -> None:
             return
         left: list[int] = []
         if boot_id == read_boot_id():
-            ended, left = end_marked(int(folder.name, 16), _recorded(folder), END_BOUND_S)
+            ended, left = end_tagged(int(folder.name, 16), _recorded(folder), END_BOUND_S)
             if ended:
                 _log.warning("ended %d processes that a crash had left", ended)
         if left:
@@ -155,7 +155,7 @@ def _recorded(folder: Path) -> dict[int, int]:
     return found
 
 
-def end_marked(mark: int, recorded: dict[int, int], bound_s: float) -> tuple[int, list[int]]:
+def end_tagged(mark: int, recorded: dict[int, int], bound_s: float) -> tuple[int, list[int]]:
     """End every process of that mark, and verify: how many there were, and which are left."""
     until_s = now_s() + bound_s
     ended: set[int] = set()
@@ -169,11 +169,11 @@ def end_marked(mark: int, recorded: dict[int, int], bound_s: float) -> tuple[int
         time.sleep(_PAUSE_S)
 
 
-def reap_marked(mark: int) -> None:
+def reap_tagged(mark: int) -> None:
     """Collect those that became our children and have ended."""
     own = os.getpid()
     for stat in read_table().values():
-        if stat.parent == own and not stat.is_alive and find_mark(stat.pid) == mark:
+        if stat.parent == own and not stat.is_alive and find_process_tag(stat.pid) == mark:
             reap(stat.pid)
 
 

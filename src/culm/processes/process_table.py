@@ -208,7 +208,7 @@ def find_members(held: list[SupervisedProcess]) -> list[tuple[SupervisedProcess,
     found: list[tuple[SupervisedProcess, list[ProcStat]]] = []
     for kept in held:
         if kept.exit is None or not kept.is_gone:
-            members = descendants_of(kept.warden, table) if kept.warden else []
+            members = descendants_of(kept.shim, table) if kept.shim else []
         else:
             left = [table[pid] for pid in kept.exit.left if pid in table]
             members = [stat for stat in left if is_of(kept.line.mark, stat.pid)]

@@ -112,13 +112,13 @@ class RemoteProcesses:
 
 
 @asynccontextmanager
-async def open_remote_custody(ask: Ask, clock: Clock) -> AsyncGenerator[RemoteProcesses]:
+async def open_remote_processes(ask: Ask, clock: Clock) -> AsyncGenerator[RemoteProcesses]:
     """At the end of the block nothing it started is left."""
-    custody = RemoteProcesses(ask, clock)
+    processes = RemoteProcesses(ask, clock)
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(custody.watch(), name="custody")
+        watch = group.create_task(processes.watch(), name="custody")
         try:
-            yield custody
+            yield processes
         finally:
-            await custody.close()
+            await processes.close()
             watch.cancel()

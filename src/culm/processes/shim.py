@@ -57,11 +57,11 @@ class Shim:
     """Made in a fork of the keeper, which ends when `run` returns."""
 
     def __init__(
-        self, channel: socket.socket, record: str, keeper: int, mark: int, woken: int
+        self, channel: socket.socket, record: str, supervisor: int, mark: int, woken: int
     ) -> None:
         self._channel = channel
         self._record = record
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._mark = mark
         self._woken = woken
         self._child: ForkedCommand | None = None
@@ -103,7 +103,7 @@ class Shim:
             if now > self._give_up_s:
                 return False
             poller.poll(self._timeout_ms(now_s()))
-        self._tell([])
+        self._report([])
         self._forget()
         return True
 
@@ -115,18 +115,18 @@ class Shim:
             for words in packets:
                 if words[0] == "kill":
                     self._ask(int(words[1]) / 1000)
-            self._is_lost = os.getppid() != self._keeper
+            self._is_lost = os.getppid() != self._supervisor
             if is_over or self._is_lost:
                 poller.unregister(self._channel)
                 self._is_orphan = True
                 self._give_up_s = now_s() + ORPHAN_BOUND_S
                 self._ask(ORPHAN_GRACE_S)
-        if not self._is_started and self._hear_exec():
+        if not self._is_started and self._on_exec():
             assert self._child is not None
             poller.unregister(self._child.report)
             os.close(self._child.report)
 
-    def _hear_exec(self) -> bool:
+    def _on_exec(self) -> bool:
         """Whether it is known by now if the command executes."""
         assert self._child is not None
         try:
@@ -153,7 +153,7 @@ class Shim:
             except ChildProcessError:
                 # Its last word may have come after we listened.
                 if not self._is_started:
-                    self._hear_exec()
+                    self._on_exec()
                 return False
             if pid == 0:
                 return True
@@ -201,7 +201,7 @@ class Shim:
             self._due_s = now_s() + self._round_s
             self._round_s = min(self._round_s * 1.5, _ROUND_S_MAX)
             if members and now > self._report_by_s:
-                self._tell([stat.pid for stat in members])
+                self._report([stat.pid for stat in members])
 
     def _ask_all(self) -> None:
         members = alive_below(os.getpid())
@@ -220,7 +220,7 @@ class Shim:
             return None  # A signal or a word ends the wait.
         return max(0, int((self._due_s - now) * 1000) + 1)
 
-    def _tell(self, left: list[int]) -> None:
+    def _report(self, left: list[int]) -> None:
         """Say once how it ended."""
         if self._is_told:
             return
@@ -254,8 +254,13 @@ class Shim:
             return
 
 
-def become_warden(
-    channel: socket.socket, body: int, descriptors: list[int], keeper: int, mark: int, record: str
+def run_shim(
+    channel: socket.socket,
+    body: int,
+    descriptors: list[int],
+    supervisor: int,
+    mark: int,
+    record: str,
 ) -> bool:
     """Be the warden of one command, in a fork of the keeper. Whether nothing is left of it."""
     woken, waking = os.pipe()
@@ -267,8 +272,8 @@ def become_warden(
     set_death_signal(DEATH_SIGNAL)
     command = parse_command(read_all(body))
     os.close(body)
-    warden = Shim(channel, record, keeper, mark, woken)
-    is_clean = warden.run(command, descriptors)
+    shim = Shim(channel, record, supervisor, mark, woken)
+    is_clean = shim.run(command, descriptors)
     sys.stderr.flush()
     return is_clean
 

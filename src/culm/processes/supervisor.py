@@ -34,12 +34,12 @@ from culm.processes.packets import (
     receive_or_end,
     send,
 )
-from culm.processes.shim import DEATH_SIGNAL, ORPHAN_BOUND_S, become_warden, drain
+from culm.processes.shim import DEATH_SIGNAL, ORPHAN_BOUND_S, drain, run_shim
 from culm.processes.spawn import fork_command
 from culm.processes.tree import alive_below, end
 
 STRAYS_S = 0.7  # For ending what a killed warden held; then it is reported as left.
-WARDENS_S = 4.0  # For the wardens, once their client is gone; then they are ended, too.
+SHIMS_S = 4.0  # For the wardens, once their client is gone; then they are ended, too.
 CONNECTIONS_MAX = 1024  # Of workers; a descriptor each.
 _ROUND_MS = 5
 _PATIENT_MS = 500  # When what cannot be ended was reported.
@@ -64,7 +64,7 @@ class _Client:
         return self.base <= number < self.base + NUMBERS
 
 
-class _Warden:
+class _Shim:
     """The order that a warden carries out."""
 
     __slots__ = ("client", "number")
@@ -77,10 +77,10 @@ class _Warden:
 class _Loss:
     """A warden that died before its command was verified gone."""
 
-    __slots__ = ("by_s", "swept", "warden")
+    __slots__ = ("by_s", "shim", "swept")
 
-    def __init__(self, warden: _Warden, by_s: float) -> None:
-        self.warden = warden
+    def __init__(self, shim: _Shim, by_s: float) -> None:
+        self.shim = shim
         self.by_s = by_s
         self.swept: set[int] = set()
 
@@ -95,8 +95,8 @@ class Supervisor:
         self._owner = _Client(control, 0)
         self._clients = {control.fileno(): self._owner}
         self._leaving: list[_Client] = []  # Gone; some of their wardens may not be.
-        self._wardens: dict[int, _Warden] = {}  # By pid, as the next two.
-        self._companions: set[int] = set()
+        self._shims: dict[int, _Shim] = {}  # By pid, as the next two.
+        self._sidecars: set[int] = set()
         self._adopted: set[int] = set()  # What a companion that died had forked.
         self._losses: list[_Loss] = []
         self._has_strays = False
@@ -122,7 +122,7 @@ class Supervisor:
             if self._over_since_s is not None:
                 if not has_children or now_s() > self._over_since_s + ORPHAN_BOUND_S:
                     return
-                if now_s() > self._over_since_s + WARDENS_S:
+                if now_s() > self._over_since_s + SHIMS_S:
                     end(alive_below(os.getpid()))
 
     def _timeout_ms(self) -> int | None:
@@ -147,7 +147,7 @@ class Supervisor:
         del self._clients[client.channel.fileno()]
         self._poller.unregister(client.channel)
         client.channel.close()
-        client.by_s = now_s() + WARDENS_S
+        client.by_s = now_s() + SHIMS_S
         self._leaving.append(client)
 
     def _take(self, client: _Client) -> bool:
@@ -173,7 +173,7 @@ class Supervisor:
             case ["start", number, count] if client.may_use(int(number)):
                 if len(descriptors) != int(count) or len(descriptors) < 2:
                     return False
-                self._start(_Warden(int(number), client), descriptors)
+                self._start(_Shim(int(number), client), descriptors)
             case ["hold", count] if client is self._owner and len(descriptors) == int(count) >= 1:
                 self._hold(descriptors)
             case ["connect", base] if client is self._owner and len(descriptors) == 1:
@@ -188,7 +188,7 @@ class Supervisor:
             case ["end", number]:
                 self._end(client, int(number))
             case ["start", number, _] if client.may_use(int(number)):
-                _report(_Warden(int(number), client), 0, [])
+                _report(_Shim(int(number), client), 0, [])
             case ["connect", base] if client is self._owner:
                 send(self._owner.channel, f"over {base}".encode())
             case ["hold", _]:
@@ -215,14 +215,14 @@ class Supervisor:
             traceback.print_exc()
         else:
             os.close(child.report)
-            self._companions.add(child.pid)
+            self._sidecars.add(child.pid)
             send(self._owner.channel, f"held {child.pid}".encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _start(self, warden: _Warden, descriptors: list[int]) -> None:
+    def _start(self, shim: _Shim, descriptors: list[int]) -> None:
         channel, body, *rest = descriptors
-        keeper = os.getpid()
+        supervisor = os.getpid()
         try:
             pid = os.fork()
         except OSError as failure:
@@ -236,15 +236,15 @@ class Supervisor:
             try:
                 for own in (self._woken, self._waking, *self._clients):
                     os.close(own)
-                record = f"{self._folder}/{warden.number}"
+                record = f"{self._folder}/{shim.number}"
                 with socket.socket(fileno=channel) as own_channel:
-                    is_clean = become_warden(own_channel, body, rest, keeper, self._mark, record)
+                    is_clean = run_shim(own_channel, body, rest, supervisor, self._mark, record)
                 status = 0 if is_clean else 1
             except BaseException:  # boundary: a fork never returns into its parent's loop
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        self._wardens[pid] = warden
+        self._shims[pid] = shim
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -252,11 +252,11 @@ class Supervisor:
         """What it holds falls to us."""
         pids = [
             pid
-            for pid, warden in self._wardens.items()
-            if warden.number == number and warden.client is client
+            for pid, shim in self._shims.items()
+            if shim.number == number and shim.client is client
         ]
         if not pids:
-            _report(_Warden(number, client), 0, [])
+            _report(_Shim(number, client), 0, [])
         for pid in pids:
             _kill(pid)
 
@@ -269,13 +269,13 @@ class Supervisor:
                 return False
             if pid == 0:
                 return True
-            warden = self._wardens.pop(pid, None)
-            if warden is not None and status != 0:
-                self._losses.append(_Loss(warden, now_s() + STRAYS_S))
+            shim = self._shims.pop(pid, None)
+            if shim is not None and status != 0:
+                self._losses.append(_Loss(shim, now_s() + STRAYS_S))
                 self._has_strays = True
             self._adopted.discard(pid)
-            if pid in self._companions:
-                self._companions.discard(pid)
+            if pid in self._sidecars:
+                self._sidecars.discard(pid)
                 self._adopt()
                 send(self._owner.channel, f"unheld {pid}".encode())
 
@@ -286,7 +286,7 @@ class Supervisor:
         warden died at the same moment; it ends with the server.)
         """
         own = os.getpid()
-        known = {*self._wardens, *self._companions, *self._adopted}
+        known = {*self._shims, *self._sidecars, *self._adopted}
         self._adopted.update(
             stat.pid
             for stat in read_table().values()
@@ -297,9 +297,9 @@ class Supervisor:
         """A child that we did not fork, and no worker, was held by a warden that died."""
         if not self._has_strays:
             return
-        known = *self._wardens, *self._companions, *self._adopted
+        known = *self._shims, *self._sidecars, *self._adopted
         strays = alive_below(os.getpid(), known)
-        if not all(map(_is_alive, self._companions)):
+        if not all(map(_is_alive, self._sidecars)):
             return  # What it had forked may be among them: it is adopted first, in the next round.
         end(strays)
         now = now_s()
@@ -307,16 +307,16 @@ class Supervisor:
             loss.swept.update(stat.pid for stat in strays)
             if not strays or now > loss.by_s:
                 # Who is too busy to hear it is told in another round; who is gone, never.
-                is_told = _report(loss.warden, len(loss.swept), strays)
-                if is_told or loss.warden.client.is_gone:
+                is_told = _report(loss.shim, len(loss.swept), strays)
+                if is_told or loss.shim.client.is_gone:
                     self._losses.remove(loss)
         self._has_strays = bool(strays) or bool(self._losses)
 
     def _see_off(self) -> None:
         """Tell the server which worker's commands are all gone; end those that stay too long."""
         for client in list(self._leaving):
-            pids = [pid for pid, warden in self._wardens.items() if warden.client is client]
-            if not pids and not any(loss.warden.client is client for loss in self._losses):
+            pids = [pid for pid, shim in self._shims.items() if shim.client is client]
+            if not pids and not any(loss.shim.client is client for loss in self._losses):
                 is_told = send(self._owner.channel, f"over {client.base}".encode())
                 if is_told or self._owner.is_gone:
                     self._leaving.remove(client)
@@ -325,10 +325,10 @@ class Supervisor:
                     _kill(pid)
 
 
-def _report(warden: _Warden, swept: int, left: list[ProcStat]) -> bool:
+def _report(shim: _Shim, swept: int, left: list[ProcStat]) -> bool:
     """Whether it was heard."""
-    words = f"lost {warden.number} {swept} {encode_left([stat.pid for stat in left])}"
-    return send(warden.client.channel, words.encode())
+    words = f"lost {shim.number} {swept} {encode_left([stat.pid for stat in left])}"
+    return send(shim.client.channel, words.encode())
 
 
 def _is_alive(pid: int) -> bool:

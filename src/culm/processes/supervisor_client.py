@@ -19,13 +19,13 @@ from culm.processes.base import (
     ProcessInfo,
     ProcessRequest,
     ProcessStartFailed,
-    SupervisorChannelOffer,
+    WorkerChannel,
     WorkerSupervisor,
 )
 from culm.processes.channel import SupervisorChannel
 from culm.processes.commands import parse_order
 from culm.processes.linux import become_subreaper, is_subreaper
-from culm.processes.orphans import end_inherited
+from culm.processes.orphans import end_orphans
 from culm.processes.packets import NUMBERS, encode_command, receive
 from culm.processes.process_set import end_leftovers, make_set
 from culm.processes.process_table import LOSS_BOUND_S, ProcessTable
@@ -44,14 +44,14 @@ class SupervisedProcesses:
         self._data_dir = data_dir
         self._ids = ids
         self._holding = ProcessTable(self, clock)
-        self._keeper: SupervisorProcess | None = None
+        self._supervisor: SupervisorProcess | None = None
         self._is_closing = False
         self._dead: asyncio.Queue[SupervisorProcess] = asyncio.Queue(1)
         self._idle = asyncio.Event()  # Not while the remains of a keeper are ended.
         self._idle.set()
-        self._companions: set[int] = set()  # They die with the keeper, and fall to us.
+        self._sidecars: set[int] = set()  # They die with the keeper, and fall to us.
         self._bases = itertools.count(1)
-        self._passages: dict[int, SupervisorChannelOffer] = {}
+        self._worker_channels: dict[int, WorkerChannel] = {}
         self._connecting: dict[int, asyncio.Event] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -70,54 +70,54 @@ class SupervisedProcesses:
 
     def warm_nowait(self) -> None:
         """Have a keeper ready: the first start then does not wait for one."""
-        if self._keeper is None and self._idle.is_set() and not self._is_closing:
+        if self._supervisor is None and self._idle.is_set() and not self._is_closing:
             with suppress(OSError):  # The first start tries again, and says why not.
-                self._get_keeper()
+                self._get_supervisor()
 
-    async def start_companion(self, order: ProcessRequest) -> None:
+    async def start_sidecar(self, order: ProcessRequest) -> None:
         body = encode_command(parse_order(order, None))
         try:
-            keeper = await self._wait_for_keeper()
-            keeper.hold(body, order.descriptors)
+            supervisor = await self._wait_for_supervisor()
+            supervisor.hold(body, order.descriptors)
         except OSError as exc:
             raise ProcessStartFailed(
                 f"`{order.argv[0]}` could not be started: {exc.strerror}"
             ) from exc
 
-    async def connect(self) -> SupervisorChannelOffer:
+    async def connect(self) -> WorkerChannel:
         for _ in range(2):
             try:
-                passage = await self._connect(await self._wait_for_keeper())
+                worker_channel = await self._connect(await self._wait_for_supervisor())
             except OSError as exc:
                 raise ProcessStartFailed(f"no keeper can be reached: {exc.strerror}") from exc
-            if passage is not None:
-                return passage
+            if worker_channel is not None:
+                return worker_channel
         raise ProcessStartFailed("no keeper can be reached: it died")
 
-    async def _connect(self, keeper: SupervisorProcess) -> SupervisorChannelOffer | None:
+    async def _connect(self, supervisor: SupervisorProcess) -> WorkerChannel | None:
         """None if the keeper is dead, which also one is that does not answer."""
-        if len(self._passages) >= CONNECTIONS_MAX:
+        if len(self._worker_channels) >= CONNECTIONS_MAX:
             raise ProcessStartFailed(f"{CONNECTIONS_MAX} workers have a keeper already")
         base = next(self._bases) * NUMBERS
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        passage = SupervisorChannelOffer(ours, keeper.set.mark, base)
-        self._passages[base] = passage
+        worker_channel = WorkerChannel(ours, supervisor.set.process_tag, base)
+        self._worker_channels[base] = worker_channel
         self._connecting[base] = answered = asyncio.Event()
         is_connected = False
         try:
             with theirs:
-                keeper.connect(base, theirs.fileno())
+                supervisor.connect(base, theirs.fileno())
             async with asyncio.timeout(LOSS_BOUND_S):
                 await answered.wait()
-            is_connected = not passage.over.is_set()
+            is_connected = not worker_channel.over.is_set()
         except (TimeoutError, BrokenPipeError, ConnectionResetError):
-            self.drop(keeper.line)
+            self.drop(supervisor.line)
         finally:
             del self._connecting[base]
             if not is_connected:
-                self._passages.pop(base, None)
+                self._worker_channels.pop(base, None)
                 ours.close()  # Should the keeper have the other end, it sees that.
-        return passage if is_connected else None
+        return worker_channel if is_connected else None
 
     async def close(self) -> None:
         """End everything, verify it, and end the keeper. Bounded."""
@@ -125,48 +125,48 @@ class SupervisedProcesses:
         try:
             left = await self._holding.end(self._holding.held)
             await self._idle.wait()
-            if (keeper := self._keeper) is not None:
-                await self._close_keeper(keeper, left)
+            if (supervisor := self._supervisor) is not None:
+                await self._close_supervisor(supervisor, left)
         finally:
             # If that was cut short: without these, keeper and wardens end all by themselves.
-            if self._keeper is not None:
-                self._loop.remove_reader(self._keeper.line.control)
-                self._keeper.line.control.close()
+            if self._supervisor is not None:
+                self._loop.remove_reader(self._supervisor.line.control)
+                self._supervisor.line.control.close()
             self._holding.close()
 
     async def watch(self) -> None:
         """Deal with every keeper that dies, one after the other."""
         while True:
-            keeper = await self._dead.get()
+            supervisor = await self._dead.get()
             try:
-                await self._inherit(keeper)
+                await self._inherit(supervisor)
             except Exception:  # boundary: the server lives on, and the next start gets a keeper
                 _log.exception("what a dead keeper held could not be dealt with")
             finally:
                 self._idle.set()
 
     async def get(self) -> SupervisorChannel:
-        return (await self._wait_for_keeper()).line
+        return (await self._wait_for_supervisor()).line
 
-    async def _wait_for_keeper(self) -> SupervisorProcess:
+    async def _wait_for_supervisor(self) -> SupervisorProcess:
         await self._idle.wait()
         if self._is_closing:
             raise ProcessStartFailed("the server is stopping")
-        return self._get_keeper()
+        return self._get_supervisor()
 
-    def _get_keeper(self) -> SupervisorProcess:
-        if self._keeper is None:
+    def _get_supervisor(self) -> SupervisorProcess:
+        if self._supervisor is None:
             process_set = make_set(self._data_dir, self._ids.chance())
             try:
-                self._keeper = SupervisorProcess(process_set)
+                self._supervisor = SupervisorProcess(process_set)
             except OSError:
                 process_set.close(keep=False)
                 raise
-            self._loop.add_reader(self._keeper.line.control, self._read, self._keeper)
-        return self._keeper
+            self._loop.add_reader(self._supervisor.line.control, self._read, self._supervisor)
+        return self._supervisor
 
-    def _read(self, keeper: SupervisorProcess) -> None:
-        packets, is_over = receive(keeper.line.control)
+    def _read(self, supervisor: SupervisorProcess) -> None:
+        packets, is_over = receive(supervisor.line.control)
         for words in packets:
             match words:
                 case ["lost", number, swept, left]:
@@ -174,91 +174,91 @@ class SupervisedProcesses:
                 case ["connected", base]:
                     self._answer(int(base))
                 case ["over", base]:
-                    self._end_passage(int(base))
+                    self._end_channel(int(base))
                 case ["held", pid]:
-                    self._companions.add(int(pid))
+                    self._sidecars.add(int(pid))
                 case ["unheld", pid]:
-                    self._companions.discard(int(pid))
+                    self._sidecars.discard(int(pid))
                 case _:
                     raise AssertionError(f"no word of a keeper: {words}")
         if is_over:
-            self.drop(keeper.line)
+            self.drop(supervisor.line)
 
     def _answer(self, base: int) -> None:
         if (answered := self._connecting.get(base)) is not None:
             answered.set()
 
-    def _end_passage(self, base: int) -> None:
-        if (passage := self._passages.pop(base, None)) is not None:
-            passage.over.set()
+    def _end_channel(self, base: int) -> None:
+        if (worker_channel := self._worker_channels.pop(base, None)) is not None:
+            worker_channel.over.set()
         self._answer(base)
 
     def drop(self, line: SupervisorChannel) -> None:
         """What it held is ended before the next keeper starts."""
-        keeper = self._keeper
-        if keeper is not None and keeper.line is line:
-            self._keeper = None
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.line is line:
+            self._supervisor = None
             line.is_dropped = True
             self._loop.remove_reader(line.control)
             self._idle.clear()
-            self._dead.put_nowait(keeper)
+            self._dead.put_nowait(supervisor)
 
-    async def _inherit(self, keeper: SupervisorProcess) -> None:
-        _log.error("the keeper died; what it held is ended. %s", keeper.last_words())
-        keeper.kill()
+    async def _inherit(self, supervisor: SupervisorProcess) -> None:
+        _log.error("the keeper died; what it held is ended. %s", supervisor.stderr_tail())
+        supervisor.kill()
         held = self._holding.held
-        wardens = frozenset(kept.warden for kept in held if kept.warden)
+        shims = frozenset(kept.shim for kept in held if kept.shim)
         for kept in held:
             kept.is_stopping = True
-        companions = frozenset(self._companions)
-        self._companions.clear()
-        ended, left = await asyncio.to_thread(_end_remains, keeper, wardens, companions)
+        sidecars = frozenset(self._sidecars)
+        self._sidecars.clear()
+        ended, left = await asyncio.to_thread(_end_remains, supervisor, shims, sidecars)
         if ended:
             _log.warning("ended %d processes that no warden had ended", ended)
         self._holding.lose(self._holding.held, left)
-        for base in list(self._passages):
-            self._end_passage(base)
-        keeper.line.control.close()
-        keeper.set.close(keep=bool(left))
+        for base in list(self._worker_channels):
+            self._end_channel(base)
+        supervisor.line.control.close()
+        supervisor.set.close(keep=bool(left))
 
-    async def _close_keeper(self, keeper: SupervisorProcess, left: list[int]) -> None:
-        self._keeper = None
-        self._loop.remove_reader(keeper.line.control)
-        keeper.line.control.close()  # It ends by this.
+    async def _close_supervisor(self, supervisor: SupervisorProcess, left: list[int]) -> None:
+        self._supervisor = None
+        self._loop.remove_reader(supervisor.line.control)
+        supervisor.line.control.close()  # It ends by this.
         self._holding.close()
-        if not await asyncio.to_thread(keeper.collect, CLOSE_BOUND_S):
-            keeper.kill()
-            companions = frozenset(self._companions)
+        if not await asyncio.to_thread(supervisor.collect, CLOSE_BOUND_S):
+            supervisor.kill()
+            sidecars = frozenset(self._sidecars)
             nobody = frozenset[int]()
-            _, left = await asyncio.to_thread(_end_remains, keeper, nobody, companions)
+            _, left = await asyncio.to_thread(_end_remains, supervisor, nobody, sidecars)
         if left:
             _log.error("processes could not be ended: %s", left)
-        keeper.set.close(keep=bool(left))
+        supervisor.set.close(keep=bool(left))
 
 
 def _end_remains(
-    keeper: SupervisorProcess, wardens: frozenset[int], companions: frozenset[int]
+    supervisor: SupervisorProcess, shims: frozenset[int], sidecars: frozenset[int]
 ) -> tuple[int, list[int]]:
-    keeper.collect(CLOSE_BOUND_S)
-    return end_inherited(keeper.set.mark, wardens, companions)
+    supervisor.collect(CLOSE_BOUND_S)
+    return end_orphans(supervisor.set.process_tag, shims, sidecars)
 
 
 @asynccontextmanager
-async def open_keeper_custody(
+async def open_supervised_processes(
     data_dir: Path, clock: Clock, ids: Ids
 ) -> AsyncGenerator[SupervisedProcesses]:
     """At the end of the block nothing it started is left. First ends what a crash had left."""
     await asyncio.to_thread(end_leftovers, data_dir)
     was_subreaper = is_subreaper()
     become_subreaper()
-    custody = SupervisedProcesses(data_dir, clock, ids)
+    processes = SupervisedProcesses(data_dir, clock, ids)
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(custody.watch(), name="custody")
+            watch = group.create_task(processes.watch(), name="custody")
             try:
-                yield custody
+                yield processes
             finally:
-                await custody.close()
+                await processes.close()
                 watch.cancel()
     finally:
         if not was_subreaper:

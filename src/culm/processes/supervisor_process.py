@@ -26,7 +26,7 @@ class SupervisorProcess:
         log = os.open(process_set.folder / "keeper.log", flags, 0o600)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = (theirs.fileno(), process_set.lock)
-        arguments = [*passed, os.getpid(), process_set.mark, process_set.folder]
+        arguments = [*passed, os.getpid(), process_set.process_tag, process_set.folder]
         root = Path(culm.__file__).parents[1]
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, arguments), str(root)]
         try:
@@ -44,7 +44,7 @@ class SupervisorProcess:
         finally:
             theirs.close()
             os.close(log)
-        self.line = SupervisorChannel(control, process_set.mark)
+        self.line = SupervisorChannel(control, process_set.process_tag)
 
     @property
     def pid(self) -> int:
@@ -69,7 +69,7 @@ class SupervisorProcess:
             return False
         return True
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what it complained about, if it did."""
         try:
             data = (self.set.folder / "keeper.log").read_bytes()

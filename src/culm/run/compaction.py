@@ -21,15 +21,15 @@ class SummaryJournal(GrowingAnswer, Protocol):
 
 
 async def summarize(
-    speakers: ModelChain, journal: SummaryJournal, pause: Pause, meter: UsageMeter, prompt: str = ""
+    models: ModelChain, journal: SummaryJournal, pause: Pause, meter: UsageMeter, prompt: str = ""
 ) -> None:
     """Write a summary of what the model has read; with a prompt, it goes on from there with it."""
     session = journal.session
     history = await journal.begin_summary()
     question = user_message(session.id, summary_prompt(session.todos))
 
-    def request_of(speaker: ActiveModel) -> ModelRequest:
-        return ModelRequest(SUMMARY_SYSTEM, [*history, question], (), speaker.settings)
+    def request_of(active: ActiveModel) -> ModelRequest:
+        return ModelRequest(SUMMARY_SYSTEM, [*history, question], (), active.settings)
 
-    _, used = await ask(speakers, request_of, journal, pause, meter)
+    _, used = await ask(models, request_of, journal, pause, meter)
     await journal.end_summary(used, prompt)

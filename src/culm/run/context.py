@@ -44,7 +44,7 @@ def history_of(messages: Iterable[Message], summary_id: str) -> list[Message]:
             history = [as_user(message), *history[n + 1 :]]
             break
     history = [message for message in history if not message.is_summary_message]
-    return _paired([message for message in history if _says_something(message)])
+    return _paired([message for message in history if _has_content(message)])
 
 
 def as_user(message: Message) -> Message:
@@ -56,7 +56,7 @@ def user_message(session_id: SessionId, text: str) -> Message:
     return Message(MessageId(""), "user", session_id, [TextPart(Text(text))])
 
 
-def _says_something(message: Message) -> bool:
+def _has_content(message: Message) -> bool:
     if message.role != "assistant":
         return bool(message.parts)
     return any(isinstance(part, TextPart | ReasoningPart | ToolCallPart) for part in message.parts)

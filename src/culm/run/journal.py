@@ -18,7 +18,7 @@ from culm.run.limits import estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
-from culm.run.rules import leaves_rows, words_for_unanswered
+from culm.run.rules import leaves_rows, unanswered_call_text
 from culm.run.setting import JournalSetting
 from culm.run.step_calls import StepCalls
 from culm.store.base import Tx, Unit, together
@@ -142,8 +142,8 @@ class TurnJournal:
         joining = list(self._joining())
         if not self._began:
             units.append(start_run(run.id, was_queued=run.state == "queued"))
-        for speaker in joining if self._began else [run, *joining]:
-            message, unit = self._compose("user", speaker.asked.parts())
+        for active in joining if self._began else [run, *joining]:
+            message, unit = self._compose("user", active.asked.parts())
             units.append(unit)
             said.append(message)
         units.append(fold_runs([other.id for other in joining], run.id))
@@ -468,7 +468,7 @@ class TurnJournal:
             if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
                 call = part.data
                 started = self._crash_of(call.name) if call.id in self._calls.started else None
-                words = words_for_unanswered(ending, started)
+                words = unanswered_call_text(ending, started)
                 missing.append(self._result(self._calls.result_of(call, words)))
         return missing
 

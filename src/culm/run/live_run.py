@@ -33,7 +33,7 @@ class RunRequest:
     attachments: Sequence[Attachment] = ()
     limits: Limits = field(default_factory=Limits)
     model: SelectedModel | None = None  # Instead of the one that is selected, for this run.
-    consent: ApprovalPolicy = field(default_factory=ApprovalPolicy)
+    approval: ApprovalPolicy = field(default_factory=ApprovalPolicy)
     # It is for whoever runs: it may share a turn of any model and with any permissions. For a turn
     # of its own it has what is said here.
     joins: bool = False
@@ -105,7 +105,7 @@ class LiveRun:
     # Of a turn that is held elsewhere: told that others wait who may share it, and who of them do.
     on_join: Callable[[], None] = field(default=lambda: None)
     hears: "Callable[[LiveRun], bool]" = field(default=lambda _: True)
-    is_told: bool = False  # It waits, and was said to who may share the turn: it stays as it is.
+    is_shared: bool = False  # It waits, and was said to who may share the turn: it stays as it is.
     pid: Callable[[], int] = field(default=lambda: 0)  # Of the process that holds its turn.
     answer: str = ""  # What it said last, once it has ended.
     was_admitted: bool = False  # What it asks for is part of a conversation.
@@ -118,7 +118,7 @@ class LiveRun:
     @property
     def asked_of(self) -> tuple[object, ...]:
         """The provider and the model it was accepted for, and what its caller lets it do."""
-        return self.provider, self.model, self.asked.consent.approve
+        return self.provider, self.model, self.asked.approval.approve
 
     @property
     def shown_state(self) -> State:
@@ -164,7 +164,7 @@ class LiveRun:
     def is_waiting(self) -> bool:
         """It is in the queue, and may still be changed there."""
         waits = self.state == "queued" and self.stop is None and self.task is None
-        return waits and not self.is_told
+        return waits and not self.is_shared
 
     @property
     def is_unbegun(self) -> bool:
@@ -223,7 +223,7 @@ def live_again(left: StoredRun, body: RunBody, state: State, account: Account) -
             body.prompt,
             tuple(body.attachments),
             left.limits,
-            consent=ApprovalPolicy(left.headless, left.approve),
+            approval=ApprovalPolicy(left.headless, left.approve),
             joins=left.is_letter,
         ),
         given=left.run.run_id_given,
@@ -265,7 +265,7 @@ def with_below(runs: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun
     """
     covered = dict.fromkeys(runs)
     for run in live:  # Whoever wants a result was accepted before.
-        is_own = run.host in covered or (run.host is None and not run.is_told)
+        is_own = run.host in covered or (run.host is None and not run.is_shared)
         if run.waited_for_by in covered and is_own:
             covered[run] = None
     return list(covered)

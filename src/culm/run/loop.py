@@ -137,7 +137,7 @@ class ActiveModel:
 class TurnInput:
     """Everything one turn needs."""
 
-    speakers: ModelChain
+    models: ModelChain
     tools: Mapping[str, Tool]
     # Whether a call goes ahead, and as what; a person may have to be asked first.
     admit: Callable[[Tool | CallResult, CallRequest], Awaitable[CallPlan | CallResult]]
@@ -163,7 +163,7 @@ async def take_turn(turn: TurnInput, reentered: Sequence[CallRequest] = ()) -> E
     while True:
         if not calls:
             request_of = partial(_request, turn, await turn.journal.begin_step())
-            asking = ask(turn.speakers, request_of, turn.journal, turn.pause, turn.meter)
+            asking = ask(turn.models, request_of, turn.journal, turn.pause, turn.meter)
             done, used = await asking
             turn.journal.count(used)
             spent = spent.plus(used)
@@ -185,9 +185,9 @@ async def take_turn(turn: TurnInput, reentered: Sequence[CallRequest] = ()) -> E
         calls = ()
 
 
-def _request(turn: TurnInput, messages: list[Message], speaker: ActiveModel) -> ModelRequest:
+def _request(turn: TurnInput, messages: list[Message], active: ActiveModel) -> ModelRequest:
     specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in turn.tools.values())
-    return ModelRequest(speaker.system, messages, specs, speaker.settings)
+    return ModelRequest(active.system, messages, specs, active.settings)
 
 
 def _ending_of(done: AnswerDone) -> Ending:
@@ -204,7 +204,7 @@ def _ending_of(done: AnswerDone) -> Ending:
 
 
 async def ask(
-    speakers: ModelChain,
+    models: ModelChain,
     request_of: Callable[[ActiveModel], ModelRequest],
     journal: GrowingAnswer,
     pause: Pause,
@@ -212,11 +212,11 @@ async def ask(
 ) -> tuple[AnswerDone, Used]:
     """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
     while True:
-        asking = _Asking(speakers.current, request_of(speakers.current), journal, meter)
+        asking = _Asking(models.current, request_of(models.current), journal, meter)
         try:
             return await asking.insist(pause)
         except ModelFailed as exc:
-            if not await speakers.fall_back(exc):
+            if not await models.fall_back(exc):
                 raise
             asking.forfeit()
 
@@ -225,9 +225,9 @@ class _Asking:
     """One question to one model, and what is set aside for it."""
 
     def __init__(
-        self, speaker: ActiveModel, request: ModelRequest, journal: GrowingAnswer, meter: UsageMeter
+        self, active: ActiveModel, request: ModelRequest, journal: GrowingAnswer, meter: UsageMeter
     ) -> None:
-        self._speaker = speaker
+        self._active = active
         self._request = request
         self._journal = journal
         self._meter = meter
@@ -240,13 +240,13 @@ class _Asking:
             await self._reserve()
             heard = ReceivedAnswer(self._journal.grow)
             try:
-                done = await heard.listen(self._speaker.model.stream(self._request))
+                done = await heard.listen(self._active.model.stream(self._request))
             except ModelFailed as exc:
                 failure, delay_s = exc, retry_delay_s(exc, attempt)
                 if delay_s is None:
                     raise
             else:
-                used = used_of(done.usage, self._speaker.price, self._request, heard.size)
+                used = used_of(done.usage, self._active.price, self._request, heard.size)
                 self._meter.settle(self._reservation, used)
                 return done, used
             if heard.size:  # It was paid for. Who was only refused asks again with the same.
@@ -257,7 +257,7 @@ class _Asking:
 
     async def _reserve(self) -> None:
         if not self._reservation:
-            estimate = estimate_request(self._request, self._speaker.price)
+            estimate = estimate_request(self._request, self._active.price)
             self._reservation = await self._meter.reserve(estimate)
 
     def forfeit(self) -> None:

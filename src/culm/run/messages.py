@@ -58,8 +58,8 @@ class Messages:
         self._writes: set[asyncio.Future[None]] = set()
         self._tell_delta: Callable[[MessageDelta], None] = lambda delta: None
 
-    def tell_through(self, hub: Hub) -> None:
-        self._tell_delta = hub.tell_delta
+    def publish_through(self, hub: Hub) -> None:
+        self._tell_delta = hub.publish_delta
 
     # --- changing; each returns when its change is submitted, the future when it is durable
 
@@ -259,7 +259,7 @@ class Messages:
     ) -> tuple[list[RawMessage], int]:
         """What is stored, with open messages as they have been told; and the seq it was read at."""
         were_open = set(self._open)
-        rows, seq = await self._store.read_told(query)
+        rows, seq = await self._store.read_published(query)
         return await self._overlay(rows, were_open), seq
 
     async def _overlay(self, rows: list[RawMessage], were_open: set[MessageId]) -> list[RawMessage]:

@@ -64,7 +64,7 @@ class ConfiguredModelChain:
         return False
 
 
-async def open_lineup(
+async def open_model_chain(
     models: Models, around: ProjectContext, name: tuple[str, str], hand_over: HandOver
 ) -> ConfiguredModelChain:
     """The model recorded for a run, by provider and model, then those to be asked when it fails.
@@ -72,10 +72,10 @@ async def open_lineup(
     All as they are configured now: a turn keeps what it began with.
     """
     following = [models.get(one.provider, one.model) for one in models.after(*name)]
-    lineup = ConfiguredModelChain(models, around, following, hand_over)
+    chain = ConfiguredModelChain(models, around, following, hand_over)
     try:
-        await lineup.open(models.get(*name))
+        await chain.open(models.get(*name))
     except ModelFailed as exc:
-        if not await lineup.fall_back(exc):
+        if not await chain.fall_back(exc):
             raise
-    return lineup
+    return chain

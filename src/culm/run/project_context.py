@@ -55,7 +55,7 @@ def context_paths_of(options: Options) -> ContextPaths:
     return ContextPaths((*CONTEXT_FILES, *project[:PATHS_MAX]), tuple(user[:PATHS_MAX]))
 
 
-def look_at(
+def read_project_context(
     path: Path, paths: ContextPaths, now_s: float, is_over: Callable[[], bool] = bool
 ) -> ProjectContext:
     """All there is to know; once `is_over`, what is known by then."""

@@ -16,7 +16,7 @@ from culm.run.rules import (
     HoldRun,
     ResumeRun,
     fate_after_crash,
-    words_for_unanswered,
+    unanswered_call_text,
 )
 from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
@@ -176,7 +176,7 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
         if known is not None and known.state == "answered":
             continue
         started = known.crash if known is not None and known.state == "started" else None
-        words = words_for_unanswered(ending, started)
+        words = unanswered_call_text(ending, started)
         result = ToolResult(part.data.id, part.data.name, words, is_error=True)
         _add(tx, ids, one.run, "tool", [ToolResultPart(result)], Finish("stop", 0))
         set_call_state(message.id, part.data.id, "answered")(tx)

@@ -169,7 +169,7 @@ def fate_after_crash(run: CrashedRun) -> EndRun | HoldRun | ResumeRun | None:
     return ResumeRun()
 
 
-def words_for_call(state: Literal["known", "started"], crash: CrashPolicy) -> str:
+def interrupted_call_text(state: Literal["known", "started"], crash: CrashPolicy) -> str:
     """What the model is told of a call that the crash left without a result."""
     if state == "known":
         return "Not run: the server ended before this call was started."
@@ -188,7 +188,7 @@ def words_for_call(state: Literal["known", "started"], crash: CrashPolicy) -> st
             )
 
 
-def words_for_unanswered(ending: Ending, started: CrashPolicy | None) -> str:
+def unanswered_call_text(ending: Ending, started: CrashPolicy | None) -> str:
     """What the model is told of a call whose run ended before there was a result.
 
     `started` is the policy of a call that had been started, and may have had its effect.
@@ -196,7 +196,7 @@ def words_for_unanswered(ending: Ending, started: CrashPolicy | None) -> str:
     if ending.outcome == "canceled":
         return "Error: user cancelled assistant tool calling"
     if ending.outcome == "interrupted":
-        return words_for_call("started" if started else "known", started or "again")
+        return interrupted_call_text("started" if started else "known", started or "again")
     if started is not None:
         return "Stopped: the run ended during this call, which may have had its effect."
     match ending.outcome:

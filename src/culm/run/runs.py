@@ -39,7 +39,7 @@ from culm.run.live_run import (
 )
 from culm.run.recovery import RecoveryReport
 from culm.run.titles import Titles
-from culm.run.turn import World, hold_turn, setting_of
+from culm.run.turn import World, run_turn, setting_of
 from culm.store.base import Unit
 from culm.store.runs import (
     NewRun,
@@ -132,7 +132,7 @@ class Runs:
         chosen = asked.model or self._world.models.choose("large")
         if steers and line:  # It is for whoever runs, and has what that one has.
             chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
-            asked = replace(asked, consent=line[0].asked.consent)
+            asked = replace(asked, approval=line[0].asked.approval)
         if chosen is None:
             raise AgentNotReady
         if steers and all(run.stop is not None for run in line):
@@ -153,8 +153,8 @@ class Runs:
             limits=asked.limits,
             provider=chosen.provider,
             model=chosen.model,
-            headless=asked.consent.headless,
-            approve=asked.consent.approve,
+            headless=asked.approval.headless,
+            approve=asked.approval.approve,
             agent_id="" if duty is None else duty.agent_id,
             parent_run_id="" if works_for is None else works_for.id,
             detached=duty is not None and duty.is_detached,
@@ -198,7 +198,7 @@ class Runs:
     def resume(self, recovered: RecoveryReport) -> None:
         """Take on what the last server had accepted, each session's in the order of its queue."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
-        self._world.clearance.restore(recovered.asks)
+        self._world.gate.restore(recovered.asks)
         for one, body in recovered.resumed:
             run = live_again(one, body, one.run.state, self._accounts.open_again(one))
             if run.state == "active":
@@ -271,7 +271,7 @@ class Runs:
             del self._lines[run.session_id]
         run.admitted.set()
         run.ended.set()
-        self._world.clearance.forget_run(run.id)
+        self._world.gate.forget_run(run.id)
         self._on_live(len(self._by_id))
 
     def _ended(self, run: LiveRun, ending: Ending) -> None:
@@ -327,13 +327,13 @@ class Runs:
     def cancel_run(self, run: LiveRun) -> list[asyncio.Future[list[RunId]]]:
         if run.host is not None:
             raise RunFolded(run.id, run.host.id)
-        if run.is_told:
+        if run.is_shared:
             raise RunStarted(run.id)  # It was said, and is being read.
         return self.cancel([run], "run")
 
     def orphan(self, run: LiveRun) -> None:
         """Nobody wants its result any more."""
-        if run.host is None and not run.is_told:  # Else it is heard by somebody who goes on.
+        if run.host is None and not run.is_shared:  # Else it is heard by somebody who goes on.
             for one in with_below([run], self._by_id.values()):
                 self._stop(one, "parent_ended")
 
@@ -357,7 +357,7 @@ class Runs:
         What waits for a person goes on waiting, too, unless it is `for_good`.
         """
         self._closing = True
-        self._world.clearance.stop()
+        self._world.gate.stop()
         self._titles.stop()
         for run in self.live():
             if run.task is not None:
@@ -384,7 +384,7 @@ class Runs:
             await asyncio.wait(holding, timeout=STOP_S)
 
     def _parks(self, run: LiveRun) -> bool:
-        is_answered = self._world.clearance.is_being_answered(run.id)
+        is_answered = self._world.gate.is_being_answered(run.id)
         return run.is_unbegun or (run.may_park() and not is_answered)
 
     # --- working: one task per session, which alone takes its runs and writes their ends
@@ -411,7 +411,7 @@ class Runs:
             lambda: [other for other in self.joining(run) if run.hears(other)],
         )
         if run.duty is None:  # Else it is at work elsewhere, and what it does there would be lost.
-            run.may_park = lambda: world.clearance.waits(run.id) and not journal.has_begun_calls()
+            run.may_park = lambda: world.gate.waits(run.id) and not journal.has_begun_calls()
         # Beside the commit, which takes as long; unless its session comes by that, too.
         trouble = None if run.duty is not None else await self._prepare(run, journal)
         try:
@@ -493,6 +493,6 @@ class Runs:
 
     def _turn(self, run: LiveRun, journal: TurnJournal) -> Coroutine[Any, Any, Ending]:
         if run.duty is not None:
-            return self._world.hold_elsewhere(run, journal)
+            return self._world.run_elsewhere(run, journal)
         begin_title = partial(self._titles.begin, run.asked)
-        return hold_turn(self._world, run, journal, lambda: begin_title(journal.session))
+        return run_turn(self._world, run, journal, lambda: begin_title(journal.session))

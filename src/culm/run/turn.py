@@ -19,7 +19,7 @@ from culm.run.limits import effective, jittered
 from culm.run.live_run import LiveRun
 from culm.run.loop import TurnInput, take_turn
 from culm.run.messages import Messages
-from culm.run.model_chain import open_lineup
+from culm.run.model_chain import open_model_chain
 from culm.run.rules import ending_of_error
 from culm.run.setting import JournalSetting
 from culm.run.system_prompt import ProjectContext
@@ -44,20 +44,20 @@ class World:
     messages: Messages
     models: Models
     tools: Callable[[], Mapping[str, Tool]]  # As they are configured now.
-    clearance: PermissionGate
-    look_around: Callable[[], Awaitable[ProjectContext]]
-    tell: Callable[[TransientEvent], None]
+    gate: PermissionGate
+    read_project_context: Callable[[], Awaitable[ProjectContext]]
+    publish: Callable[[TransientEvent], None]
     # The processes of a run's calls that are still there after it was stopped.
     find_left: Callable[[str], Awaitable[list[int]]]
     # Holds the turn of an agent's run, which a process of its own does.
-    hold_elsewhere: Callable[[LiveRun, TurnJournal], Coroutine[Any, Any, Ending]]
+    run_elsewhere: Callable[[LiveRun, TurnJournal], Coroutine[Any, Any, Ending]]
     clock: Clock
     ids: Ids
     settings: Settings
     tasks: asyncio.TaskGroup
 
 
-async def hold_turn(
+async def run_turn(
     world: World, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
     """Hold a run's turn to its end; only a cancel gets out of here as an exception."""
@@ -73,8 +73,8 @@ async def hold_turn(
 async def _hold(
     world: World, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
-    around = await world.look_around()
-    speakers = await open_lineup(
+    around = await world.read_project_context()
+    models = await open_model_chain(
         world.models,
         around,
         (run.provider, run.model),
@@ -83,12 +83,12 @@ async def _hold(
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         retry = RunRetry(run.id, run.session_id, delay_s, failure.title, failure.message)
-        world.tell(TransientEvent("run_retry", run.session_id, encode(retry)))
+        world.publish(TransientEvent("run_retry", run.session_id, encode(retry)))
         await pause(world.clock, jittered(delay_s, world.ids.chance()))
 
     if run.kind == "summary":
         if journal.history:
-            await summarize(speakers, journal, wait, run.account)
+            await summarize(models, journal, wait, run.account)
         return Ending("end_turn")
     if not has_text(journal.history) and not journal.session.parent_session_id:
         journal.on_answer = begin_title
@@ -100,18 +100,18 @@ async def _hold(
             await journal.end_step(ending)
         prompt = "" if ending is not None else journal.said()
         try:
-            await summarize(speakers, journal, wait, run.account, prompt)
+            await summarize(models, journal, wait, run.account, prompt)
         except BudgetReached:
             if ending is None:
                 raise  # It cannot go on. Else it has its answer, and the next turn begins so.
 
     tools = dict(world.tools())
-    if run.asked.consent.headless:
+    if run.asked.approval.headless:
         tools.pop(QUESTION, None)  # Nobody is there to answer.
     turn = TurnInput(
-        speakers=speakers,
+        models=models,
         tools=tools,
-        admit=lambda tool, call: world.clearance.admit(tool, call, run.asked.consent),
+        admit=lambda tool, call: world.gate.admit(tool, call, run.asked.approval),
         watch=lambda call: _watch(world, call),
         journal=journal,
         limits=lambda: effective(run.account.limits, world.settings),
@@ -131,7 +131,7 @@ def _watch(world: World, call: CallRequest) -> Watch:
         nonlocal offset
         output = CallOutput(SessionId(call.session_id), call.id, offset, text)
         offset += len(text)
-        world.tell(TransientEvent("call_output", call.session_id, encode(output)))
+        world.publish(TransientEvent("call_output", call.session_id, encode(output)))
 
     return watch
 

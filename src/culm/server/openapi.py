@@ -47,7 +47,12 @@ _SAID_AS: dict[Any, Any] = {
 @cache
 def document() -> dict[str, Json]:
     hints = {route: route.hints() for routes in BY_NOUN.values() for route in routes}
-    kinds = [_said(h[name]) for h in hints.values() for name in ("body", "return") if name in h]
+    kinds = [
+        _documented_type(h[name])
+        for h in hints.values()
+        for name in ("body", "return")
+        if name in h
+    ]
     kinds += [Problem, *PAYLOADS.values()]
     schemas = _Schemas([kind for kind in kinds if kind is not None and _has_schema(kind)])
     paths: dict[str, dict[str, Json]] = {}
@@ -90,11 +95,11 @@ def _operation(route: Route, hints: dict[str, Any], schemas: _Schemas) -> dict[s
         "summary": words,
         "parameters": [*_path_parameters(route), *_query_parameters(hints.get("query"))],
         "responses": {
-            str(route.status): _answer(route, _said(hints["return"]), schemas),
+            str(route.status): _answer(route, _documented_type(hints["return"]), schemas),
             "default": _content("What is wrong.", Problem, schemas),
         },
     }
-    if (body := _said(hints.get("body"))) is not None:
+    if (body := _documented_type(hints.get("body"))) is not None:
         required = body is hints["body"]
         operation["requestBody"] = {**_content("", body, schemas), "required": required}
         del operation["requestBody"]["description"]
@@ -108,7 +113,7 @@ def _operation_id(route: Route) -> str:
     return name if len(sharing) == 1 else f"{name}_{route.path.rpartition('/')[2]}"
 
 
-def _said(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands it out
+def _documented_type(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands it out
     """The type that a document names: without None, and with what is passed on as JSON spelled."""
     given = [arg for arg in get_args(kind) if arg is not type(None)]
     if type(None) in get_args(kind) and len(given) == 1:

@@ -160,7 +160,7 @@ def runner_length(words: Sequence[str]) -> int:
     return 2 if len(words) > 1 and words[1] in kinds else 0
 
 
-def grain(words: Sequence[str], program: str, written: Sequence[str]) -> tuple[str, int]:
+def coverage_of(words: Sequence[str], program: str, written: Sequence[str]) -> tuple[str, int]:
     """What the command is covered by, and how many of its words that rests on.
 
     `words` are its words, `written` the same with their quotes; `program` is where it really lies

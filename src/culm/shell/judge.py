@@ -12,7 +12,7 @@ from pathlib import Path
 from string import ascii_letters, digits
 
 from culm.shell.checks import check, is_numeric_test
-from culm.shell.grains import SUBCOMMANDS, grain, is_interpreter, runner_length, runs_words
+from culm.shell.grains import SUBCOMMANDS, coverage_of, is_interpreter, runner_length, runs_words
 from culm.shell.options import NotReadOnly, ReadOnlyCheck
 from culm.shell.places import NULL, PathDisk, ReadablePaths, RealDisk
 from culm.shell.script import Directories, Outcome, SimpleCommand
@@ -55,7 +55,7 @@ class Judgement:
     # are not free (`> /real/path`) and assignments that can change what runs (`PATH=.`) stand
     # beside them, as further things a rule must allow. None if it cannot be told.
     commands: tuple[str, ...] | None
-    grains: tuple[str, ...]  # Of each command that is not free; sorted. () if it cannot be told.
+    coverage: tuple[str, ...]  # Of each command that is not free; sorted. () if it cannot be told.
     paths: tuple[str, ...]  # Real paths it names, as far as known; sorted.
     why: str  # One sentence, for the person who is asked; "" if it is free.
     # What is known to be in it even if not all can be told: rules that deny look here.
@@ -107,7 +107,7 @@ class _Report:
         if self._unclear:
             why = f"What it runs cannot be told: {self._unclear}."
             return Judgement(
-                is_free=False, commands=None, grains=(), paths=paths, why=why, seen=seen
+                is_free=False, commands=None, coverage=(), paths=paths, why=why, seen=seen
             )
         if self._why:
             # What is asked for always has a grain, or every grant would cover it.
@@ -115,13 +115,13 @@ class _Report:
             return Judgement(
                 is_free=False,
                 commands=commands,
-                grains=grains,
+                coverage=grains,
                 paths=paths,
                 why=self._why,
                 seen=seen,
                 asked=tuple(one for one, is_asked in self._commands.items() if is_asked) or (text,),
             )
-        return Judgement(is_free=True, commands=seen, grains=(), paths=paths, why="", seen=seen)
+        return Judgement(is_free=True, commands=seen, coverage=(), paths=paths, why="", seen=seen)
 
     # What the walk tells.
 
@@ -165,13 +165,13 @@ class _Report:
                 raise NotReadOnly("")
             reading.path(text)
         except NotReadOnly:
-            self._tell(f"{sign} {target.raw}")
+            self._add(f"{sign} {target.raw}")
             self.unclear("the target of a redirection is not written out")
             return
         self._paths.update(reading.real)
         wrong = reading.outside if sign == "<" else [path for path in reading.real if path != NULL]
         for path in wrong:
-            self._tell(f"{sign} {path}", f"{sign} {path}")
+            self._add(f"{sign} {path}", f"{sign} {path}")
             verb = "reads from" if sign == "<" else "writes to"
             self._because(f"It {verb} `{path}`.")
 
@@ -180,7 +180,7 @@ class _Report:
     def _because(self, why: str) -> None:
         self._why = self._why or why
 
-    def _tell(self, text: str, grain_text: str | None = None, *, is_free: bool = False) -> None:
+    def _add(self, text: str, grain_text: str | None = None, *, is_free: bool = False) -> None:
         self._told += 1
         if self._told > COMMANDS_MAX:
             self.unclear(f"it holds more than {COMMANDS_MAX} commands")
@@ -193,7 +193,7 @@ class _Report:
         text = value.text
         if name in _HARMLESS and text is not None and _HARMLESS_VALUE.issuperset(text):
             return
-        self._tell(raw, raw)
+        self._add(raw, raw)
         self._because(f"It sets `{name}`, which can change what runs.")
 
     def _run(self, words: Sequence[Word], directories: Directories) -> Outcome:
@@ -204,7 +204,7 @@ class _Report:
         for _ in range(WRAPPERS_MAX):
             name = words[0].text
             if name is None or words[0].is_pattern or name.split() != [name]:
-                self._tell(" ".join(word.raw for word in words))
+                self._add(" ".join(word.raw for word in words))
                 self.unclear("the name of a command is not written out")
                 return same
             base = posixpath.basename(name)
@@ -217,14 +217,14 @@ class _Report:
             for assigned, value in inner.assigned:
                 self._assign(assigned, value, value.raw)
             if not inner.is_clear:
-                self._tell(" ".join(word.raw for word in words))
+                self._add(" ".join(word.raw for word in words))
                 self.unclear(f"the options of `{name}` are not known")
             # `env -i` takes away what keeps a command harmless that nobody is asked about.
             bares = base == "env" and len(words) > 1 and (words[1].text or "-").startswith("-")
             if wrapper.is_shown or bares or name != base:
                 prefix.append(self._program(name, directories))
                 self._because(f"`{name}` runs another command.")
-                self._tell(_joined(words))
+                self._add(_joined(words))
             if not inner.words:
                 if wrapper.default and inner.is_clear:
                     words = (Word(wrapper.default, wrapper.default),)
@@ -242,7 +242,7 @@ class _Report:
         name = words[0].text or ""
         same = (directories, directories)
         if name in _UNCLEAR:
-            self._tell(_joined(words))
+            self._add(_joined(words))
             self.unclear(f"`{name}` runs text or changes what words mean")
             return same
         if name in _SUBSCRIPTS:
@@ -258,7 +258,7 @@ class _Report:
                 line, rest, [_shown(word) for word in words], line, directories, prefix
             )
         elif name in VERSIONS and len(words) == 2 and words[1].text in VERSIONS[name]:
-            self._tell(_joined(words), is_free=True)
+            self._add(_joined(words), is_free=True)
         else:
             self._because(f"`{_title(words)}` is not in the table of read-only commands.")
             self._other(words, directories, prefix)
@@ -298,7 +298,7 @@ class _Report:
             self._inner_commands(line, rest, directories)
         else:
             if not reading.outside and not prefix:
-                self._tell(text, is_free=True)
+                self._add(text, is_free=True)
                 self._paths.update(reading.real)
                 return
             if reading.outside:
@@ -306,7 +306,7 @@ class _Report:
                 self._because(f"`{line}` reads outside the workspace: `{outside[0]}`.")
                 own_grain = " ".join([line, *outside])
         self._paths.update(reading.real)
-        self._tell(text, " ".join([*prefix, own_grain]))
+        self._add(text, " ".join([*prefix, own_grain]))
 
     def _inner_commands(self, line: str, rest: Sequence[Word], directories: Directories) -> None:
         """What `find` would run, told on its own."""
@@ -333,7 +333,7 @@ class _Report:
         self._note_paths(words[1:] if name not in SUBCOMMANDS else words[2:], directories)
         length = runner_length(shown)
         if length and len(words) > length and not shown[length].startswith("-"):
-            self._tell(_joined(words))
+            self._add(_joined(words))
             program = " ".join(shown[:length])
             self._run_inner(words[length:], directories, [*prefix, program])
             return
@@ -347,10 +347,10 @@ class _Report:
         if is_interpreter(name):
             own = self._interpreted(words, program, directories)
         else:
-            own, used = grain(shown, program, [word.raw for word in words])
+            own, used = coverage_of(shown, program, [word.raw for word in words])
             if any(word.text is None for word in words[:used]):
                 self.unclear(f"what `{name}` is to do is not written out")
-        self._tell(_joined(words), self._placed(" ".join([*prefix, own]), directories))
+        self._add(_joined(words), self._placed(" ".join([*prefix, own]), directories))
 
     def _placed(self, own: str, directories: Directories) -> str:
         """A grain of a command that runs elsewhere than where the text begins."""
@@ -390,7 +390,7 @@ class _Report:
         # `bash -c -l text`: an option may come between, and the text after it.
         is_text = text is not None and not words[2].is_pattern and not text.startswith(("-", "+"))
         if text is None or not is_text or "xargs" in prefix:
-            self._tell(_joined(words))
+            self._add(_joined(words))
             self.unclear(f"the text that `{name}` runs is not written out")
             return True
         if name != "bash" and any(sign in text for sign in _BASHISMS):
@@ -398,7 +398,7 @@ class _Report:
         if prefix or name != "bash" or option != "-c":
             self._because(f"`{name}` runs another command.")
             own = [*prefix, *(word.raw for word in words)]
-            self._tell(_joined(words), " ".join(own))
+            self._add(_joined(words), " ".join(own))
         if len(self.texts) >= TEXTS_MAX:
             self.unclear(f"it starts more than {TEXTS_MAX} shells")
         else:
@@ -413,7 +413,7 @@ class _Report:
         target = operands[0].text if len(operands) == 1 and not operands[0].is_pattern else None
         text = _joined(words)
         if not target or target.startswith("-") or directories is None:
-            self._tell(text, text)
+            self._add(text, text)
             self._because("Where `cd` leads cannot be told.")
             return None, directories
         turned: list[str] = []
@@ -421,7 +421,7 @@ class _Report:
         for directory in directories:
             to = self._places.turned(directory, target)
             if to is None:
-                self._tell(text, text)
+                self._add(text, text)
                 self._because(f"`{text}` goes by a link.")
                 return None, directories
             turned.append(to)
@@ -430,7 +430,7 @@ class _Report:
                 self._because(f"`cd` leaves the workspace: `{to}`.")
                 outside = f"cd {to}"
                 self._grains.add(outside)
-        self._tell(text, outside, is_free=outside is None)
+        self._add(text, outside, is_free=outside is None)
         return tuple(dict.fromkeys(turned)), directories
 
     def _note_paths(self, words: Sequence[Word], directories: Directories) -> None:

@@ -67,19 +67,19 @@ def add_agent(new: NewAgent) -> Callable[[Tx], None]:
             *(new.is_detached, new.is_read_only, new.worktree, new.branch, tx.now),
             *(new.depth, path),
         ).fetchone()
-        _tell_changed(tx, tx.run("one_child_more", new.parent_id))
-        _tell(tx, "agent_started", "created", row)
+        _publish_changed(tx, tx.run("one_child_more", new.parent_id))
+        _publish(tx, "agent_started", "created", row)
 
     return unit
 
 
 def take_up_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
     """A run was accepted for it; unless it works already, that is its present one."""
-    _tell_changed(tx, tx.run("take_up_agent", run_id, agent_id))
+    _publish_changed(tx, tx.run("take_up_agent", run_id, agent_id))
 
 
 def begin_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
-    _tell_changed(tx, tx.run("begin_agent", run_id, tx.now, agent_id))
+    _publish_changed(tx, tx.run("begin_agent", run_id, tx.now, agent_id))
 
 
 def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
@@ -88,7 +88,7 @@ def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
     reason = _reason_of(ending)[:REASON_CHARS_MAX]
     row = tx.run("end_agent", outcome, reason, tx.now, agent_id, run_id).fetchone()
     if row is not None:
-        _tell(tx, "agent_ended", "updated", row)
+        _publish(tx, "agent_ended", "updated", row)
 
 
 def _reason_of(ending: Ending) -> str:
@@ -105,16 +105,16 @@ def _reason_of(ending: Ending) -> str:
 def end_lost_agents(tx: Tx) -> None:
     """After a crash: whose run never came, or has ended without a word, has ended, too."""
     for row in tx.run("rest_agents").fetchall():
-        _tell(tx, "agent_changed", "updated", row)
+        _publish(tx, "agent_changed", "updated", row)
     for row in tx.run("end_lost_agents", tx.now).fetchall():
-        _tell(tx, "agent_ended", "updated", row)
+        _publish(tx, "agent_ended", "updated", row)
 
 
 def note_agent(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx], None]:
     """What it waits for now, and which process works for it."""
 
     def unit(tx: Tx) -> None:
-        _tell_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
+        _publish_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
 
     return unit
 
@@ -126,7 +126,7 @@ def set_budget(agent_id: str, budget: Limits) -> Callable[[Tx], Agent]:
         row = tx.run("set_budget", encode(budget).decode(), agent_id).fetchone()
         if row is None:
             raise AgentNotFound(agent_id)
-        _tell(tx, "agent_changed", "updated", row)
+        _publish(tx, "agent_changed", "updated", row)
         return agent_of(row)
 
     return unit
@@ -136,7 +136,7 @@ def set_worktree(agent_id: str, *, worktree: str, branch: str, terms: str) -> Ca
     """Where it works from now on; empty if it has none."""
 
     def unit(tx: Tx) -> None:
-        _tell_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
+        _publish_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
 
     return unit
 
@@ -145,20 +145,20 @@ def count_on_agents(tx: Tx, session_ids: Iterable[str], used: Used) -> None:
     """Of the one that has used it, and of all above."""
     tokens = used.prompt_tokens + used.completion_tokens
     for session_id in session_ids:
-        _tell_changed(tx, tx.run("count_on_agent", used.cost, tokens, session_id))
+        _publish_changed(tx, tx.run("count_on_agent", used.cost, tokens, session_id))
 
 
 def delete_agent_of_session(tx: Tx, session_id: str) -> None:
     row = tx.run("delete_agent_of_session", session_id).fetchone()
     if row is not None:
-        _tell_changed(tx, tx.run("one_child_less", row["parent_id"]))
-        _tell(tx, "agent_ended", "deleted", row)
+        _publish_changed(tx, tx.run("one_child_less", row["parent_id"]))
+        _publish(tx, "agent_ended", "deleted", row)
 
 
-def tell_agents(tx: Tx, agent_ids: Iterable[str]) -> None:
+def publish_agents(tx: Tx, agent_ids: Iterable[str]) -> None:
     """Tell how those stand that are there, after what is derived was made anew."""
     for agent_id in agent_ids:
-        _tell_changed(tx, tx.run("get_agent", agent_id))
+        _publish_changed(tx, tx.run("get_agent", agent_id))
 
 
 def tree_of_session(tx: Tx, session_id: str) -> list[StoredAgent]:
@@ -168,15 +168,15 @@ def tree_of_session(tx: Tx, session_id: str) -> list[StoredAgent]:
     return [stored_agent_of(row) for row in (*own, *tx.run("agents_below", top).fetchall())]
 
 
-def _tell_changed(tx: Tx, changed: sqlite3.Cursor) -> None:
+def _publish_changed(tx: Tx, changed: sqlite3.Cursor) -> None:
     row = changed.fetchone()
     if row is not None:
-        _tell(tx, "agent_changed", "updated", row)
+        _publish(tx, "agent_changed", "updated", row)
 
 
-def _tell(tx: Tx, type_: str, op: Op, row: sqlite3.Row) -> None:
+def _publish(tx: Tx, type_: str, op: Op, row: sqlite3.Row) -> None:
     session_id, agent_id, payload = row["session_id"], row["id"], row["shown"].encode()
-    tx.tell(type_, op, session_id=session_id, entity_id=agent_id, payload=payload, stored=True)
+    tx.publish(type_, op, session_id=session_id, entity_id=agent_id, payload=payload, stored=True)
 
 
 # --- reading

@@ -43,7 +43,7 @@ def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], 
             *(encode(ask.grains).decode(), ask.why, ask.deadline, tx.now),
             encode(ask.agent_path).decode(),
         ).fetchone()
-        _tell(tx, ask_of(row), "created")
+        _publish(tx, ask_of(row), "created")
 
     return unit
 
@@ -61,7 +61,7 @@ def close_ask(
         row = tx.run("close_ask", state, by, tx.now, ask_id).fetchone()
         if row is None:
             return False
-        _tell(tx, ask_of(row), "updated")
+        _publish(tx, ask_of(row), "updated")
         if grant is not None:
             _add_grant(tx, grant)
         return True
@@ -72,7 +72,7 @@ def close_ask(
 def close_asks_of_run(tx: Tx, run_id: str) -> None:
     """It has ended, so nobody waits for an answer."""
     for row in tx.run("close_asks_of_run", tx.now, run_id).fetchall():
-        _tell(tx, ask_of(row), "updated")
+        _publish(tx, ask_of(row), "updated")
 
 
 def open_asks_of_run(tx: Tx, run_id: str) -> list[AnyAsk]:
@@ -152,16 +152,16 @@ def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
     )
 
 
-def _tell(tx: Tx, ask: AnyAsk, op: Op) -> None:
+def _publish(tx: Tx, ask: AnyAsk, op: Op) -> None:
     changed = changed_ask(ask)
     type_ = "ask_changed" if isinstance(changed, AskChanged) else "question_changed"
-    _tell_stored(tx, ask, type_, op, encode(changed))
+    _publish_stored(tx, ask, type_, op, encode(changed))
     if ask.state == "open":
         return
     # Every dialog closes, also that of a client which has fallen behind.
     if isinstance(ask.request, QuestionRequest):
         closes = encode(QuestionNotification(ask.request.id))
-        _tell_stored(tx, ask, "question_batch_notification", "created", closes)
+        _publish_stored(tx, ask, "question_batch_notification", "created", closes)
     else:
         granted = ask.state == "allowed"
         closes = encode(
@@ -172,15 +172,17 @@ def _tell(tx: Tx, ask: AnyAsk, op: Op) -> None:
                 session_id=ask.request.session_id,
             )
         )
-        _tell_stored(tx, ask, "permission_notification", "created", closes)
+        _publish_stored(tx, ask, "permission_notification", "created", closes)
 
 
-def _tell_stored(tx: Tx, ask: AnyAsk, type_: str, op: Op, payload: bytes) -> None:
-    _tell_of(tx, type_, op, ask.request.session_id, ask.request.id, payload)
+def _publish_stored(tx: Tx, ask: AnyAsk, type_: str, op: Op, payload: bytes) -> None:
+    _publish_of(tx, type_, op, ask.request.session_id, ask.request.id, payload)
 
 
-def _tell_of(tx: Tx, type_: str, op: Op, session_id: str, entity_id: str, payload: bytes) -> None:
-    tx.tell(type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True)
+def _publish_of(
+    tx: Tx, type_: str, op: Op, session_id: str, entity_id: str, payload: bytes
+) -> None:
+    tx.publish(type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True)
 
 
 # --- grants
@@ -193,7 +195,7 @@ def _add_grant(tx: Tx, grant: Grant) -> None:
         *(grant.id, grant.scope, grant.session_id, grant.tool_name, grant.action),
         *(encode(grant.grains).decode(), grant.ask_id, grant.by, tx.now),
     )
-    _tell_grant(tx, grant, "created")
+    _publish_grant(tx, grant, "created")
 
 
 def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
@@ -203,14 +205,14 @@ def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
         row = tx.run("delete_grant", grant_id).fetchone()
         if row is None:
             return False
-        _tell_grant(tx, grant_of(row), "deleted")
+        _publish_grant(tx, grant_of(row), "deleted")
         return True
 
     return unit
 
 
-def _tell_grant(tx: Tx, grant: Grant, op: Op) -> None:
-    _tell_of(tx, "grant_changed", op, grant.session_id, grant.id, encode(grant))
+def _publish_grant(tx: Tx, grant: Grant, op: Op) -> None:
+    _publish_of(tx, "grant_changed", op, grant.session_id, grant.id, encode(grant))
 
 
 def all_grants(connection: sqlite3.Connection) -> list[Grant]:
@@ -239,11 +241,11 @@ def delete_asks_of_session(tx: Tx, session_id: str) -> None:
 # --- skip mode
 
 
-def tell_skip(changed: SkipChanged) -> Callable[[Tx], None]:
+def publish_skip(changed: SkipChanged) -> Callable[[Tx], None]:
     """Announce it; what is on ends with the server, so no table holds it."""
 
     def unit(tx: Tx) -> None:
         session_id = changed.session_id
-        _tell_of(tx, "skip_changed", "updated", session_id, session_id, encode(changed))
+        _publish_of(tx, "skip_changed", "updated", session_id, session_id, encode(changed))
 
     return unit

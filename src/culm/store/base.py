@@ -50,9 +50,11 @@ class Tx:
     def run(self, query: str, *values: str | float | None) -> sqlite3.Cursor:
         return self.connection.execute(QUERIES[query], values)
 
-    def tell_gone(self, type_: str, *, session_id: str, entity_id: str, payload: bytes) -> None:
+    def publish_deleted(
+        self, type_: str, *, session_id: str, entity_id: str, payload: bytes
+    ) -> None:
         """Tell that an entity was deleted; no table will have its body."""
-        self.tell(
+        self.publish(
             type_,
             "deleted",
             session_id=session_id,
@@ -61,7 +63,7 @@ class Tx:
             stored=True,
         )
 
-    def tell(
+    def publish(
         self,
         type_: str,
         op: Op,
@@ -97,7 +99,7 @@ class WriteJob:
     """A unit on its way through the database, and who wants to know how it went."""
 
     unit: Unit
-    settle: "Callable[[WriteJob], None]"  # Called on the event loop, in commit order.
+    finish: "Callable[[WriteJob], None]"  # Called on the event loop, in commit order.
     result: object = None
     error: Exception | None = None
     events: tuple[StoredEvent, ...] = ()
@@ -204,10 +206,10 @@ def _run_job(job: WriteJob, tx: Tx) -> None:
         job.wrote = bool(job.events) or tx.connection.total_changes != changes
 
 
-def settle_group(jobs: list[WriteJob]) -> None:
+def finish_group(jobs: list[WriteJob]) -> None:
     for job in jobs:
         try:
-            job.settle(job)
+            job.finish(job)
         except Exception:  # boundary: one listener's bug must not leave the others waiting
             log.exception("telling of a commit failed")
 

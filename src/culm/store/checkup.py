@@ -90,7 +90,7 @@ class DatabaseReport:
 def examine(path: Path, at_work: Callable[[], None] | None = None) -> DatabaseReport:
     """Read all of a file, and call `at_work` now and then meanwhile; raises `Unreadable`."""
     with open_reader(path) as connection:
-        _tell(connection, at_work)
+        _report_progress(connection, at_work)
         schema = schema_version(connection)
         rows = connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})").fetchall()
         problems = tuple(str(row[0]) for row in rows if row[0] != "ok")
@@ -140,7 +140,7 @@ class RepairReport:
     cut: tuple[str, ...] = ()  # Agents that nobody is above any more.
 
 
-def _tell(connection: sqlite3.Connection, at_work: Callable[[], None] | None) -> None:
+def _report_progress(connection: sqlite3.Connection, at_work: Callable[[], None] | None) -> None:
     def told() -> int:
         assert at_work is not None, "else it is not called"
         at_work()
@@ -155,10 +155,10 @@ def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> R
     All of it happens, or nothing; `at_work` is called now and then. Raises `Unreadable`,
     `AppError`.
     """
-    job = WriteJob(_repair, settle=lambda _: None)
+    job = WriteJob(_repair, finish=lambda _: None)
     try:
         with closing(connect(path)) as connection:
-            _tell(connection, at_work)
+            _report_progress(connection, at_work)
             run_group(connection, [job], now)
     except sqlite3.Error as exc:
         raise UnreadableDatabase(path, str(exc)) from exc

@@ -23,7 +23,9 @@ def add_file(
         # Not the whole row: a file may be large, and we have the rest of it.
         added = tx.run("add_file", file_id, session_id, path, content, tx.now).fetchone()
         file = File(file_id, session_id, path, content, added[0], tx.now, tx.now)
-        tx.tell("file", "created", session_id=session_id, entity_id=file_id, payload=encode(file))
+        tx.publish(
+            "file", "created", session_id=session_id, entity_id=file_id, payload=encode(file)
+        )
         return file
 
     return unit

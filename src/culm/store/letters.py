@@ -21,7 +21,7 @@ def add_letter(letter: LetterShown, *, run_id: str) -> Callable[[Tx], bool]:
             *(letter.correlation_id, run_id, letter.created_at or tx.now, tx.now),
         ).fetchone()
         if row is not None:
-            _tell(tx, "created", row)
+            _publish(tx, "created", row)
         return row is not None
 
     return unit
@@ -30,7 +30,7 @@ def add_letter(letter: LetterShown, *, run_id: str) -> Callable[[Tx], bool]:
 def admit_letters(tx: Tx, run_id: RunId) -> None:
     """The run that brings them has begun, or has joined a turn."""
     for row in tx.run("admit_letters_of_run", tx.now, run_id).fetchall():
-        _tell(tx, "updated", row)
+        _publish(tx, "updated", row)
 
 
 def brings_letter(connection: sqlite3.Connection, run_id: str) -> bool:
@@ -44,7 +44,7 @@ def close_letter(letter_id: LetterId, *, expired: bool) -> Callable[[Tx], bool]:
         state = "expired" if expired else "dead"
         row = tx.run("set_letter_state", state, tx.now, letter_id, "delivered").fetchone()
         if row is not None:
-            _tell(tx, "updated", row)
+            _publish(tx, "updated", row)
         return row is not None
 
     return unit
@@ -56,7 +56,7 @@ def answer_letter(letter_id: str, answer_id: LetterId, *, by: str = "") -> Calla
     def unit(tx: Tx) -> bool:
         row = tx.run("answer_letter", answer_id, tx.now, letter_id, by).fetchone()
         if row is not None:
-            _tell(tx, "updated", row)
+            _publish(tx, "updated", row)
         return row is not None
 
     return unit
@@ -119,9 +119,9 @@ def letter_of(row: sqlite3.Row) -> LetterShown:
     )
 
 
-def _tell(tx: Tx, op: Op, row: sqlite3.Row) -> None:
+def _publish(tx: Tx, op: Op, row: sqlite3.Row) -> None:
     letter = letter_of(row)
-    tx.tell(
+    tx.publish(
         "letter_changed",
         op,
         session_id="",

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed
-from culm.store.base import WriteJob, run_group, settle_group
+from culm.store.base import WriteJob, finish_group, run_group
 from culm.store.sql import migrate
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class MemoryDatabase:
         elif group:
             now = int(self._clock.now_s())
             run_group(self._file.connection, group, now)
-        settle_group(group)
+        finish_group(group)
         self._commit_soon()
         if not self._jobs:
             self._idle.set()

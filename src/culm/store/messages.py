@@ -9,7 +9,7 @@ from msgspec import Raw
 from culm.errors import MessageNotFound, SessionNotFound
 from culm.ids import MessageId, SessionId
 from culm.store.base import Op, Tx
-from culm.store.sessions import find_session, place_of, tell_session
+from culm.store.sessions import find_session, place_of, publish_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
 from culm.wire.endings import INTERRUPTED, finish_of
@@ -96,8 +96,8 @@ def add_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], No
             message.updated_at,
         )
         _put_parts(tx, message)
-        _tell(tx, message, "created")
-        tell_session(tx, "updated", session)
+        _publish(tx, message, "created")
+        publish_session(tx, "updated", session)
 
     return unit
 
@@ -121,7 +121,7 @@ def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], N
         tx.run("delete_parts", message.id)
         tx.run("delete_chunks", message.id)
         _put_parts(tx, message)
-        _tell(tx, message, "updated")
+        _publish(tx, message, "updated")
 
     return unit
 
@@ -146,10 +146,10 @@ def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
         tx.run("delete_chunks", message_id)
         session = tx.run("one_message_less", tx.now, row[0]).fetchone()
         gone = GoneMessage(id=message_id, session_id=session["id"])
-        tx.tell_gone(
+        tx.publish_deleted(
             "message", session_id=session["id"], entity_id=message_id, payload=encode(gone)
         )
-        tell_session(tx, "updated", session)
+        publish_session(tx, "updated", session)
 
     return unit
 
@@ -248,7 +248,7 @@ def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessa
     if large:
         parts = _join(parts, connection.execute(QUERIES["parts_of"], (id_,)))
     if is_open:
-        parts = _lay(parts, connection.execute(QUERIES["chunks_of"], (id_,)))
+        parts = _merge_chunks(parts, connection.execute(QUERIES["chunks_of"], (id_,)))
     return RawMessage(
         id_, role, session_id, Raw(parts), model, provider, created_at, updated_at,
         bool(is_summary), rev, run_id,
@@ -264,8 +264,8 @@ def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], li
     return query
 
 
-def _tell(tx: Tx, message: CapturedMessage, op: Op) -> None:
-    tx.tell(
+def _publish(tx: Tx, message: CapturedMessage, op: Op) -> None:
+    tx.publish(
         "message", op, session_id=message.session_id, entity_id=message.id, payload=message.payload
     )
 
@@ -282,7 +282,7 @@ def _join(parts: str, large: Iterable[tuple[int, str]]) -> str:
     return encode(bodies).decode()
 
 
-def _lay(parts: str, chunks: Iterable[tuple[int, int, Growing, str]]) -> str:
+def _merge_chunks(parts: str, chunks: Iterable[tuple[int, int, Growing, str]]) -> str:
     known = decode(parts, list[Part])
     for part, pos, kind, text in chunks:
         # A chunk whose predecessor was lost cannot be placed; what is before it still counts.

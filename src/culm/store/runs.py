@@ -79,14 +79,14 @@ def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | 
             "add_run",
             *(new.id, new.session_id, new.kind, new.state, new.given, new.digest),
             *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
-            *(tx.now, _next_place(tx, new.session_id)),
+            *(tx.now, _next_position(tx, new.session_id)),
             *(new.headless, encode(new.approve).decode()),
             *(new.agent_id, new.parent_run_id, new.detached),
         ).fetchone()
         tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
         take_up_agent(tx, new.agent_id, new.id)
-        run = _tell_run(tx, row, "created")
-        _tell_queue_if(tx, new.session_id, new.state == "queued")
+        run = _publish_run(tx, row, "created")
+        _publish_queue_if(tx, new.session_id, new.state == "queued")
         return run.seq
 
     return unit
@@ -94,11 +94,11 @@ def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | 
 
 def start_run(run_id: RunId, *, was_queued: bool) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
-        run = _tell_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
+        run = _publish_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
         tx.run("delete_body", run_id)
         begin_agent(tx, run.agent_id, run_id)
         admit_letters(tx, run_id)
-        _tell_queue_if(tx, run.session_id, was_queued)
+        _publish_queue_if(tx, run.session_id, was_queued)
 
     return unit
 
@@ -109,11 +109,11 @@ def fold_runs(run_ids: Iterable[RunId], host_id: RunId) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
         run: Run | None = None
         for run_id in run_ids:
-            run = _tell_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
+            run = _publish_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
             tx.run("delete_body", run_id)
             admit_letters(tx, run_id)
         if run is not None:
-            _tell_queue(tx, run.session_id)
+            _publish_queue(tx, run.session_id)
 
     return unit
 
@@ -140,7 +140,7 @@ def end_run(
         for one in hosted:  # They shared a turn, so it is told to have ended once.
             _end_one(tx, one, ending, message_id, text, with_event=False)
         if row is not None:
-            _tell_queue_if(tx, row["session_id"], was_queued)
+            _publish_queue_if(tx, row["session_id"], was_queued)
         for one in (run_id, *hosted):
             _settle(tx, one, settled or settled_by(ending.outcome), left)
 
@@ -165,7 +165,7 @@ def _end_one(
     row = tx.run("end_run", *values).fetchone()
     if row is None:
         return
-    run = _tell_run(tx, row)
+    run = _publish_run(tx, row)
     close_asks_of_run(tx, run_id)
     end_agent(tx, run.agent_id, run_id, ending)
     tx.run("delete_body", run_id)
@@ -173,9 +173,9 @@ def _end_one(
     title = "" if session is None else session["title"]
     event = agent_event_of(ending, run.session_id, run_id, title)
     if event is not None and with_event:
-        _tell(tx, "agent_event", "created", run, encode(event))
+        _publish(tx, "agent_event", "created", run, encode(event))
     complete = run_complete_of(ending, run.session_id, run_id, message_id, text)
-    _tell(tx, "run_complete", "updated", run, encode(complete))
+    _publish(tx, "run_complete", "updated", run, encode(complete))
 
 
 def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
@@ -183,8 +183,8 @@ def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
 
     def unit(tx: Tx) -> None:
         before = tx.run("get_run", run_id).fetchone()
-        run = _tell_run(tx, tx.run("hold_run", reason, run_id).fetchone())
-        _tell_queue_if(tx, run.session_id, before["state"] == "queued")
+        run = _publish_run(tx, tx.run("hold_run", reason, run_id).fetchone())
+        _publish_queue_if(tx, run.session_id, before["state"] == "queued")
 
     return unit
 
@@ -196,9 +196,9 @@ def release_run(
 
     def unit(tx: Tx) -> int | None:
         _check_held(tx, run_id)
-        row = tx.run("release_run", state, _next_place(tx, session_id), run_id).fetchone()
-        run = _tell_run(tx, row)
-        _tell_queue_if(tx, session_id, state == "queued")
+        row = tx.run("release_run", state, _next_position(tx, session_id), run_id).fetchone()
+        run = _publish_run(tx, row)
+        _publish_queue_if(tx, session_id, state == "queued")
         return run.seq
 
     return unit
@@ -220,7 +220,7 @@ def _check_held(tx: Tx, run_id: RunId) -> None:
         raise RunNotHeld(run_id, "gone" if row is None else row["state"])
 
 
-def _next_place(tx: Tx, session_id: SessionId) -> int:
+def _next_position(tx: Tx, session_id: SessionId) -> int:
     place: int = tx.run("next_place", session_id).fetchone()[0]
     return place
 
@@ -263,16 +263,16 @@ def edit_prompt(run_id: RunId, prompt: str) -> Callable[[Tx], None]:
         if row is None:
             raise RunStarted(run_id)
         tx.run("edit_body", prompt, run_id)
-        _tell_queue(tx, row["session_id"])
+        _publish_queue(tx, row["session_id"])
 
     return unit
 
 
 def order_queue(session_id: SessionId, run_ids: Sequence[RunId]) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
-        for place, run_id in enumerate(run_ids, start=_next_place(tx, session_id)):
+        for place, run_id in enumerate(run_ids, start=_next_position(tx, session_id)):
             tx.run("place_run", place, run_id)
-        _tell_queue(tx, session_id)
+        _publish_queue(tx, session_id)
 
     return unit
 
@@ -297,19 +297,19 @@ def add_cancel(
         tx.run("add_cancel", cancel_id, session_id, target, tx.now)
         for row in known:
             tx.run("add_cancelled_run", cancel_id, row["id"])
-        _tell_cancel(tx, cancel_id)
+        _publish_cancel(tx, cancel_id)
         waiting = [row for row in known if row["state"] == "queued"]
         queued: list[RunId] = [row["id"] for row in waiting]
         for run_id in queued:
             _end_one(tx, run_id, CANCELED, "", "", with_event=True)
             tx.run("settle_cancelled_run", "canceled", "[]", run_id)
         for changed in dict.fromkeys(row["session_id"] for row in waiting):
-            _tell_queue(tx, changed)
+            _publish_queue(tx, changed)
         over = [row for row in known if row["state"] == "ended"]
         for row in over:
             tx.run("settle_cancelled_run", settled_by(row["outcome"]), "[]", row["id"])
         if queued or over:
-            _tell_cancel(tx, cancel_id)
+            _publish_cancel(tx, cancel_id)
         return queued
 
     return unit
@@ -317,10 +317,10 @@ def add_cancel(
 
 def _settle(tx: Tx, run_id: RunId, settled: Settled, left: Sequence[int]) -> None:
     for row in tx.run("settle_cancelled_run", settled, encode(left).decode(), run_id).fetchall():
-        _tell_cancel(tx, row["cancel_id"])
+        _publish_cancel(tx, row["cancel_id"])
 
 
-def _tell_cancel(tx: Tx, cancel_id: CancelId) -> None:
+def _publish_cancel(tx: Tx, cancel_id: CancelId) -> None:
     cancel = tx.run("get_cancel", cancel_id).fetchone()
     runs = [
         CancelledRun(run_id, settled, decode(pids, list[int]))
@@ -333,7 +333,7 @@ def _tell_cancel(tx: Tx, cancel_id: CancelId) -> None:
         state="settled" if all(run.settled for run in runs) else "requested",
         runs=runs,
     )
-    tx.tell(
+    tx.publish(
         "cancel_changed",
         "updated",
         session_id=changed.session_id,
@@ -422,28 +422,28 @@ def delete_runs_of_session(tx: Tx, session_id: SessionId) -> None:
 # --- telling
 
 
-def _tell(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:
-    tx.tell(type_, op, session_id=run.session_id, entity_id=run.id, payload=payload, stored=True)
+def _publish(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:
+    tx.publish(type_, op, session_id=run.session_id, entity_id=run.id, payload=payload, stored=True)
 
 
-def _tell_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:
+def _publish_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:
     if row is None:
         raise RunStarted("that was to be changed")
     run = run_of(row)
-    _tell(tx, "run_changed", op, run, encode(changed_of(run)))
+    _publish(tx, "run_changed", op, run, encode(changed_of(run)))
     return run
 
 
-def _tell_queue_if(tx: Tx, session_id: SessionId, changed: bool) -> None:  # noqa: FBT001
+def _publish_queue_if(tx: Tx, session_id: SessionId, changed: bool) -> None:  # noqa: FBT001
     if changed:
-        _tell_queue(tx, session_id)
+        _publish_queue(tx, session_id)
 
 
-def _tell_queue(tx: Tx, session_id: SessionId) -> None:
+def _publish_queue(tx: Tx, session_id: SessionId) -> None:
     rows = tx.run("queued_runs", session_id)
     items = [QueuedPrompt(row["id"], row["prompt"]) for row in rows]
     payload = encode(QueueChanged(session_id, items))
-    tx.tell(
+    tx.publish(
         "queue_changed",
         "updated",
         session_id=session_id,

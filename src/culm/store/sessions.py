@@ -9,8 +9,8 @@ from culm.store.agents import (
     StoredAgent,
     count_on_agents,
     delete_agent_of_session,
+    publish_agents,
     rebuild,
-    tell_agents,
     tree_of_session,
 )
 from culm.store.asks import delete_asks_of_session
@@ -29,7 +29,7 @@ def add_session(
         if count_sessions(tx.connection) >= sessions_max:
             raise LimitExceeded("sessions in this workspace", sessions_max)
         row = tx.run("add_session", session_id, parent_id, title, tx.now, tx.now).fetchone()
-        return tell_session(tx, "created", row)
+        return publish_session(tx, "created", row)
 
     return unit
 
@@ -39,7 +39,7 @@ def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]
         row = tx.run("rename_session", title, tx.now, session_id).fetchone()
         if row is None:
             raise SessionNotFound(session_id)
-        return tell_session(tx, "updated", row)
+        return publish_session(tx, "updated", row)
 
     return unit
 
@@ -61,7 +61,7 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], list[StoredAgent]]:
             tx.run("delete_letters_to", recipient)
         if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
             rebuild(tx)  # Those above stay, and have not used what is gone.
-            tell_agents(tx, gone[0].path[:-1])
+            publish_agents(tx, gone[0].path[:-1])
         return gone
 
     return unit
@@ -82,7 +82,7 @@ def _delete_one(tx: Tx, session_id: SessionId) -> None:
     tx.run("delete_read_files_of_session", session_id)
     tx.run("delete_session", session_id)
     gone = Session(id=session_id, parent_session_id=row["parent_id"])
-    tx.tell_gone("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
+    tx.publish_deleted("session", session_id=session_id, entity_id=session_id, payload=encode(gone))
 
 
 def add_usage(session_id: SessionId, used: Used) -> Callable[[Tx], None]:
@@ -90,7 +90,7 @@ def add_usage(session_id: SessionId, used: Used) -> Callable[[Tx], None]:
 
     def unit(tx: Tx) -> None:
         values = (used.prompt_tokens, used.completion_tokens, used.cost, tx.now, session_id)
-        _tell_updated(tx, tx.run("add_usage", *values))
+        _publish_updated(tx, tx.run("add_usage", *values))
         _count_above(tx, session_id, used)
 
     return unit
@@ -101,7 +101,7 @@ def set_summary(session_id: SessionId, message_id: str, used: Used) -> Callable[
 
     def unit(tx: Tx) -> None:
         values = (message_id, used.completion_tokens, used.cost, tx.now, session_id)
-        _tell_updated(tx, tx.run("set_summary", *values))
+        _publish_updated(tx, tx.run("set_summary", *values))
         _count_above(tx, session_id, used)
 
     return unit
@@ -122,7 +122,7 @@ def _count_above(tx: Tx, session_id: SessionId, used: Used) -> None:
     above = sessions_above(session_id)(tx.connection)
     if used.cost:
         for one in above:
-            _tell_updated(tx, tx.run("add_cost", used.cost, tx.now, one))
+            _publish_updated(tx, tx.run("add_cost", used.cost, tx.now, one))
     count_on_agents(tx, (session_id, *above), used)
 
 
@@ -132,7 +132,7 @@ def set_title(
     """Name it, unless a person has done so meanwhile."""
 
     def unit(tx: Tx) -> None:
-        _tell_updated(tx, tx.run("set_title", instead_of, title, cost, tx.now, session_id))
+        _publish_updated(tx, tx.run("set_title", instead_of, title, cost, tx.now, session_id))
 
     return unit
 
@@ -145,16 +145,16 @@ def set_todos(session_id: SessionId, todos: list[Todo]) -> Callable[[Tx], list[T
         if row is None:
             raise SessionNotFound(session_id)
         changed = tx.run("set_todos", encode(todos).decode(), tx.now, session_id)
-        _tell_updated(tx, changed)
+        _publish_updated(tx, changed)
         return session_of(row).todos
 
     return unit
 
 
-def _tell_updated(tx: Tx, changed: sqlite3.Cursor) -> None:
+def _publish_updated(tx: Tx, changed: sqlite3.Cursor) -> None:
     row = changed.fetchone()
     if row is not None:  # Else it was deleted meanwhile.
-        tell_session(tx, "updated", row)
+        publish_session(tx, "updated", row)
 
 
 def place_of(session_no: int, seq: int) -> int:
@@ -162,9 +162,9 @@ def place_of(session_no: int, seq: int) -> int:
     return session_no << 32 | seq
 
 
-def tell_session(tx: Tx, op: Op, row: sqlite3.Row) -> Session:
+def publish_session(tx: Tx, op: Op, row: sqlite3.Row) -> Session:
     session = session_of(row)
-    tx.tell("session", op, session_id=session.id, entity_id=session.id, payload=encode(session))
+    tx.publish("session", op, session_id=session.id, entity_id=session.id, payload=encode(session))
     return session
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 MARK_TIMEOUT_S = 5.0
 TRIAL_BYTES = 64 << 10  # More than a page: a full file has to grow for it.
 
-Tell = Callable[[tuple[StoredEvent, ...]], None]
+Publish = Callable[[tuple[StoredEvent, ...]], None]
 
 
 class Store:
@@ -37,7 +37,7 @@ class Store:
         self.health = health
         self.damaged = False  # Seen while it was open; the next open looks closely.
         self._sound = health  # What to return to after a failure: "replaced" is not forgotten.
-        self.tell: Tell = _tell_nobody
+        self.tell: Publish = _publish_nothing
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
         self._database = database
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class Store:
         """Make one event durable whose payload no table holds."""
 
         def unit(tx: Tx) -> None:
-            tx.tell(
+            tx.publish(
                 type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True
             )
 
@@ -124,7 +124,7 @@ class Store:
             self._mind_health(exc)
             raise
 
-    async def read_told(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
+    async def read_published(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
         """As `read`, with the seq it was read at; returns after everything up to it was told.
 
         Between the commit of an event and its telling a reader could otherwise see it first, and
@@ -147,7 +147,7 @@ class Store:
         self.on_health(health)
 
 
-def _tell_nobody(events: tuple[StoredEvent, ...]) -> None:
+def _publish_nothing(events: tuple[StoredEvent, ...]) -> None:
     pass
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
-from culm.store.base import WriteJob, run_group, settle_group, store_error
+from culm.store.base import WriteJob, finish_group, run_group, store_error
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class FileDatabase:
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:
                 job.fail(StoreClosed())
-                settle_group([job])
+                finish_group([job])
         self._written.set()
 
     # --- on the reader threads
@@ -156,7 +156,7 @@ class FileDatabase:
                     # Committed into files that nobody will find again: that is not durable.
                     for job in group:
                         job.fail(StoreDamaged("its files were removed or replaced"))
-                self._loop.call_soon_threadsafe(settle_group, group)
+                self._loop.call_soon_threadsafe(finish_group, group)
                 group = []
                 self._wal_grew = True
                 self._mind_the_wal(wal_bytes or 0)
@@ -164,7 +164,7 @@ class FileDatabase:
             log.exception("the writer of %s ended", self._path)
             for job in group:
                 job.fail(StoreBusy("the writer ended"))
-            self._loop.call_soon_threadsafe(settle_group, group)
+            self._loop.call_soon_threadsafe(finish_group, group)
         finally:
             self._closing = True
             self._writer.close()

@@ -41,7 +41,7 @@ class AgentWorktrees:
         """An agent that works in its worktree, if it has one."""
         if made is None:
             return new
-        terms, kept = decode(new.terms, AgentTerms), kept_of(made)
+        terms, kept = decode(new.terms, AgentTerms), stored_worktree(made)
         terms = encode(with_(terms, worktree=kept)).decode()
         return replace(new, terms=terms, worktree=kept.workspace, branch=kept.branch)
 
@@ -49,12 +49,12 @@ class AgentWorktrees:
         for worktree in made:
             await self.worktrees.remove(worktree)
 
-    async def settle(self, terms: AgentTerms) -> WorktreeOutcome | None:
+    async def finish(self, terms: AgentTerms) -> WorktreeOutcome | None:
         """At the end of an assignment: what was changed; it goes if nothing was."""
         kept = terms.worktree
         if kept is None:
             return None
-        return await self.worktrees.settle(_worktree_of(kept))
+        return await self.worktrees.finish(_worktree_of(kept))
 
     async def noted(self) -> list[str]:
         """The agents that have a worktree there, or for which one was begun."""
@@ -65,7 +65,7 @@ class AgentWorktrees:
         await self.worktrees.clear(self.folder / agent_id)
 
 
-def kept_of(made: Worktree) -> KeptWorktree:
+def stored_worktree(made: Worktree) -> KeptWorktree:
     return KeptWorktree(
         str(made.path), str(made.workspace), made.branch, made.base, str(made.entry)
     )

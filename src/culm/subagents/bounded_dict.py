@@ -13,7 +13,7 @@ class BoundedDict(Generic[T]):
     def find(self, name: str) -> T | None:
         return self._entries.get(name)
 
-    def keep(self, name: str, value: T) -> None:
+    def put(self, name: str, value: T) -> None:
         self._entries[name] = value
         if len(self._entries) > self._entries_max:
             del self._entries[next(iter(self._entries))]

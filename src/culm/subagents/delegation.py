@@ -28,7 +28,7 @@ from culm.subagents.start_policy import (
 from culm.subagents.starter import END_S, AgentCaller, AgentStarter, all_ended, check_going
 from culm.subagents.tree import AgentTree
 from culm.tools.agent_requests import (
-    Errand,
+    AgentRequest,
     ListAgents,
     MailRequest,
     StartAgents,
@@ -43,7 +43,7 @@ from culm.wire.codec import decode
 from culm.wire.config import SelectedModel
 
 # By which each errand is wanted: a worker is not relied on to offer only what an agent may use.
-TOOLS: Mapping[type[Errand], str] = {
+TOOLS: Mapping[type[AgentRequest], str] = {
     StartAgents: "agent",
     WaitForAgents: "agent_wait",
     SteerAgent: "agent_send",
@@ -73,29 +73,29 @@ class TreeDelegation:
         self._write = write  # A letter.
         self._told = BoundedDict[str](TOLD_MAX)  # Runs whose end an agent was told.
 
-    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
         run = self._runs.find(call.run_id)
         if run is None:
             return _refused("the run that wants it has ended")
         try:
             caller = await self.caller_of(run)
-            if (name := TOOLS[type(errand)]) not in caller.above.tools:
+            if (name := TOOLS[type(request)]) not in caller.above.tools:
                 return _refused(f"there is no tool {name!r} for this agent")
-            match errand:
+            match request:
                 case StartAgents():
-                    return await self._start(errand, caller, run, call, watch)
+                    return await self._start(request, caller, run, call, watch)
                 case WaitForAgents():
-                    return await self._wait(errand, caller, run, watch)
+                    return await self._wait(request, caller, run, watch)
                 case SteerAgent():
-                    return await self._send(errand, caller, run, watch)
+                    return await self._send(request, caller, run, watch)
                 case StopAgents():
-                    return await self._stop(errand, caller)
+                    return await self._stop(request, caller)
                 case ListAgents():
-                    return await self._list(errand, caller)
+                    return await self._list(request, caller)
                 case MailRequest():
-                    return await self._write(caller, errand)
+                    return await self._write(caller, request)
                 case _:
-                    assert_never(errand)
+                    assert_never(request)
         except StartRefused as exc:
             return _refused(str(exc))
         except AppError as exc:
@@ -109,7 +109,7 @@ class TreeDelegation:
             session_id = run.session_id
             above = top(names, model)
             return AgentCaller(
-                session_id, (session_id,), (session_id,), above, run.asked.consent, run
+                session_id, (session_id,), (session_id,), above, run.asked.approval, run
             )
         stored = await self._agents.get(run.agent_id)
         agent, terms = stored.agent, decode(stored.terms, AgentTerms)
@@ -122,20 +122,20 @@ class TreeDelegation:
             model=model,
         )
         sessions = (*run.duty.above, run.session_id)
-        return AgentCaller(agent.agent_id, stored.path, sessions, above, run.asked.consent, run)
+        return AgentCaller(agent.agent_id, stored.path, sessions, above, run.asked.approval, run)
 
     # --- starting and waiting
 
     async def _start(
         self,
-        errand: StartAgents,
+        request: StartAgents,
         caller: AgentCaller,
         run: LiveRun,
         call: CallRequest,
         watch: Watch,
     ) -> CallResult:
-        detached = not errand.wait
-        runs = await self._starter.start(errand.assignments, caller, call, detached=detached)
+        detached = not request.wait
+        runs = await self._starter.start(request.assignments, caller, call, detached=detached)
         if detached:
             reports = [AgentReport((await self._agents.get(one.agent_id)).agent) for one in runs]
             return result_of(reports, "They work now; agent_wait gets what they report.")
@@ -148,23 +148,23 @@ class TreeDelegation:
         return result_of([await self._report(one) for one in runs])
 
     async def _wait(
-        self, errand: WaitForAgents, caller: AgentCaller, run: LiveRun, watch: Watch
+        self, request: WaitForAgents, caller: AgentCaller, run: LiveRun, watch: Watch
     ) -> CallResult:
-        if errand.agents:
-            wanted = [(await self._get_own(name, caller)).agent for name in errand.agents]
+        if request.agents:
+            wanted = [(await self._get_own(name, caller)).agent for name in request.agents]
         else:  # Of those that nobody named, what was told before is not told again.
             children = await self._agents.children(caller.agent_id)
-            wanted = [one for one in children if self._live_of(one) or not self._is_told(one)]
+            wanted = [one for one in children if self._live_of(one) or not self._is_reported(one)]
             wanted.sort(key=lambda one: not self._live_of(one))
         live = [one for agent in wanted for one in self._live_of(agent)]
         ended = [agent for agent in wanted if not self._live_of(agent)]
-        more, wanted = len(wanted) - WAIT_MAX, wanted[:WAIT_MAX] if not errand.agents else wanted
-        words = f"{more} more are told next time." if more > 0 and not errand.agents else ""
-        if not _is_enough(errand.until, ended):
+        more, wanted = len(wanted) - WAIT_MAX, wanted[:WAIT_MAX] if not request.agents else wanted
+        words = f"{more} more are told next time." if more > 0 and not request.agents else ""
+        if not _is_enough(request.until, ended):
             async with self._agents.away(run):
-                waiting = self._until_ended(live, errand.until, watch)
-                if await within(self._world.clock, errand.timeout_s, waiting) is None:
-                    words = f"Time is up after {errand.timeout_s:g} s; who still works goes on."
+                waiting = self._until_ended(live, request.until, watch)
+                if await within(self._world.clock, request.timeout_s, waiting) is None:
+                    words = f"Time is up after {request.timeout_s:g} s; who still works goes on."
         return result_of([await self._report_of(agent.agent_id) for agent in wanted], words)
 
     async def _until_ended(self, runs: Sequence[LiveRun], until: Until, watch: Watch) -> bool:
@@ -187,11 +187,11 @@ class TreeDelegation:
         line = self._runs.line(agent.session_id)
         return [one for one in line if one.agent_id == agent.agent_id]
 
-    def _is_told(self, agent: Agent) -> bool:
+    def _is_reported(self, agent: Agent) -> bool:
         return self._told.find(agent.run_id) is not None
 
     async def _report(self, run: LiveRun) -> AgentReport:
-        self._told.keep(run.id, run.agent_id)
+        self._told.put(run.id, run.agent_id)
         done = self._agents.done(run.id)
         try:
             agent = (await self._agents.get(run.agent_id)).agent
@@ -204,31 +204,31 @@ class TreeDelegation:
         if details.agent.state != "ended":
             return AgentReport(details.agent)
         run_id = details.agent.run_id
-        self._told.keep(run_id, agent_id)
+        self._told.put(run_id, agent_id)
         done = self._agents.done(run_id)
         return AgentReport(details.agent, details.result, done.files, done.note)
 
     # --- sending, stopping, listing
 
     async def _send(
-        self, errand: SteerAgent, caller: AgentCaller, run: LiveRun, watch: Watch
+        self, request: SteerAgent, caller: AgentCaller, run: LiveRun, watch: Watch
     ) -> CallResult:
-        stored = await self._get_own(errand.agent, caller)
+        stored = await self._get_own(request.agent, caller)
         agent = stored.agent
-        if not errand.text.strip():
+        if not request.text.strip():
             return _refused("there is nothing to say")
         duty = AgentDuty(
             agent.agent_id,
             stored.path,
             await self._agents.sessions_above(agent.session_id),
             works_for=run,
-            is_detached=not errand.wait,
+            is_detached=not request.wait,
         )
         asked = RunRequest(
-            prompt=errand.text,
+            prompt=request.text,
             limits=agent.budget,
             model=agent.selected,
-            consent=run.asked.consent,
+            approval=run.asked.approval,
             joins=True,
         )
         check_going(run)
@@ -236,7 +236,7 @@ class TreeDelegation:
             self._starter.check_room(caller, 1)
         sent = self._runs.accept(agent.session_id, asked, duty=duty)
         was_at_work = sent.state == "queued"
-        if not errand.wait:
+        if not request.wait:
             await asyncio.shield(sent.accepted)
             how = "it reads it before its next step" if was_at_work else "it works on it now"
             present = (await self._agents.get(agent.agent_id)).agent
@@ -250,8 +250,8 @@ class TreeDelegation:
             raise
         return result_of([await self._report(sent.host or sent)])
 
-    async def _stop(self, errand: StopAgents, caller: AgentCaller) -> CallResult:
-        wanted = [await self._get_own(name, caller) for name in errand.agents]
+    async def _stop(self, request: StopAgents, caller: AgentCaller) -> CallResult:
+        wanted = [await self._get_own(name, caller) for name in request.agents]
         stopped: list[LiveRun] = []
         for stored in wanted:
             stopped += self._runs.of_session(stored.agent.session_id)
@@ -262,10 +262,10 @@ class TreeDelegation:
         result = result_of([AgentReport(stored.agent) for stored in again])
         return CallResult(result.content, metadata=result.metadata)
 
-    async def _list(self, errand: ListAgents, caller: AgentCaller) -> CallResult:
+    async def _list(self, request: ListAgents, caller: AgentCaller) -> CallResult:
         top, depth = caller.agent_id, caller.above.depth
-        if errand.agent:
-            stored = await self._get_own(errand.agent, caller)
+        if request.agent:
+            stored = await self._get_own(request.agent, caller)
             top, depth = stored.agent.agent_id, stored.agent.depth
         agents = [decode(one, Agent) for one in await self._agents.list(top)]
         return listing_of(agents, depth)

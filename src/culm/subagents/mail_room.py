@@ -73,7 +73,7 @@ class MailRoom:
         self.on_busy: Callable[[], None] = _ignore  # `busy` has changed.
         self._post = post
         self._outbox = outbox
-        outbox.on_delivered = self.look
+        outbox.on_delivered = self.check
         self._runs = runs
         self._store = store
         self._clock = clock
@@ -91,7 +91,7 @@ class MailRoom:
 
     async def start(self) -> None:
         """Bring what lies there, also what an earlier server had claimed; look from now on."""
-        await self.look_everywhere()
+        await self.check_all()
         await self._looked()
         # Not before: the reply of an earlier server may lie there, and not be noted.
         await self._answer_left()
@@ -144,26 +144,26 @@ class MailRoom:
         while True:
             await pause(self._clock, SCAN_S)
             try:
-                await self.look_everywhere()
+                await self.check_all()
             except Exception:  # boundary: the next look may be better
                 log.exception("mailboxes cannot be looked at")
 
-    async def look_everywhere(self) -> None:
+    async def check_all(self) -> None:
         """Bring what lies in any mailbox."""
         try:
             for address in await self._blocking(lambda: self._post.addresses(claimed=True)):
-                self.look(address)
+                self.check(address)
         except (AppError, OSError) as exc:  # A disk that does not answer in time is one.
             log.warning("mailboxes cannot be looked at: %s", exc)
 
-    def look(self, address: str) -> None:
+    def check(self, address: str) -> None:
         """Bring what lies in a mailbox; somebody rang, or it is time."""
         if address.startswith(OUTSIDE) or self._is_stopped:
             return
         if address in self._looking:
             self._again.add(address)  # What came after it was claimed from would be missed.
             return
-        task = self._tasks.create_task(self._look(address), name=f"mail of {address}")
+        task = self._tasks.create_task(self._check(address), name=f"mail of {address}")
         self._looking[address] = task
         task.add_done_callback(lambda looked: self._on_looked(address, looked))
         self.on_busy()
@@ -173,10 +173,10 @@ class MailRoom:
         was_rung = address in self._again
         self._again.discard(address)
         if was_rung and not looked.cancelled():
-            self.look(address)
+            self.check(address)
         self.on_busy()
 
-    async def _look(self, address: str) -> None:
+    async def _check(self, address: str) -> None:
         try:
             mailbox = await self._blocking(lambda: self._post.open(address))
             claims = await self._blocking(mailbox.recover)
@@ -287,13 +287,13 @@ class MailRoom:
 
     async def _accept(self, letter: Letter, recipient: MailRecipient) -> LiveRun | None:
         """The run that brings it; None if there is no room for it now."""
-        words = words_of(letter)
+        words = letter_text(letter)
         # What a person allowed for her own prompt is not for whoever writes letters.
         asked = RunRequest(
             prompt=words,
             limits=recipient.limits,
             model=recipient.model,
-            consent=ApprovalPolicy(headless=True),
+            approval=ApprovalPolicy(headless=True),
             joins=True,
         )
         digest = hashlib.sha256(words.encode()).hexdigest()
@@ -319,7 +319,7 @@ class MailRoom:
         try:
             await run.admitted.wait()
             await self._put_away(address, claim)
-            self.look(address)  # There is room for another.
+            self.check(address)  # There is room for another.
             if letter.kind == "ask" and run.was_admitted:
                 await run.ended.wait()
                 await self._answer(letter, address, run)
@@ -453,7 +453,7 @@ def _ignore() -> None:
     pass
 
 
-def words_of(letter: Letter) -> str:
+def letter_text(letter: Letter) -> str:
     """What its recipient reads."""
     sender = printable(letter.from_.agent_id or letter.from_.session_id)[:SENDER_CHARS_MAX]
     role = f", {printable(letter.from_.role)[:SENDER_CHARS_MAX]}" if letter.from_.role else ""

@@ -20,6 +20,6 @@ class BlockingCall(Protocol):
 @dataclass(frozen=True, slots=True)
 class Means:
     fleet: Fleet  # Whose workers do what agents are given.
-    fabric_dir: Path  # Where those are found.
+    discovery_dir: Path  # Where those are found.
     make_post: Callable[[Path], PostOffice]  # The mailboxes in a folder.
     blocking: BlockingCall

@@ -177,26 +177,26 @@ class OutgoingMail:
             except (AppError, OSError) as exc:
                 log.info("nobody hears of letter %s: %s", letter.id, exc)
 
-    async def serve(self, caller: AgentCaller, errand: MailRequest) -> CallResult:
+    async def serve(self, caller: AgentCaller, request: MailRequest) -> CallResult:
         """What an agent wants of the mail; raises `AppError`."""
         sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
-        match errand.action:
+        match request.action:
             case "send":
-                sent = await self.send(errand.to, errand.kind, errand.text, sender)
+                sent = await self.send(request.to, request.kind, request.text, sender)
                 words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
-                if errand.kind == "ask":
+                if request.kind == "ask":
                     words += " The answer comes as a letter to you."
                 return CallResult(words)
             case "reply":
-                letter = await self.get(errand.letter)
+                letter = await self.get(request.letter)
                 if letter.to != caller.agent_id:
-                    raise LetterNotFound(errand.letter)
-                sent = await self.reply(letter.letter_id, letter.from_, errand.text, sender)
+                    raise LetterNotFound(request.letter)
+                sent = await self.reply(letter.letter_id, letter.from_, request.text, sender)
                 return CallResult(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
             case "status":
-                letter = await self.get(errand.letter)
+                letter = await self.get(request.letter)
                 if caller.agent_id not in (letter.from_, letter.to):
-                    raise LetterNotFound(errand.letter)
+                    raise LetterNotFound(request.letter)
                 answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
                 return CallResult(
                     f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}."

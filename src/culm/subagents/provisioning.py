@@ -28,7 +28,7 @@ from culm.model.choice import ChosenModel
 from culm.permission.gate import HEADLESS_WAIT_S, ApprovalPolicy
 from culm.run.live_run import LiveRun
 from culm.run.project_context import ContextPaths
-from culm.subagents.roles import roles_with, words_of
+from culm.subagents.roles import role_text, roles_with
 from culm.subagents.start_policy import AgentTerms, allowed_tools, places_of
 from culm.wire.agents import Agent
 from culm.wire.codec import Json, encode
@@ -50,7 +50,7 @@ class AgentPlace:
     """Where agents work, and what holds there."""
 
     workspace: Path  # Real and absolute.
-    fabric_dir: Path
+    discovery_dir: Path
     project_key: str
     env: Mapping[str, str]
     tooling: ToolConfig
@@ -62,7 +62,11 @@ class AgentPlace:
 
 
 def provision_of(
-    agent: Agent, terms: AgentTerms, chosen: ChosenModel, consent: ApprovalPolicy, place: AgentPlace
+    agent: Agent,
+    terms: AgentTerms,
+    chosen: ChosenModel,
+    approval: ApprovalPolicy,
+    place: AgentPlace,
 ) -> Provision:
     """For a worker that does this agent's assignments, and those of agents that are alike."""
     allowed = allowed_tools(place.tools, terms)
@@ -77,7 +81,7 @@ def provision_of(
             depth=agent.depth,
         ),
         executor=RuntimeKind(),
-        fabric_dir=str(place.fabric_dir),
+        fabric_dir=str(place.discovery_dir),
         workspace=own,
         model=ModelName(chosen.provider_id, chosen.settings.model),
         # Also what is configured away: a worker has every tool that it is not told to leave out.
@@ -89,14 +93,14 @@ def provision_of(
             max_spawn_depth=place.depth_max,
             read_only=agent.is_read_only,
         ),
-        culm=_extension(terms, chosen, consent, place, elsewhere),
+        culm=_extension(terms, chosen, approval, place, elsewhere),
     )
 
 
 def _extension(
     terms: AgentTerms,
     chosen: ChosenModel,
-    consent: ApprovalPolicy,
+    approval: ApprovalPolicy,
     place: AgentPlace,
     elsewhere: list[str],
 ) -> CulmExtension:
@@ -105,11 +109,11 @@ def _extension(
         host_calls=True,
         env=dict(place.env),
         prompt=terms.prompt,
-        roles=words_of(roles_with(tooling.roles)),
+        roles=role_text(roles_with(tooling.roles)),
         chosen=_plain(chosen),
-        questions=not consent.headless,
-        ask_s=HEADLESS_WAIT_S if consent.headless else INTERACTIVE_WAIT_S,
-        approve=UNSET if consent.approve is None else _plain(consent.approve),
+        questions=not approval.headless,
+        ask_s=HEADLESS_WAIT_S if approval.headless else INTERACTIVE_WAIT_S,
+        approve=UNSET if approval.approve is None else _plain(approval.approve),
         rules=_plain(tooling.rules),
         rules_also_from=elsewhere,
         hooks=_plain(tooling.hooks),

@@ -83,8 +83,8 @@ class ReplayHost(Protocol):
 class ReplayContext:
     """What a replay needs of the workspace."""
 
-    desk: ReplayHost
-    tell: Callable[[TransientEvent], None]
+    host: ReplayHost
+    publish: Callable[[TransientEvent], None]
     on_begin: Callable[[LiveRun], None]  # A worker was heard.
 
 
@@ -132,9 +132,9 @@ class WorkerReplay:
         elif told.type == "reservation_forfeited":
             self._run.account.forfeit(told.reservation)
         elif self._run.stop is None:  # Else it ends as it is, and nothing more is written.
-            await self._on_told(told, message)
+            await self._on_event(told, message)
 
-    async def _on_told(self, told: _Event, message: Message | None) -> None:
+    async def _on_event(self, told: _Event, message: Message | None) -> None:
         match told.type:
             case "token":
                 await self._ensure_open()
@@ -160,7 +160,7 @@ class WorkerReplay:
             case "run_retry":
                 self._retry(told)
             case "call_allowed":
-                self._around.desk.on_allowed(self._run, told.tool_call_id, told.by)
+                self._around.host.on_allowed(self._run, told.tool_call_id, told.by)
             case "execution_started":
                 self._around.on_begin(self._run)
             case _:
@@ -170,14 +170,14 @@ class WorkerReplay:
         self._has_gap = True
 
     async def on_ask(self, ask: WorkerAsk) -> bool:
-        return await self._around.desk.decide(self._run, self._journal.answer_id, ask)
+        return await self._around.host.decide(self._run, self._journal.answer_id, ask)
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
         call = self._calls.get(tool_call_id)
         if call is None:
             name, message_id = str(args.get("op", "")), self._journal.answer_id
             call = call_of(self._run, tool_call_id, name, message_id)
-        return await self._around.desk.carry_out(self._run, call, args)
+        return await self._around.host.carry_out(self._run, call, args)
 
     def steer(self) -> None:
         """Something waits to join. Not before the worker's first step, which is begun already:
@@ -206,7 +206,7 @@ class WorkerReplay:
         if finish is None and not message.parts:
             return
         if not self._calls:  # Else it was whole before.
-            await self._mend(message)
+            await self._repair(message)
         if finish is None:
             await self._know_calls(message)
         elif finish.reason == "tool_use":
@@ -245,7 +245,7 @@ class WorkerReplay:
             self._journal.grow(TextDelta(answer))
         self.count()
 
-    async def _mend(self, message: Message) -> None:
+    async def _repair(self, message: Message) -> None:
         """Have all of an answer: some of its text may have been dropped on the way."""
         reasoning = [part.data for part in message.parts if isinstance(part, ReasoningPart)]
         text = full_text(message.parts)
@@ -305,9 +305,9 @@ class WorkerReplay:
         self._offsets[call_id] = offset + len(text)
         session_id = self._run.session_id
         output = CallOutput(SessionId(session_id), call_id, offset, clean(text))
-        self._around.tell(TransientEvent("call_output", session_id, encode(output)))
+        self._around.publish(TransientEvent("call_output", session_id, encode(output)))
 
     def _retry(self, told: _Event) -> None:
         run = self._run
         retry = RunRetry(RunId(run.id), run.session_id, told.delay_s, told.title, told.details)
-        self._around.tell(TransientEvent("run_retry", run.session_id, encode(retry)))
+        self._around.publish(TransientEvent("run_retry", run.session_id, encode(retry)))

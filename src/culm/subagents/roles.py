@@ -33,7 +33,7 @@ def roles_with(configured: Mapping[str, AgentRole]) -> dict[str, AgentRole]:
     return {**BUILT_IN, **configured}
 
 
-def words_of(roles: Mapping[str, AgentRole]) -> str:
+def role_text(roles: Mapping[str, AgentRole]) -> str:
     """What a model is told of them."""
     return "; ".join(
         f"{name}: {role.description or 'as configured'}" for name, role in roles.items()

@@ -20,7 +20,7 @@ class AgentSlots:
     def is_full(self) -> bool:
         return self._taken >= self._max
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for one. To cancel this takes none."""
         if self._taken < self._max and not self._waiting:
             self._taken += 1
@@ -34,7 +34,7 @@ class AgentSlots:
                 self.leave()  # It was given to us in the same moment.
             raise
 
-    def take_again(self) -> None:
+    def reacquire(self) -> None:
         """Whoever waited for others goes on."""
         self._taken += 1
 

@@ -38,7 +38,7 @@ class AgentCaller:
     path: tuple[str, ...]  # Of agents, down to it.
     sessions: tuple[SessionId, ...]  # Of those, where they have one.
     above: ParentAgent
-    consent: ApprovalPolicy
+    approval: ApprovalPolicy
     run: LiveRun | None = None
 
     @property
@@ -207,7 +207,7 @@ def _asked(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
         prompt=planned.assignment.prompt,
         limits=planned.limits,
         model=planned.model,
-        consent=caller.consent,
+        approval=caller.approval,
     )
 
 

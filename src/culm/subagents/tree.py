@@ -41,14 +41,14 @@ from culm.store.agents import (
 )
 from culm.store.messages import conversation
 from culm.store.sessions import sessions_above
-from culm.subagents.agent_worktrees import AgentWorktrees, kept_of
+from culm.subagents.agent_worktrees import AgentWorktrees, stored_worktree
 from culm.subagents.bounded_dict import BoundedDict
 from culm.subagents.provisioning import AgentPlace
 from culm.subagents.replay import ReplayContext, call_of
 from culm.subagents.slots import AgentSlots
 from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
 from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
-from culm.tools.agent_requests import Delegation, Errand, ReserveBudget, ReservedBudget
+from culm.tools.agent_requests import AgentRequest, Delegation, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.tools.question import QUESTION
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
@@ -104,31 +104,31 @@ class AgentTree:
         self._fleet = fleet
         self._place = place
         self.runs: Runs | None = None
-        self.office: Delegation | None = None
+        self.delegation: Delegation | None = None
         self._holder: WorkerTurns | None = None
 
-    def join(self, runs: Runs, office: Delegation) -> None:
+    def join(self, runs: Runs, delegation: Delegation) -> None:
         """Know who accepts their runs, and who does what they want of each other."""
-        self.runs, self.office = runs, office
-        around = ReplayContext(self, self._world.tell, self._note)
+        self.runs, self.delegation = runs, delegation
+        around = ReplayContext(self, self._world.publish, self._note)
         self._holder = WorkerTurns(self._fleet, self._world.models, runs, self._place, around)
 
     # --- a turn
 
-    async def hold(self, run: LiveRun, journal: TurnJournal) -> Ending:
+    async def run_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
         """Hold the turn of an agent's run; only a cancel gets out of here as an exception.
 
         To cancel this ends its worker.
         """
         try:
-            return await self._hold(run, journal)
+            return await self._run_turn(run, journal)
         except AppError as exc:
             return ending_of_error(exc)
         except Exception:  # boundary: a bug in one run is that run's error
             log.exception("run %s failed", run.id)
             return Ending("error", "Internal error", "See the server's log.")
 
-    async def _hold(self, run: LiveRun, journal: TurnJournal) -> Ending:
+    async def _run_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
         assert self._holder is not None, "they were joined"
         await self.sweeper.make_way(_duty(run).path)
         stored = await self._world.store.read(find_agent(run.agent_id))
@@ -140,25 +140,25 @@ class AgentTree:
             return Ending("error", "There is nowhere to work", str(exc))
         slots = self._slots_of(run)
         async with self._waiting(run, "slot", when=slots.is_full):
-            await slots.take()
+            await slots.acquire()
         try:
-            held = await self._holder.hold(run, journal, stored)
+            held = await self._holder.run_turn(run, journal, stored)
         except AppError as exc:
             held = WorkerTurnResult(ending_of_error(exc))
         finally:
             slots.leave()
         try:
-            done = await self._settle(stored, held.files)
+            done = await self._finish(stored, held.files)
         except Exception:  # boundary: how a turn ended does not depend on its worktree
             log.exception("the worktree of agent %s cannot be looked at", run.agent_id)
             done = FinishedRun(held.files, "Its worktree could not be looked at; it is kept.")
-        self._done.keep(run.id, done)
+        self._done.put(run.id, done)
         return held.ending
 
     async def forget(self, stored: StoredAgent) -> None:
         """Its session is deleted; its worktree goes, too, unless there is work in it."""
         self.roots.discard(stored.agent.session_id)
-        await self._worktrees.settle(decode(stored.terms, AgentTerms))
+        await self._worktrees.finish(decode(stored.terms, AgentTerms))
         self.sweeper.sweep(stored.path[:-1])
 
     async def _placed(self, stored: StoredAgent) -> StoredAgent:
@@ -168,7 +168,7 @@ class AgentTree:
             return stored
         await self._worktrees.clear(agent.agent_id)  # A server was killed as it had this one made.
         made = await self._worktrees.make([agent.agent_id])
-        kept = kept_of(made[agent.agent_id])
+        kept = stored_worktree(made[agent.agent_id])
         terms = with_(terms, worktree=kept)
         unit = set_worktree(
             agent.agent_id,
@@ -179,13 +179,13 @@ class AgentTree:
         await asyncio.shield(self._world.store.write(unit))
         return await self.get(agent.agent_id)
 
-    async def _settle(self, stored: StoredAgent, files: tuple[str, ...]) -> FinishedRun:
+    async def _finish(self, stored: StoredAgent, files: tuple[str, ...]) -> FinishedRun:
         """Which files were changed; of a worktree git says so, and it goes if none was."""
         terms = decode(stored.terms, AgentTerms)
         if terms.worktree is not None and self.sweeper.has_below(stored.agent.agent_id):
             note = f"Others still work in its worktree, {terms.worktree.path}."
             return FinishedRun(files, note)
-        settled = await self.sweeper.settle(stored)
+        settled = await self.sweeper.finish(stored)
         if settled is None:
             return FinishedRun(tuple(map(self._seen_from_here, files)))
         return FinishedRun(tuple(settled.files), describe(settled))
@@ -225,7 +225,7 @@ class AgentTree:
                 self._away[run] -= 1
                 if not self._away[run]:
                     del self._away[run]
-                    slots.take_again()
+                    slots.reacquire()
 
     # --- what an agent waits for
 
@@ -267,9 +267,11 @@ class AgentTree:
             description=ask.question,
             path=_text(body, "path"),
             params=body.get("params"),
-            grains=tuple(map(str, cast("list[Json]", grains))) if isinstance(grains, list) else (),
+            coverage=tuple(map(str, cast("list[Json]", grains)))
+            if isinstance(grains, list)
+            else (),
         )
-        petition = PendingApproval(
+        pending = PendingApproval(
             call,
             action,
             digest=_text(body, "digest"),
@@ -277,16 +279,16 @@ class AgentTree:
             deadline=math.ceil(ask.deadline_s or 0),
             path=duty.path,
         )
-        consent = run.asked.consent
+        approval = run.asked.approval
         try:
             async with self._waiting(run, "ask"):
-                return await self._world.clearance.allow_agent(petition, consent, duty.above)
+                return await self._world.gate.allow_agent(pending, approval, duty.above)
         except NoApprover as exc:
             raise ApprovalUnavailable(str(exc)) from exc
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
         """Its rules let a call through, and nobody was asked."""
-        self._world.clearance.tell_allowed(call_of(run, call_id, ""), by)
+        self._world.gate.notify_allowed(call_of(run, call_id, ""), by)
 
     async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
         try:
@@ -296,11 +298,11 @@ class AgentTree:
                 case "question":
                     return await self._ask_people(run, call, msgspec.convert(args, _Questions))
                 case _:
-                    errand = msgspec.convert(args, Errand)
+                    request = msgspec.convert(args, AgentRequest)
         except msgspec.ValidationError as exc:
             raise HostCallFailed(f"it cannot be read: {exc}") from exc
-        assert self.office is not None, "they were joined"
-        result = await self.office.do(call, errand, lambda _: None)
+        assert self.delegation is not None, "they were joined"
+        result = await self.delegation.do(call, request, lambda _: None)
         return {
             "content": result.content,
             "is_error": result.is_error,
@@ -324,8 +326,8 @@ class AgentTree:
             asked.confirm_description,
         )
         async with self._waiting(run, "question"):
-            answered = await self._world.clearance.ask_people(
-                inquiry, call, run.asked.consent, _duty(run).path
+            answered = await self._world.gate.ask_people(
+                inquiry, call, run.asked.approval, _duty(run).path
             )
         if isinstance(answered, CallResult):
             if answered.ends_turn is None:
@@ -338,7 +340,7 @@ class AgentTree:
         """Whether it has the tool; as with errands, a worker's word for it is not enough."""
         terms = decode((await self.get(run.agent_id)).terms, AgentTerms)
         has_tool = QUESTION in allowed_tools(self._world.tools(), terms)
-        return has_tool and not run.asked.consent.headless
+        return has_tool and not run.asked.approval.headless
 
     # --- looking, and what people do
 

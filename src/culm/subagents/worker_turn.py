@@ -42,9 +42,9 @@ class WorkerTurns:
     models: Models
     runs: Runs
     place: Callable[[], AgentPlace]
-    around: ReplayContext
+    context: ReplayContext
 
-    async def hold(
+    async def run_turn(
         self, run: LiveRun, journal: TurnJournal, stored: StoredAgent
     ) -> WorkerTurnResult:
         """Raises `AppError`."""
@@ -52,11 +52,11 @@ class WorkerTurns:
         history = list(journal.history)
         await journal.begin_step()  # Durable before the worker does anything.
         chosen = await self.models.resolve(self.models.get(run.provider, run.model))
-        consent = run.asked.consent
-        provision = provision_of(agent, terms, chosen, consent, self.place())
+        approval = run.asked.approval
+        provision = provision_of(agent, terms, chosen, approval, self.place())
         spec = spec_of(run, [*history, *journal.said_messages], agent.parent_session_id)
         controls = RunControl()
-        replay = WorkerReplay(run, journal, self.around, lambda: self._steer(run, controls))
+        replay = WorkerReplay(run, journal, self.context, lambda: self._steer(run, controls))
         run.hears = lambda other: other.id in replay.admitted
         run.on_join = replay.steer
         run.pid = lambda: controls.pid or 0
@@ -66,8 +66,8 @@ class WorkerTurns:
             replay.count()
             run.on_join, run.pid = lambda: None, lambda: 0
             for other in self.runs.line(run.session_id):
-                other.is_told = False  # What was said in vain waits for its own turn.
-        ending = _ending_of(driven.outcome, replay.ending if driven.is_told else None)
+                other.is_shared = False  # What was said in vain waits for its own turn.
+        ending = _ending_of(driven.outcome, replay.ending if driven.is_from_worker else None)
         if ending.outcome == "end_turn" and replay.ending is None:
             await replay.finish(replay.answer or driven.outcome.result or "")
         return WorkerTurnResult(ending, tuple(replay.files))
@@ -75,10 +75,10 @@ class WorkerTurns:
     def _steer(self, run: LiveRun, controls: RunControl) -> None:
         """Say to the worker what waits to join, each once."""
         for other in self.runs.joining(run):
-            if other.is_told or other.asked.attachments:
+            if other.is_shared or other.asked.attachments:
                 continue
             try:
-                other.is_told = controls.steer(other.asked.prompt, other.id)
+                other.is_shared = controls.steer(other.asked.prompt, other.id)
             except AppError as exc:
                 log.info("run %s waits for its own turn: %s", other.id, exc.message)
                 return

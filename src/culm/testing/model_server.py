@@ -143,7 +143,7 @@ class ModelServer:
             # A client that leaves is no error: to aiohttp, either is a request given up.
             raise asyncio.CancelledError from exc
         finally:
-            self._history.tell()
+            self._history.notify()
 
     def _choose(
         self,

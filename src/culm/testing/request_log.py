@@ -58,7 +58,7 @@ class RequestLog:
             self._drop_body(self.requests.pop(0))
         while self._body_bytes > BODY_BYTES_MAX and len(self._with_body) > 1:
             self._drop_body(self._with_body[0])
-        self.tell()
+        self.notify()
         return seen
 
     def get(self, n: int) -> SeenRequest:
@@ -67,7 +67,7 @@ class RequestLog:
             return self.requests[at]
         raise NotFound(f"there is no request {n}")
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake everybody who waits: something has changed."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -82,11 +82,11 @@ class MailRequest(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="
     letter: Name = ""  # The one that is answered, or asked about.
 
 
-Errand = StartAgents | WaitForAgents | SteerAgent | StopAgents | ListAgents | MailRequest
+AgentRequest = StartAgents | WaitForAgents | SteerAgent | StopAgents | ListAgents | MailRequest
 
 
 class Delegation(Protocol):
-    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
         """Do it, and say what came of it. What cannot be done is an error result, in words.
 
         To cancel it ends what it waits for: agents that were started to be waited for.

@@ -1,7 +1,7 @@
 """`agent`, `agent_wait`, `agent_send`, `agent_stop`, `agent_list`, `mail`: having others work.
 
-Owns how a model asks for it, and reads what it wrote into an errand. Doing it is the office's
-(`office.py`). Nobody need be asked about an errand: whoever is started asks for what it does.
+Owns how a model asks for it, and reads what it wrote into an errand. Doing it is the delegation's
+(`delegation.py`). Nobody need be asked about an errand: whoever is started asks for what it does.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from culm.tools.agent_requests import (
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
     AgentAssignment,
+    AgentRequest,
     Delegation,
-    Errand,
     ListAgents,
     MailRequest,
     StartAgents,
@@ -186,17 +186,17 @@ def read_mail(given: dict[str, Json]) -> MailRequest:
 @dataclass(frozen=True, slots=True)
 class AgentTool:
     spec: ToolSpec
-    read: Callable[[dict[str, Json]], Errand]  # Raises `BadArguments`.
-    office: Delegation
+    read: Callable[[dict[str, Json]], AgentRequest]  # Raises `BadArguments`.
+    delegation: Delegation
     parallel: bool
     crash: CrashPolicy
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            errand = encodable(self.read(call.arguments or {}))
+            request = encodable(self.read(call.arguments or {}))
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        return free_plan(call, lambda watch: self.office.do(call, errand, watch))
+        return free_plan(call, lambda watch: self.delegation.do(call, request, watch))
 
 
 # Their schemas are made once: a worker makes its tools for every run.
@@ -248,13 +248,15 @@ _OTHERS = (
 )
 
 
-def make_agent_tools(office: Delegation, *, may_start: bool, roles: str = "") -> dict[str, Tool]:
+def make_agent_tools(
+    delegation: Delegation, *, may_start: bool, roles: str = ""
+) -> dict[str, Tool]:
     """Those of an agent; one that may start no others has nobody to wait for, or to stop.
 
     `roles` is what a model is told of those that there are.
     """
     kinds = (*_STARTING, *_OTHERS) if may_start else _OTHERS
-    tools = [kind(office=office) for kind in kinds]
+    tools = [kind(delegation=delegation) for kind in kinds]
     return {tool.spec.name: _with_roles(tool, roles) for tool in tools}
 
 

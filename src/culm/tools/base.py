@@ -63,7 +63,7 @@ class ResolvedAction:
     commands: tuple[str, ...] | None = ()
     seen: tuple[str, ...] = ()  # Every command that is known to be in it, for rules that deny.
     # What a grant for more than once covers: another action is covered if all its grains are.
-    grains: tuple[str, ...] = ()
+    coverage: tuple[str, ...] = ()
     why: str = ""  # Why it is asked for, where that is not plain.
 
     @property

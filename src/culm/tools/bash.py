@@ -21,7 +21,7 @@ from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, W
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.process.directories import WorkingDirectories
 from culm.tools.process.environment import command_env, unasked_env, why_git_asks
-from culm.tools.process.exit_text import exit_words
+from culm.tools.process.exit_text import exit_text
 from culm.tools.process.jobs import RUNNING_MAX, BackgroundJob, BackgroundJobs
 from culm.tools.process.output import CommandOutput, make_room
 from culm.tools.process.running import (
@@ -31,7 +31,7 @@ from culm.tools.process.running import (
     LiveOutput,
     RunningCommand,
     has_bash,
-    hearing,
+    output_receiver,
     start,
 )
 from culm.tools.process.waiting import within
@@ -124,7 +124,7 @@ class _Ordered:
 
 @dataclass(frozen=True, slots=True)
 class BashTool:
-    kit: ToolContext
+    context: ToolContext
     jobs: BackgroundJobs
     directories: WorkingDirectories
     spec: ToolSpec
@@ -140,7 +140,7 @@ class BashTool:
         if not given.command.strip():
             return CallResult("(no output: the command is empty)")
         try:
-            return await self.kit.work.run(lambda _: self._resolve(call, given))
+            return await self.context.work.run(lambda _: self._resolve(call, given))
         except OpenRefused as exc:
             return CallResult(str(exc), is_error=True)
         except TimeoutError:
@@ -149,24 +149,26 @@ class BashTool:
     def _resolve(self, call: CallRequest, given: BashArguments) -> CallPlan:
         """Runs in a thread."""
         cwd = self.directories.resolve(call.session_id, given.working_dir)
-        readable = (self.kit.inside.root, self.kit.outputs)
+        readable = (self.context.inside.root, self.context.outputs)
         judged = judge(given.command, Path(cwd), readable)
-        action = _action(self.kit, given, cwd, judged)
+        action = _action(self.context, given, cwd, judged)
         ordered = _Ordered(call, given, cwd, unasked=action.is_free)
         return CallPlan(action, lambda watch: self._run(ordered, watch))
 
     async def _run(self, ordered: _Ordered, watch: Watch) -> CallResult:
         try:
-            command = await self.kit.work.run(lambda _: self._command(ordered))
+            command = await self.context.work.run(lambda _: self._command(ordered))
         except (OpenRefused, TimeoutError) as exc:
             return CallResult(str(exc) or _NO_ANSWER, is_error=True)
         if ordered.given.run_in_background and not self.jobs.has_room():
             return _no_room()
-        started_s = self.kit.clock.now_s()
+        started_s = self.context.clock.now_s()
         output = CommandOutput(self._overflow)
-        live = LiveOutput(watch, self.kit.clock)
+        live = LiveOutput(watch, self.context.clock)
         try:
-            running = await start(self.kit.custody, command, hearing(output, live), started_s)
+            running = await start(
+                self.context.processes, command, output_receiver(output, live), started_s
+            )
             return await _Waiting(self, ordered, running, output, started_s).result()
         except ProcessStartFailed as exc:
             return CallResult(f"The command could not be started: {exc}", is_error=True)
@@ -178,15 +180,15 @@ class BashTool:
         self.directories.check(ordered.cwd)
         call = ordered.call
         kind = "job" if ordered.given.run_in_background else "call"
-        owner = ProcessOwner(self.kit.workspace_id, kind, call.session_id, call.run_id, call.id)
-        env = command_env(self.kit.env(), ordered.cwd)
+        owner = ProcessOwner(self.context.workspace_id, kind, call.session_id, call.run_id, call.id)
+        env = command_env(self.context.env(), ordered.cwd)
         if ordered.unasked:
-            env = unasked_env(env, self.kit.inside.root)
+            env = unasked_env(env, self.context.inside.root)
         return CommandRequest(ordered.given.command, ordered.cwd, env, owner)
 
     def _overflow(self) -> Path:
-        make_room(self.kit.outputs)
-        return self.kit.outputs / f"{self.kit.ids.file()}.txt"
+        make_room(self.context.outputs)
+        return self.context.outputs / f"{self.context.ids.file()}.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class _Waiting:
             return self._result(await self.running.kill(), timeout_s=limits.kill_s)
 
     async def _wait(self, seconds: float) -> CommandResult | None:
-        return await within(self.bash.kit.clock, seconds, self.running.ended())
+        return await within(self.bash.context.clock, seconds, self.running.ended())
 
     def _become_job(self) -> BackgroundJob | None:
         given, session_id = self.ordered.given, self.ordered.call.session_id
@@ -251,7 +253,7 @@ class _Waiting:
             lines.append(f"It did not end within {timeout_s:g} s and was killed.")
         swept = ended.exit.swept and not ended.exit.lost
         hint = LEFT_HINT if swept else ""
-        lines += [line for line in (self._moved(ended), exit_words(ended.exit), hint) if line]
+        lines += [line for line in (self._moved(ended), exit_text(ended.exit), hint) if line]
         is_error = timeout_s is not None or ended.exit.lost
         about = self._about("\n".join([text, *lines] if text else lines))
         return CallResult("\n".join([text or "(no output)", *lines]), is_error, about)
@@ -269,7 +271,7 @@ class _Waiting:
     def _about(self, text: str, job_id: str | None = None) -> str:
         return metadata(
             start_time=int(self.started_s * 1000),
-            end_time=int(self.bash.kit.clock.now_s() * 1000),
+            end_time=int(self.bash.context.clock.now_s() * 1000),
             output=text,
             description=self.ordered.given.description,
             working_directory=shown(self.ordered.cwd),
@@ -278,9 +280,9 @@ class _Waiting:
         )
 
 
-def make_bash(kit: ToolContext, jobs: BackgroundJobs) -> BashTool:
+def make_bash(context: ToolContext, jobs: BackgroundJobs) -> BashTool:
     spec = SPEC
-    return BashTool(kit, jobs, WorkingDirectories(kit.inside), spec)
+    return BashTool(context, jobs, WorkingDirectories(context.inside), spec)
 
 
 def _check(command: str) -> None:
@@ -297,10 +299,12 @@ def _no_room() -> CallResult:
     return CallResult(text, is_error=True)
 
 
-def _action(kit: ToolContext, given: BashArguments, cwd: str, judged: Judgement) -> ResolvedAction:
-    why = _why_asked(kit, cwd, judged)
+def _action(
+    context: ToolContext, given: BashArguments, cwd: str, judged: Judgement
+) -> ResolvedAction:
+    why = _why_asked(context, cwd, judged)
     where = shown(cwd)
-    grains = tuple(f"{grain} @ {where}" for grain in judged.grains)
+    grains = tuple(f"{grain} @ {where}" for grain in judged.coverage)
     return ResolvedAction(
         "bash",
         "execute",
@@ -322,18 +326,18 @@ def _action(kit: ToolContext, given: BashArguments, cwd: str, judged: Judgement)
         paths=tuple(dict.fromkeys((where, *map(shown, judged.paths)))),
         commands=None if judged.commands is None else judged.asked,
         seen=judged.seen,
-        grains=grains or (f"exactly {_exactly(given.command)} @ {where}",),
+        coverage=grains or (f"exactly {_exactly(given.command)} @ {where}",),
         why=why,
     )
 
 
-def _why_asked(kit: ToolContext, cwd: str, judged: Judgement) -> str:
+def _why_asked(context: ToolContext, cwd: str, judged: Judgement) -> str:
     """Empty if nobody need be asked. Blocks as the disk does."""
     if not judged.is_free:
         return judged.why or "It may change something."
-    if not kit.inside.holds(cwd):
+    if not context.inside.contains(cwd):
         return f"{shown(cwd)} is outside the workspace."
-    if not has_bash(kit.env()):
+    if not has_bash(context.env()):
         return "There is no bash here, and another shell may read the command in another way."
     if any(_GIT.search(command) for command in judged.commands or ()):
         return why_git_asks((cwd, *judged.paths))

@@ -15,12 +15,12 @@ from msgspec import Meta, Struct
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
-from culm.tools.fetch import grains, look_up, resolved, shown_private, why
-from culm.tools.files.change import FileToChange, find_file, special_place
+from culm.tools.fetch import coverage_of, resolve_target, resolved, shown_private, why
+from culm.tools.files.change import FileToChange, find_file, special_path
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import size_text
 from culm.tools.files.paths import MissingPath, WorkspacePaths
-from culm.tools.files.read_tool import in_words
+from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.writing import MODE_NEW
 from culm.tools.tool_context import ToolContext
@@ -58,7 +58,7 @@ SPEC = make_spec("download", DESCRIPTION, DownloadArguments)
 
 @dataclass(frozen=True, slots=True)
 class DownloadTool:
-    kit: ToolContext
+    context: ToolContext
     network: Network
     bytes_max: int = FILE_BYTES_MAX
     spec: ToolSpec = SPEC
@@ -70,28 +70,33 @@ class DownloadTool:
             given = parse_arguments(call.arguments or {}, DownloadArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        found = await in_words(self.kit.work, lambda _: _find_new(self.kit.inside, given.file_path))
+        found = await run_in_thread(
+            self.context.work, lambda _: _find_new(self.context.inside, given.file_path)
+        )
         if isinstance(found, CallResult):
             return found
         try:
-            checked = await look_up(self.kit, self.network, given.url)
+            checked = await resolve_target(self.context, self.network, given.url)
         except OpenRefused as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        action = _action(self.kit, call, given, checked, found)
+        action = _action(self.context, call, given, checked, found)
         return CallPlan(action, lambda _: self._run(given, checked, found))
 
     async def _run(
         self, given: DownloadArguments, checked: CheckedTarget, found: FileToChange
     ) -> CallResult:
         seconds = given.timeout or TIMEOUT_S
-        part = _Part(self.kit.inside, found, f".culm-{self.kit.ids.file()}.tmp")
+        part = _Part(self.context.inside, found, f".culm-{self.context.ids.file()}.tmp")
         try:
-            async with bounded(self.kit.clock, seconds), open_page(checked, self.network) as page:
+            async with (
+                bounded(self.context.clock, seconds),
+                open_page(checked, self.network) as page,
+            ):
                 _check(page, self.bytes_max)
-                await self.kit.work.run(part.begin)
+                await self.context.work.run(part.begin)
                 await self._receive(page, part)
             # Its time is over with the last byte: a file that has its name is not denied.
-            unkept = await in_words(self.kit.work, part.finish)
+            unkept = await run_in_thread(self.context.work, part.finish)
         except OpenRefused as exc:
             return CallResult(str(exc), is_error=True)
         except TimeoutError:
@@ -117,14 +122,14 @@ class DownloadTool:
                     raise _too_large(page, self.bytes_max)
                 if len(batch) >= BATCH_BYTES:
                     full, batch = batch, bytearray()
-                    await self.kit.work.run(lambda _, full=full: part.write(full))
-        await self.kit.work.run(lambda _: part.write(batch))
+                    await self.context.work.run(lambda _, full=full: part.write(full))
+        await self.context.work.run(lambda _: part.write(batch))
 
 
 def make_download(
-    kit: ToolContext, network: Network | None = None, bytes_max: int = FILE_BYTES_MAX
+    context: ToolContext, network: Network | None = None, bytes_max: int = FILE_BYTES_MAX
 ) -> DownloadTool:
-    return DownloadTool(kit, network or Network(), bytes_max)
+    return DownloadTool(context, network or Network(), bytes_max)
 
 
 class _Part:
@@ -209,7 +214,7 @@ def _taken(name: str) -> OpenRefused:
 
 
 def _action(
-    kit: ToolContext,
+    context: ToolContext,
     call: CallRequest,
     given: DownloadArguments,
     checked: CheckedTarget,
@@ -218,9 +223,9 @@ def _action(
     directory = os.path.dirname(found.path)  # noqa: PTH120 - of a text
     # One grain for both: a consent to keep files of one host in one directory is neither a consent
     # to other files of that host nor to other ways of writing.
-    into = f" into {special_place(kit, found.path) or directory}"
+    into = f" into {special_path(context, found.path) or directory}"
     whys = [why(checked)] if checked.private else []
-    if not kit.inside.holds(found.path):
+    if not context.inside.contains(found.path):
         whys.append(f"{shown(found.path)} is outside the workspace")
     return ResolvedAction(
         call.name,
@@ -234,7 +239,7 @@ def _action(
         },
         resolved={**resolved(checked), "path": found.path},
         paths=(found.path,),
-        grains=tuple(grain + into for grain in grains("download", checked)),
+        coverage=tuple(grain + into for grain in coverage_of("download", checked)),
         why="; ".join(whys),
     )
 

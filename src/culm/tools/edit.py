@@ -36,14 +36,14 @@ class EditArguments(Struct, frozen=True):
 SPEC = make_spec("edit", DESCRIPTION, EditArguments)
 
 
-def make_edit(kit: ToolContext) -> ChangeTool[EditArguments]:
+def make_edit(context: ToolContext) -> ChangeTool[EditArguments]:
     return ChangeTool(
-        kit,
+        context,
         SPEC,
         EditArguments,
         lambda given: given.file_path,
         _rewrite,
-        lambda change: (said(change), change_fields(change)),
+        lambda change: (change_summary(change), change_fields(change)),
     )
 
 
@@ -71,7 +71,7 @@ def check_exists(found: FileToChange) -> None:
         raise OpenRefused(f"There is no {found.shown}. With an empty old_string it would be made.")
 
 
-def said(change: FileChange) -> str:
+def change_summary(change: FileChange) -> str:
     """What was done, and how the changed lines are now."""
     verb = "Changed" if change.found.exists else "Made"
     counts = f"+{change.difference.additions} -{change.difference.removals} lines"

@@ -41,12 +41,12 @@ def load_makers() -> dict[str, MakeTools]:
     return makers
 
 
-def package_tools(kit: ToolContext, taken: Collection[str]) -> dict[str, Tool]:
+def package_tools(context: ToolContext, taken: Collection[str]) -> dict[str, Tool]:
     """The tools of other packages for a workspace; none of them has a name that is `taken`."""
     tools: dict[str, Tool] = {}
     for name, make in load_makers().items():
         try:
-            made = _listed(make(kit))
+            made = _listed(make(context))
         except Exception:  # boundary: another package's code
             log.exception("the tools %s cannot be made", name)
             continue

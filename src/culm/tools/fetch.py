@@ -65,7 +65,7 @@ SPEC = make_spec("fetch", DESCRIPTION, FetchArguments)
 
 @dataclass(frozen=True, slots=True)
 class FetchTool:
-    kit: ToolContext
+    context: ToolContext
     network: Network
     spec: ToolSpec = SPEC
     parallel: bool = True
@@ -74,7 +74,7 @@ class FetchTool:
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
             given = parse_arguments(call.arguments or {}, FetchArguments)
-            checked = await look_up(self.kit, self.network, given.url)
+            checked = await resolve_target(self.context, self.network, given.url)
         except (InvalidArguments, OpenRefused) as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
         params = {"url": checked.site.url, "format": given.format, "timeout": given.timeout}
@@ -82,10 +82,10 @@ class FetchTool:
             call.name,
             "fetch",
             description=f"Fetch {checked.site.url}{shown_private(checked)}",
-            path=str(self.kit.inside.root),
+            path=str(self.context.inside.root),
             params=params,
             resolved=resolved(checked),
-            grains=grains("fetch", checked),
+            coverage=coverage_of("fetch", checked),
             why=why(checked),
         )
         return CallPlan(action, lambda _: self._run(given, checked))
@@ -93,7 +93,10 @@ class FetchTool:
     async def _run(self, given: FetchArguments, checked: CheckedTarget) -> CallResult:
         seconds = given.timeout or TIMEOUT_S
         try:
-            async with bounded(self.kit.clock, seconds), open_page(checked, self.network) as page:
+            async with (
+                bounded(self.context.clock, seconds),
+                open_page(checked, self.network) as page,
+            ):
                 _check_kind(page)
                 body, is_cut = await _read(page)
             return await self._result(given, checked, page, body, is_cut=is_cut)
@@ -117,7 +120,7 @@ class FetchTool:
         is_bad = not 200 <= page.status < 300
         chars_max = ERROR_CHARS_MAX if is_bad else TEXT_CHARS_MAX
         if given.format != "html" and _is_html(page, text):
-            text, is_stopped = await self.kit.work.run(
+            text, is_stopped = await self.context.work.run(
                 lambda stop: (
                     render(
                         text,
@@ -142,15 +145,15 @@ class FetchTool:
         return CallResult("\n\n".join((text, *notes)), is_error=is_bad)
 
 
-def make_fetch(kit: ToolContext, network: Network | None = None) -> FetchTool:
-    return FetchTool(kit, network or Network())
+def make_fetch(context: ToolContext, network: Network | None = None) -> FetchTool:
+    return FetchTool(context, network or Network())
 
 
-async def look_up(kit: ToolContext, network: Network, url: str) -> CheckedTarget:
+async def resolve_target(context: ToolContext, network: Network, url: str) -> CheckedTarget:
     """What a URL names and where that is; raises `Refused`."""
     site = parse_site(url)
     try:
-        async with bounded(kit.clock, LOOKUP_S):
+        async with bounded(context.clock, LOOKUP_S):
             return await check(site, network)
     except TimeoutError as exc:
         raise OpenRefused(
@@ -168,7 +171,7 @@ def why(checked: CheckedTarget) -> str:
     return f"{checked.site.host} is not on the public network: {private_text(checked)}"
 
 
-def grains(action: str, checked: CheckedTarget) -> tuple[str, ...]:
+def coverage_of(action: str, checked: CheckedTarget) -> tuple[str, ...]:
     """What a lasting grant covers: an origin, or exactly these addresses if one is private."""
     if not checked.private:
         return (f"{action}:{checked.site.origin}",)

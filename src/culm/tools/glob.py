@@ -60,13 +60,13 @@ class _File:
     path: str
 
 
-def make_glob(kit: FileAccess) -> ReadTool[GlobArguments]:
+def make_glob(context: FileAccess) -> ReadTool[GlobArguments]:
     return ReadTool(
-        kit,
+        context,
         SPEC,
         GlobArguments,
         lambda given: _start(given)[0],
-        lambda given, target, stop: _glob(kit.inside, given, target, stop),
+        lambda given, target, stop: _glob(context.inside, given, target, stop),
         verb="Find files in",
     )
 

@@ -20,8 +20,8 @@ from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult
 from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget
-from culm.tools.files.read_access import look, reading_action
-from culm.tools.files.read_tool import in_words
+from culm.tools.files.read_access import check_read, reading_action
+from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.safe_open import OpenRefused
 from culm.tools.glob import notes, read_gitignore
 from culm.tools.process.child import CallDeadline, ChildRequest, ProcessAccess, ask, open_deadline
@@ -79,15 +79,15 @@ class GrepArguments(Struct, frozen=True):
 SPEC = make_spec("grep", DESCRIPTION, GrepArguments)
 
 
-def make_grep(kit: ToolContext) -> "GrepTool":
-    return GrepTool(kit, SPEC, Ripgrep(kit, kit.work))
+def make_grep(context: ToolContext) -> "GrepTool":
+    return GrepTool(context, SPEC, Ripgrep(context, context.work))
 
 
 @dataclass(frozen=True, slots=True)
 class GrepTool:
     """It runs beside others, and a crash lets it be repeated."""
 
-    kit: ToolContext
+    context: ToolContext
     spec: ToolSpec
     ripgrep: Ripgrep
     parallel: bool = True
@@ -98,21 +98,25 @@ class GrepTool:
             given = parse_arguments(call.arguments or {}, GrepArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        found = await in_words(self.kit.work, lambda stop: look(self.kit, given.path, stop))
+        found = await run_in_thread(
+            self.context.work, lambda stop: check_read(self.context, given.path, stop)
+        )
         if isinstance(found, CallResult):
             return found
         action = reading_action(call, "read", "Search", found, given, "path")
         return CallPlan(action, lambda _: self._run(call, given, found.target))
 
     async def _run(self, call: CallRequest, given: GrepArguments, target: PathTarget) -> CallResult:
-        work = self.kit.work
-        owner = ProcessOwner(self.kit.workspace_id, "call", call.session_id, call.run_id, call.id)
+        work = self.context.work
+        owner = ProcessOwner(
+            self.context.workspace_id, "call", call.session_id, call.run_id, call.id
+        )
         async with work.searches:
             with (
                 OwnedDescriptors() as handles,
-                open_deadline(self.kit.clock, work.wall_s) as deadline,
+                open_deadline(self.context.clock, work.wall_s) as deadline,
             ):
-                ready = await in_words(
+                ready = await run_in_thread(
                     work, lambda _: self._make_ready(given, target, owner, handles)
                 )
                 if isinstance(ready, CallResult):
@@ -134,7 +138,7 @@ class GrepTool:
         owner: ProcessOwner,
         handles: OwnedDescriptors,
     ) -> tuple[LineSearch, RipgrepProgram | None]:
-        inside = self.kit.inside
+        inside = self.context.inside
         if given.include:
             parse_glob(given.include, hidden=True)  # Refused here, in words.
         with inside.open_real(target.path) as opened:
@@ -149,7 +153,7 @@ class GrepTool:
             MATCHES_MAX,
             owner,
         )
-        return sought, find_program(self.kit.env().get("PATH", ""), inside.root)
+        return sought, find_program(self.context.env().get("PATH", ""), inside.root)
 
     async def _search(
         self, sought: LineSearch, program: RipgrepProgram | None, deadline: CallDeadline
@@ -159,7 +163,7 @@ class GrepTool:
             found = await self.ripgrep.search(program, pattern, sought, deadline)
             if found is not None:
                 return found
-        return await _search_ourselves(self.kit, sought, deadline, self.kit.work.wall_s)
+        return await _search_ourselves(self.context, sought, deadline, self.context.work.wall_s)
 
 
 async def _search_ourselves(
@@ -182,7 +186,7 @@ async def _search_ourselves(
         "/",
         sought.owner,
         f"grep {sought.pattern}",
-        words.hear,
+        words.receive,
         given=json.dumps(query._asdict()).encode(),
         descriptors=(sought.place.descriptor,),
     )
@@ -201,7 +205,7 @@ class _Words:
         self.end: SearchEnd | None = None
         self._rest = b""
 
-    def hear(self, data: bytes) -> bool:
+    def receive(self, data: bytes) -> bool:
         *words, self._rest = (self._rest + data).split(b"\n")
         for word in words:
             said = json.loads(word)

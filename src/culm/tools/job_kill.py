@@ -10,7 +10,7 @@ from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_ar
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.files.safe_open import shown
 from culm.tools.job_output import unknown_job
-from culm.tools.process.exit_text import exit_words
+from culm.tools.process.exit_text import exit_text
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.wire.runs import CrashPolicy
 
@@ -52,7 +52,7 @@ class JobKillTool:
             params={"shell_id": job.id, "command": job.command},
             resolved={"shell_id": job.id, "command": job.command, "session": job.session_id},
             is_free=is_own,
-            grains=(f"kill:{job.id}",),
+            coverage=(f"kill:{job.id}",),
             why="" if is_own else "The job belongs to another session.",
         )
         return CallPlan(action, lambda _: self._run(job))
@@ -60,11 +60,11 @@ class JobKillTool:
     async def _run(self, job: BackgroundJob) -> CallResult:
         about = metadata(shell_id=job.id, command=job.command, description=job.description)
         if job.ended is not None:
-            words = exit_words(job.ended.exit) or "Exit code 0"
+            words = exit_text(job.ended.exit) or "Exit code 0"
             return CallResult(f"{job.id} had ended already.\n{words}", metadata=about)
         ended = await self.jobs.kill(job)
         if ended.exit.left:
-            return CallResult(exit_words(ended.exit), is_error=True, metadata=about)
+            return CallResult(exit_text(ended.exit), is_error=True, metadata=about)
         return CallResult(f"{job.id} was ended, and everything it had started.", metadata=about)
 
 

@@ -10,7 +10,7 @@ from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.tools.files.safe_open import shown
-from culm.tools.process.exit_text import exit_words
+from culm.tools.process.exit_text import exit_text
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.tools.process.waiting import within
 from culm.wire.runs import CrashPolicy
@@ -69,7 +69,7 @@ def _result(job: BackgroundJob, session_id: str) -> CallResult:
     text = job.output.text_since(mark).rstrip("\n")
     if is_own:
         job.seen_bytes = job.output.count
-    ending = None if job.ended is None else exit_words(job.ended.exit) or "Exit code 0"
+    ending = None if job.ended is None else exit_text(job.ended.exit) or "Exit code 0"
     nothing = "(no output since you last looked)" if mark else "(no output)"
     about = metadata(
         shell_id=job.id,

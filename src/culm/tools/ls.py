@@ -69,13 +69,13 @@ class _Listing:
     is_cut: bool = False
 
 
-def make_ls(kit: FileAccess) -> ReadTool[LsArguments]:
+def make_ls(context: FileAccess) -> ReadTool[LsArguments]:
     return ReadTool(
-        kit,
+        context,
         SPEC,
         LsArguments,
         lambda given: given.path,
-        lambda given, target, stop: _ls(kit.inside, given, target, stop),
+        lambda given, target, stop: _ls(context.inside, given, target, stop),
         action="list",
         verb="List",
     )

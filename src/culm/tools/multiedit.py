@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, to_builtins
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.edit import change_fields, check_exists, first_text, said
+from culm.tools.edit import change_fields, change_summary, check_exists, first_text
 from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
 from culm.tools.files.replace import ReplaceFailed, replaced
 from culm.tools.files.safe_open import OpenRefused
@@ -44,9 +44,9 @@ class MultieditArguments(Struct, frozen=True):
 SPEC = make_spec("multiedit", DESCRIPTION, MultieditArguments)
 
 
-def make_multiedit(kit: ToolContext) -> ChangeTool[MultieditArguments]:
+def make_multiedit(context: ToolContext) -> ChangeTool[MultieditArguments]:
     return ChangeTool(
-        kit,
+        context,
         SPEC,
         MultieditArguments,
         lambda given: given.file_path,
@@ -77,7 +77,7 @@ def _rewrite(given: MultieditArguments, found: FileToChange) -> Rewrite:
             failed.append((number, str(exc)))
     applied = len(given.edits) - len(failed)
     if not applied:
-        raise OpenRefused(_told(f"None of {len(given.edits)} edits could be made.", failed))
+        raise OpenRefused(_result_text(f"None of {len(given.edits)} edits could be made.", failed))
     fields: dict[str, Json] = {"edits_applied": applied}
     if failed:
         fields["edits_failed"] = [
@@ -86,14 +86,14 @@ def _rewrite(given: MultieditArguments, found: FileToChange) -> Rewrite:
         ]
     if not failed:
         return Rewrite(text, fields, f"All {applied} edits were made.")
-    note = _told(f"{applied} of {len(given.edits)} edits were made; these were not:", failed)
+    note = _result_text(f"{applied} of {len(given.edits)} edits were made; these were not:", failed)
     return Rewrite(text, encodable(fields), note)
 
 
-def _told(head: str, failed: list[tuple[int, str]]) -> str:
+def _result_text(head: str, failed: list[tuple[int, str]]) -> str:
     return "\n".join([head, *(f"Edit {number}: {error}" for number, error in failed)])
 
 
 def _answer(change: FileChange) -> tuple[str, Mapping[str, Json]]:
-    text = f"{said(change)}\n{change.rewrite.note}"
+    text = f"{change_summary(change)}\n{change.rewrite.note}"
     return clean(text), {**change_fields(change), **change.rewrite.fields}

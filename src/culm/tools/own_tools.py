@@ -30,7 +30,7 @@ DEPTH_MAX = 16  # Of arguments that are compared with their schema.
 
 
 def own_tools(
-    kit: ToolContext, declared: Mapping[str, OwnTool], taken: Collection[str]
+    context: ToolContext, declared: Mapping[str, OwnTool], taken: Collection[str]
 ) -> dict[str, "OwnCommand"]:
     """The tools that a configuration declares; none of them has a name that is `taken`."""
     tools: dict[str, OwnCommand] = {}
@@ -38,7 +38,7 @@ def own_tools(
         if why := _why_not(name, own, taken):
             log.error("the tool %s of the configuration is not used: %s", name, why)
         else:
-            tools[name] = OwnCommand(kit, name, own)
+            tools[name] = OwnCommand(context, name, own)
     return tools
 
 
@@ -52,7 +52,7 @@ def _why_not(name: str, own: OwnTool, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
-    kit: ToolContext
+    context: ToolContext
     name: str
     own: OwnTool
 
@@ -89,12 +89,12 @@ class OwnCommand:
                 {"argv": list(self._argv), "cwd": self._cwd, "arguments": arguments}
             ),
             is_free=self.own.is_free,
-            grains=(f"own:{self.name}",),
+            coverage=(f"own:{self.name}",),
         )
 
     @property
     def _cwd(self) -> str:
-        return str(self.kit.inside.root)
+        return str(self.context.inside.root)
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -107,15 +107,15 @@ class OwnCommand:
         telling = ExchangeRequest(
             self._argv,
             self._cwd,
-            command_env(self.kit.env(), self._cwd),
-            ProcessOwner(self.kit.workspace_id, "tool", call.session_id, call.run_id, call.id),
+            command_env(self.context.env(), self._cwd),
+            ProcessOwner(self.context.workspace_id, "tool", call.session_id, call.run_id, call.id),
             self.name,
             data,
             self.own.timeout_s,
             OUTPUT_BYTES_MAX,
         )
         try:
-            answer = await exchange(self.kit.custody, self.kit.clock, telling)
+            answer = await exchange(self.context.processes, self.context.clock, telling)
         except (ProcessStartFailed, OSError) as exc:
             return CallResult(f"{self.name} cannot be started: {exc}", is_error=True)
         if why := _failure(answer, self.own.timeout_s):

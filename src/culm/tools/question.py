@@ -137,13 +137,13 @@ def _question(number: int, given: QuestionArgument) -> Question:
 def _answer(request: QuestionRequest, responses: Sequence[QuestionResponse]) -> CallResult:
     by_id = {response.request_id: response for response in responses}
     said = [
-        f"{question.question}\n{_said(question, by_id.get(question.id))}"
+        f"{question.question}\n{_answer_text(question, by_id.get(question.id))}"
         for question in request.questions
     ]
     return CallResult("\n\n".join(said))
 
 
-def _said(question: Question, response: QuestionResponse | None) -> str:
+def _answer_text(question: Question, response: QuestionResponse | None) -> str:
     if response is None:
         return "(skipped)"
     labels = {choice.id: choice.label for choice in question.choices}

@@ -20,23 +20,23 @@ from culm.tools.view import make_view
 from culm.tools.write import make_write
 
 
-def make_tools(kit: ToolContext, jobs: BackgroundJobs) -> dict[str, Tool]:
+def make_tools(context: ToolContext, jobs: BackgroundJobs) -> dict[str, Tool]:
     """All that culm brings, and those of packages that are installed beside it."""
     tools: tuple[Tool, ...] = (
-        make_bash(kit, jobs),
-        make_download(kit),
-        make_edit(kit),
-        make_fetch(kit),
-        make_glob(kit),
-        make_grep(kit),
+        make_bash(context, jobs),
+        make_download(context),
+        make_edit(context),
+        make_fetch(context),
+        make_glob(context),
+        make_grep(context),
         make_job_kill(jobs),
-        make_job_output(jobs, kit.clock),
-        make_ls(kit),
-        make_multiedit(kit),
+        make_job_output(jobs, context.clock),
+        make_ls(context),
+        make_multiedit(context),
         make_question(),
-        make_todos(kit),
-        make_view(kit),
-        make_write(kit),
+        make_todos(context),
+        make_view(context),
+        make_write(context),
     )
     known = {tool.spec.name: tool for tool in tools}
-    return known | package_tools(kit, known)
+    return known | package_tools(context, known)

@@ -48,7 +48,7 @@ SPEC = make_spec("todos", DESCRIPTION, TodosArguments)
 
 @dataclass(frozen=True, slots=True)
 class TodosTool:
-    kit: ToolContext
+    context: ToolContext
     spec: ToolSpec = SPEC
     parallel: bool = False
     crash: CrashPolicy = "again"
@@ -64,15 +64,15 @@ class TodosTool:
     async def _run(self, call: CallRequest, todos: list[Todo]) -> CallResult:
         try:
             unit = set_todos(SessionId(call.session_id), todos)
-            before = await asyncio.shield(self.kit.store.write(unit))
+            before = await asyncio.shield(self.context.store.write(unit))
         except AppError as exc:
             return CallResult(f"The list could not be kept: {exc.message}", is_error=True)
         about = encode(todos_metadata(before, todos)).decode()
-        return CallResult(_words(todos), metadata=about)
+        return CallResult(_describe(todos), metadata=about)
 
 
-def make_todos(kit: ToolContext) -> TodosTool:
-    return TodosTool(kit)
+def make_todos(context: ToolContext) -> TodosTool:
+    return TodosTool(context)
 
 
 def todos_metadata(before: list[Todo], todos: list[Todo]) -> dict[str, Json]:
@@ -93,7 +93,7 @@ def todos_metadata(before: list[Todo], todos: list[Todo]) -> dict[str, Json]:
     return {**about, "completed": len(done), "total": len(todos)}
 
 
-def _words(todos: list[Todo]) -> str:
+def _describe(todos: list[Todo]) -> str:
     if not todos:
         return "The list is empty now."
     statuses = [todo.status for todo in todos]

@@ -17,7 +17,7 @@ class ToolContext:
     workspace_id: str
     inside: WorkspacePaths
     work: FileExecutor
-    custody: Processes
+    processes: Processes
     store: Store
     clock: Clock
     ids: Ids

@@ -55,13 +55,13 @@ class _Seen:
     is_stopped: bool
 
 
-def make_view(kit: FileAccess) -> ReadTool[ViewArguments]:
+def make_view(context: FileAccess) -> ReadTool[ViewArguments]:
     return ReadTool(
-        kit,
+        context,
         SPEC,
         ViewArguments,
         lambda given: given.file_path,
-        lambda given, target, stop: _view(kit.inside, given, target, stop),
+        lambda given, target, stop: _view(context.inside, given, target, stop),
         path_field="file_path",
     )
 

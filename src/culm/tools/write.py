@@ -27,9 +27,9 @@ class WriteArguments(Struct, frozen=True):
 SPEC = make_spec("write", DESCRIPTION, WriteArguments)
 
 
-def make_write(kit: ToolContext) -> ChangeTool[WriteArguments]:
+def make_write(context: ToolContext) -> ChangeTool[WriteArguments]:
     return ChangeTool(
-        kit,
+        context,
         SPEC,
         WriteArguments,
         lambda given: given.file_path,

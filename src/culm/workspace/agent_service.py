@@ -27,7 +27,7 @@ from culm.subagents.delegation import TreeDelegation
 from culm.subagents.mail_room import MailRoom
 from culm.subagents.outgoing_mail import OutgoingMail
 from culm.subagents.provisioning import AgentPlace
-from culm.subagents.roles import roles_with, words_of
+from culm.subagents.roles import role_text, roles_with
 from culm.subagents.start_policy import StartRefused, top
 from culm.subagents.starter import AgentCaller, AgentStarter, all_ended
 from culm.subagents.tree import AgentTree
@@ -93,8 +93,8 @@ class AgentService:
         if model is None:
             raise AgentNotReady
         names = list(self._world.tools())
-        consent = ApprovalPolicy(body.headless, parse_approve(body.approve))
-        caller = AgentCaller("", (), (), top(names, model), consent)
+        approval = ApprovalPolicy(body.headless, parse_approve(body.approve))
+        caller = AgentCaller("", (), (), top(names, model), approval)
         assignment = AgentAssignment(
             prompt=body.prompt,
             name=body.name,
@@ -111,7 +111,7 @@ class AgentService:
             raise InvalidRequest(str(exc)) from exc
         return (await self.agents.get(run.agent_id)).agent
 
-    async def say(self, agent_id: str, text: str) -> SaidToAgent:
+    async def steer(self, agent_id: str, text: str) -> SaidToAgent:
         """Steer one that works, or give one that has ended more to do."""
         self._check_open()
         if not text.strip():
@@ -190,9 +190,9 @@ class AgentService:
     async def ring(self, agent_id: str) -> None:
         """Somebody has delivered: look now."""
         if agent_id:
-            self.mail.look(check_address(agent_id))
+            self.mail.check(check_address(agent_id))
         else:
-            await self.mail.look_everywhere()
+            await self.mail.check_all()
 
     # --- how things stand
 
@@ -220,7 +220,7 @@ class AgentService:
         """The runs have ended, or are left behind."""
         await self.mail.stop()
 
-    def on_told(self, events: Iterable[StoredEvent]) -> None:
+    def on_published(self, events: Iterable[StoredEvent]) -> None:
         """Know which agents have not ended, for whoever begins to listen; sweep behind the rest."""
         for event in events:
             if event.type == "run_changed" and b'"state":"ended"' in event.payload:
@@ -269,10 +269,10 @@ class AgentService:
         ]
 
 
-def make_crew(
+def make_agent_service(
     world: World,
     runs: Runs,
-    workshop: Toolbox,
+    toolbox: Toolbox,
     configuration: WorkspaceConfig,
     about: WorkspaceInfo,
     equipment: Equipment,
@@ -287,11 +287,11 @@ def make_crew(
     def place() -> AgentPlace:
         return AgentPlace(
             workspace=about.path,
-            fabric_dir=means.fabric_dir,
+            discovery_dir=means.discovery_dir,
             project_key=project_key(about.path),
-            env=workshop.kit.env(),
+            env=toolbox.context.env(),
             tooling=configuration.tooling,
-            tools=list(workshop.tools()),
+            tools=list(toolbox.tools()),
             context=context_paths_of(configuration.shown.options),
             depth_max=world.settings.agents_depth_max,
             steps_max=world.settings.run_steps_max,
@@ -299,7 +299,7 @@ def make_crew(
         )
 
     folder = project_folder(about.root, about.path)
-    worktrees = AgentWorktrees(Worktrees(workshop.kit), about.path, folder / "worktrees")
+    worktrees = AgentWorktrees(Worktrees(toolbox.context), about.path, folder / "worktrees")
     agents = AgentTree(world, means.fleet, worktrees, place)
     starter = AgentStarter(
         world.store,
@@ -318,12 +318,12 @@ def make_crew(
         post, outbox, runs, world.store, world.clock, world.ids, world.tasks, means.blocking
     )
     mail.on_busy = on_mail
-    office = TreeDelegation(world, agents, runs, starter, outbox.serve)
-    agents.join(runs, office)
+    delegation = TreeDelegation(world, agents, runs, starter, outbox.serve)
+    agents.join(runs, delegation)
 
     def tools_of(tooling: ToolConfig) -> Mapping[str, Tool]:
-        roles = words_of(roles_with(tooling.roles))
-        return make_agent_tools(office, may_start=True, roles=roles)
+        roles = role_text(roles_with(tooling.roles))
+        return make_agent_tools(delegation, may_start=True, roles=roles)
 
-    workshop.offer(tools_of)
+    toolbox.offer(tools_of)
     return AgentService(world, agents, starter, runs, mail, outbox, check_open)

@@ -21,7 +21,7 @@ from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
 from culm.model.choice import ModelConfig, check_models
 from culm.model.local_servers import NOTHING, FoundProviders
-from culm.model.merge import USER_LAYER, WORKSPACE_LAYER, laid, layers_of
+from culm.model.merge import USER_LAYER, WORKSPACE_LAYER, layers_of, merged_config
 from culm.store.store import Store
 from culm.wire.codec import encode
 from culm.wire.config import Config
@@ -40,7 +40,7 @@ class ConfigOrigins:
 
     sources: ConfigSources
     documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, this workspace's.
-    look_around: LookAround
+    read_project_context: LookAround
 
 
 class WorkspaceConfig:
@@ -76,11 +76,11 @@ class WorkspaceConfig:
         self._is_loaded = False
         self._loading = asyncio.Lock()
         for document in origins.documents:
-            document.listen(self.tell_changed)
+            document.listen(self.publish_changed)
 
     def close(self) -> None:
         for document in self._origins.documents:
-            document.unlisten(self.tell_changed)
+            document.unlisten(self.publish_changed)
 
     # --- what it says
 
@@ -95,7 +95,7 @@ class WorkspaceConfig:
     def document(self) -> Document:
         """All of it, keys included; but no key goes to an address that came after it."""
         if self._whole is None:
-            self._whole = laid(self._layers(), self._env)
+            self._whole = merged_config(self._layers(), self._env)
         return self._whole
 
     @property
@@ -136,7 +136,7 @@ class WorkspaceConfig:
         def check(new: Document) -> None:
             layers = self._layers()
             layers[WORKSPACE_LAYER if scope else USER_LAYER] = new
-            whole = laid(layers, self._env)
+            whole = merged_config(layers, self._env)
             self._show(whole)
             read_tooling(whole)
             check_models(whole)
@@ -166,7 +166,7 @@ class WorkspaceConfig:
     async def load(self) -> None:
         """Read all of it anew, and tell if it differs."""
         async with self._loading:
-            found = await self._origins.look_around(self._env)
+            found = await self._origins.read_project_context(self._env)
             users = provider_ids(self._origins.documents[0].value)
             loaded = await self._origins.sources.load({*found.providers, *users})
             loaded = self._showable(found, loaded)
@@ -177,7 +177,7 @@ class WorkspaceConfig:
         self._found, self._loaded = found, loaded
         self._forget_document()
         if before is not None and self.document != before:
-            self.tell_changed()
+            self.publish_changed()
         self._is_loaded = True
 
     def _showable(self, found: FoundProviders, loaded: LoadedConfig) -> LoadedConfig:
@@ -189,7 +189,7 @@ class WorkspaceConfig:
         notices = loaded.notices
         for kept in (loaded, LoadedConfig(loaded.user), LoadedConfig(self._loaded.user)):
             try:
-                whole = laid(layers_of(found, kept, user, own), self._env)
+                whole = merged_config(layers_of(found, kept, user, own), self._env)
                 self._show(whole)
                 read_tooling(whole)
             except Rejected as exc:
@@ -212,7 +212,7 @@ class WorkspaceConfig:
     def _forget_document(self) -> None:
         self._whole = self._shown = self._tooling = None
 
-    def tell_changed(self) -> None:
+    def publish_changed(self) -> None:
         """Tell it durably; if that cannot be now, when the store is well again."""
         self._forget_document()
         self._untold = False
@@ -226,4 +226,4 @@ class WorkspaceConfig:
 
     def on_healthy_store(self) -> None:
         if self._untold:
-            self.tell_changed()
+            self.publish_changed()

@@ -221,7 +221,7 @@ class Registry:
         if workspace is None:
             self.resume(Path(one.path), Path(one.root))
         else:
-            await workspace.crew.ring(agent_id)
+            await workspace.agents.ring(agent_id)
 
     async def _settled(self, path: Path) -> LiveWorkspace | None:
         """The open workspace of a path, once it neither opens nor closes: then it reads no mail."""

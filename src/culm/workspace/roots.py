@@ -124,7 +124,7 @@ class DataRoots:
         except OSError as exc:
             owner = os.read(descriptor, 4096).decode(errors="replace").strip()
             os.close(descriptor)
-            raise DataLocked(str(root), _owner_words(owner)) from exc
+            raise DataLocked(str(root), _owner_text(owner)) from exc
         before = os.fstat(descriptor)
         owner = {"pid": os.getpid(), "version": __version__, "started": int(self._started_s)}
         os.ftruncate(descriptor, 0)
@@ -156,7 +156,7 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return False
 
 
-def _owner_words(text: str) -> str:
+def _owner_text(text: str) -> str:
     try:
         owner = json.loads(text)
         return f"another process (pid {int(owner['pid'])}, culm {owner['version']})"

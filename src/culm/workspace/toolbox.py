@@ -53,9 +53,9 @@ class Equipment:
 
     make_model: MakeModel
     make_tools: Callable[[ToolContext, BackgroundJobs], Mapping[str, Tool]]  # Those of a workspace.
-    look_at: Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]
+    read_project_context: Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]
     env: Mapping[str, str]  # The server's own; a client's goes over it.
-    custody: Processes
+    processes: Processes
     work: FileExecutor
     agents: Means | None = None  # Without them no agent is started.
 
@@ -80,18 +80,18 @@ class Toolbox:
         is_watched: Callable[[], bool],
         skip: bool,
     ) -> None:
-        self.kit = ToolContext(
+        self.context = ToolContext(
             workspace_id=workspace_id,
             inside=WorkspacePaths(path),
             work=equipment.work,
-            custody=equipment.custody,
+            processes=equipment.processes,
             store=store,
             clock=clock,
             ids=ids,
             env=lambda: configuration.env,
             outputs=project_folder(root, path) / "outputs",
         )
-        self.clearance = PermissionGate(
+        self.gate = PermissionGate(
             store,
             clock,
             ids,
@@ -106,11 +106,11 @@ class Toolbox:
         self._tasks = tasks
         self._store = store
         self._messages = messages
-        self._built_in = equipment.make_tools(self.kit, self._jobs)
+        self._built_in = equipment.make_tools(self.context, self._jobs)
         self._make_more: Callable[[ToolConfig], Mapping[str, Tool]] = lambda _: {}
         self._made_for: ToolConfig | None = None  # A turn asks more than once; it changes rarely.
         self._tools: Mapping[str, Tool] = {}
-        self._hooks = Hooks(self.kit, lambda: configuration.tooling.hooks)
+        self._hooks = Hooks(self.context, lambda: configuration.tooling.hooks)
 
     def offer(self, make: Callable[[ToolConfig], Mapping[str, Tool]]) -> None:
         """Have these beside the others, which go before them; made anew with the configuration."""
@@ -123,25 +123,25 @@ class Toolbox:
         if tooling is not self._made_for:
             self._made_for, self._tools = tooling, self._make(tooling)
         if "bash" in self._tools:
-            self.kit.custody.warm_nowait()  # While the model thinks.
+            self.context.processes.warm_nowait()  # While the model thinks.
         return self._tools
 
     def _make(self, tooling: ToolConfig) -> Mapping[str, Tool]:
         built_in = {**self._make_more(tooling), **self._built_in}
-        tools = {**built_in, **own_tools(self.kit, tooling.own_tools, built_in)}
+        tools = {**built_in, **own_tools(self.context, tooling.own_tools, built_in)}
         return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
 
     def _terms(self) -> PolicyInput:
         tooling = self._configuration.tooling
         return PolicyInput(
-            workspace=str(self.kit.inside.root),
-            home=os.path.realpath(self.kit.env().get("HOME") or Path.home()),
+            workspace=str(self.context.inside.root),
+            home=os.path.realpath(self.context.env().get("HOME") or Path.home()),
             rules=tooling.rules,
             allowed_tools=tooling.allowed_tools,
         )
 
     async def start(self) -> None:
-        await self.clearance.grants.load()
+        await self.gate.grants.load()
 
     async def run_shell(self, session_id: SessionId, command: str, width: int) -> ShellOutput:
         """Run a user's own command, unasked, and let the session show it. To cancel this ends it.
@@ -152,8 +152,8 @@ class Toolbox:
             raise InvalidRequest("command is empty")
         if await self._store.read(find_session(session_id)) is None:
             raise SessionNotFound(session_id)
-        root = str(self.kit.inside.root)
-        output, exit_code = await run_user_command(self.kit, command, root, width, session_id)
+        root = str(self.context.inside.root)
+        output, exit_code = await run_user_command(self.context, command, root, width, session_id)
         part = ShellCommandPart(ShellCommand(command, output, exit_code))
         _, written = self._messages.add(session_id, "user", [part])
         await asyncio.shield(written)
@@ -166,7 +166,7 @@ class Toolbox:
 
     async def processes(self) -> list[Process]:
         """What runs for this workspace now."""
-        held = await self.kit.custody.processes(self.kit.workspace_id)
+        held = await self.context.processes.processes(self.context.workspace_id)
         return [
             Process(
                 pid=one.pid,
@@ -185,18 +185,18 @@ class Toolbox:
 
     async def find_left(self, run_id: str) -> list[int]:
         """The processes of a run that were told to end and are still there."""
-        held = await self.kit.custody.processes(self.kit.workspace_id)
+        held = await self.context.processes.processes(self.context.workspace_id)
         stopping = (one for one in held if one.owner.run_id == run_id and one.stopping)
         return sorted({pid for one in stopping for pid in one.pids})
 
     def forget_session(self, session_id: str) -> None:
         """It is deleted: what runs for it ends."""
-        self.clearance.forget_session(session_id)
+        self.gate.forget_session(session_id)
         self._tasks.create_task(self._jobs.end_session(session_id), name=f"jobs {session_id}")
 
     async def stop(self) -> None:
         """End every process of this workspace, and verify it."""
         await self._jobs.end()
-        left = await self.kit.custody.end_all(self.kit.workspace_id)
+        left = await self.context.processes.end_all(self.context.workspace_id)
         if left:
             log.error("processes %s do not end; they are left behind", left)

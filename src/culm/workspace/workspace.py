@@ -57,7 +57,7 @@ from culm.wire.runs import RunChanged
 from culm.wire.sessions import Session
 from culm.wire.state import Present, Snapshot, StoreHealth
 from culm.workspace.about import WorkspaceInfo
-from culm.workspace.agent_service import NO_WORKERS, AgentService, make_crew
+from culm.workspace.agent_service import NO_WORKERS, AgentService, make_agent_service
 from culm.workspace.claims import (
     ArmTimer,
     Claims,
@@ -129,7 +129,7 @@ class LiveWorkspace:
             self.configuration.run_command,
         )
         self.configuration.on_change = self._models.forget
-        self.workshop = Toolbox(
+        self.toolbox = Toolbox(
             about.id,
             about.path,
             about.root,
@@ -140,22 +140,24 @@ class LiveWorkspace:
             tasks,
             clock,
             ids,
-            tell=self.hub.tell_live,
+            tell=self.hub.publish_transient,
             is_watched=lambda: self.claims.is_watched(),
             skip=about.yolo,
         )
-        self.clearance = self.workshop.clearance
+        self.gate = self.toolbox.gate
         world = self._world(clock, ids, cfg, tasks)
         self.runs = Runs(world, lambda _: self._count_work())
-        means = (self.workshop, self.configuration, about, equipment)
-        self._crew = make_crew(world, self.runs, *means, self._check_open, self._count_work)
+        means = (self.toolbox, self.configuration, about, equipment)
+        self._agent_service = make_agent_service(
+            world, self.runs, *means, self._check_open, self._count_work
+        )
         self.files = SessionFiles(store, self._check_open)
         self.agent = RunService(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
         self.closing = False
         self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
         self.on_fate: Callable[[WorkspaceFate], None] = _keep
-        self._look_at = equipment.look_at
+        self._look_at = equipment.read_project_context
         self.clock = clock
         self._ids = ids
         self._settings = cfg
@@ -164,10 +166,10 @@ class LiveWorkspace:
         self._trim_timer: Timer | None = None
         self._heal_timer: Timer | None = None
         self._trimmed_at = store.seq
-        self.messages.tell_through(self.hub)
+        self.messages.publish_through(self.hub)
         self.hub.show_on_attach(self._unlogged_state)
-        store.tell = self._tell
-        store.on_health = self._tell_health
+        store.tell = self._publish
+        store.on_health = self._publish_health
 
     def _world(self, clock: Clock, ids: Ids, cfg: Settings, tasks: asyncio.TaskGroup) -> World:
         return World(
@@ -175,39 +177,45 @@ class LiveWorkspace:
             store=self.store,
             messages=self.messages,
             models=self._models,
-            tools=self.workshop.tools,
-            clearance=self.clearance,
-            look_around=self._look_around,
-            tell=self.hub.tell_live,
-            find_left=self.workshop.find_left,
-            hold_elsewhere=self._hold_elsewhere,
+            tools=self.toolbox.tools,
+            gate=self.gate,
+            read_project_context=self._read_project_context,
+            publish=self.hub.publish_transient,
+            find_left=self.toolbox.find_left,
+            run_elsewhere=self._run_elsewhere,
             clock=clock,
             ids=ids,
             settings=cfg,
             tasks=tasks,
         )
 
-    async def _hold_elsewhere(self, run: LiveRun, journal: TurnJournal) -> Ending:
-        return NO_WORKERS if self._crew is None else await self._crew.agents.hold(run, journal)
+    async def _run_elsewhere(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        return (
+            NO_WORKERS
+            if self._agent_service is None
+            else await self._agent_service.agents.run_turn(run, journal)
+        )
 
     @property
-    def crew(self) -> AgentService:
+    def agents(self) -> AgentService:
         """Its agents; raises `NotBuilt` where there is nobody to do what they are given."""
-        if self._crew is None:
+        if self._agent_service is None:
             raise NotBuilt("agents: this server has no workers")
-        return self._crew
+        return self._agent_service
 
     async def processes(self) -> list[Process]:
         """What runs for it now: processes of calls and jobs, and workers of agents."""
-        workers = [] if self._crew is None else await self._crew.workers()
-        return [*workers, *await self.workshop.processes()]
+        workers = [] if self._agent_service is None else await self._agent_service.workers()
+        return [*workers, *await self.toolbox.processes()]
 
     # --- who is attached
 
     @property
     def at_work(self) -> int:
         """How many runs and letters need it, though no client may be there."""
-        return len(self.runs.live()) + (0 if self._crew is None else self._crew.mail.busy)
+        return len(self.runs.live()) + (
+            0 if self._agent_service is None else self._agent_service.mail.busy
+        )
 
     def _count_work(self) -> None:
         self.claim(RunsChanged(self.at_work))
@@ -221,7 +229,7 @@ class LiveWorkspace:
         self.claims = step.claims
         if step.arm is not None:
             self._arm(step.arm)
-        self._tell_presence(before)
+        self._publish_presence(before)
         if step.fate is not WorkspaceFate.KEEP:
             self._is_abandoned = step.fate is WorkspaceFate.INTERRUPT
             self.on_fate(step.fate)
@@ -302,18 +310,18 @@ class LiveWorkspace:
             for one in {session_id, *(stored.agent.session_id for stored in agents)}:
                 self.messages.forget_session(one)
                 self.runs.forget_session(one)
-                self.workshop.forget_session(one)
+                self.toolbox.forget_session(one)
 
         write = self.store.write(delete_session(session_id), deleted)
         agents = await asyncio.shield(write)
-        if self._crew is not None:
-            await self._crew.forget(session_id, agents)
+        if self._agent_service is not None:
+            await self._agent_service.forget(session_id, agents)
 
     async def _find_duty(self, session_id: str) -> tuple[SubAgent, AgentDuty] | None:
         """Nothing is waited for where a session has its own agent: prompts keep their order."""
-        if self._crew is None or not self._crew.agents.has_session(session_id):
+        if self._agent_service is None or not self._agent_service.agents.has_session(session_id):
             return None
-        return await self._crew.agents.find_duty(session_id)
+        return await self._agent_service.agents.find_duty(session_id)
 
     # --- configuration
 
@@ -326,7 +334,7 @@ class LiveWorkspace:
         self._check_open()
         await self.configuration.change(scope, edit)
 
-    async def _look_around(self) -> ProjectContext:
+    async def _read_project_context(self) -> ProjectContext:
         try:
             paths = context_paths_of(self.configuration.shown.options)
             return await self._look_at(self.about.path, paths, self.clock.now_s())
@@ -351,10 +359,10 @@ class LiveWorkspace:
 
     # --- telling
 
-    def _tell(self, events: tuple[StoredEvent, ...]) -> None:
-        self.hub.tell(events)
-        if self._crew is not None:
-            self._crew.on_told(events)
+    def _publish(self, events: tuple[StoredEvent, ...]) -> None:
+        self.hub.publish(events)
+        if self._agent_service is not None:
+            self._agent_service.on_published(events)
         if events[-1].seq - self._trimmed_at > TRIM_EVERY:
             self._trimmed_at = events[-1].seq
             self._trim()
@@ -374,21 +382,21 @@ class LiveWorkspace:
         for shown in self.runs.shown():
             type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
             yield TransientEvent(type_, shown.session_id, encode(shown))
-        yield from self.clearance.shown()
-        if self._crew is not None:
-            yield from self._crew.shown()
+        yield from self.gate.shown()
+        if self._agent_service is not None:
+            yield from self._agent_service.shown()
 
-    def _tell_presence(self, before: Claims) -> None:
+    def _publish_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():
             old, new = before.by_client.get(client_id), self.claims.by_client.get(client_id)
             was = old.session_id if old is not None and old.streams else None
             now = new.session_id if new is not None and new.streams else None
             if was != now:
                 present = Present(client_id, now or "", attached=now is not None)
-                self.hub.tell_live(TransientEvent("presence_changed", "", encode(present)))
+                self.hub.publish_transient(TransientEvent("presence_changed", "", encode(present)))
 
-    def _tell_health(self, health: StoreHealth) -> None:
-        self.hub.tell_live(TransientEvent("store_health", "", encode(health)))
+    def _publish_health(self, health: StoreHealth) -> None:
+        self.hub.publish_transient(TransientEvent("store_health", "", encode(health)))
         if health.state == "failing":
             self.runs.on_store_failing()
         else:
@@ -411,9 +419,9 @@ class LiveWorkspace:
         `alive_s` is when a server was last here; what waited goes on if that is not long ago.
         """
         await self.configuration.load()  # Whether a run can go on depends on it.
-        await self.workshop.start()
-        if self._crew is not None:
-            await self._crew.mail.drop_late()
+        await self.toolbox.start()
+        if self._agent_service is not None:
+            await self._agent_service.mail.drop_late()
         away_s = 0.0 if alive_s is None else max(0.0, self.clock.now_s() - alive_s)
         unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
         recovered = await self.store.write(unit)
@@ -421,11 +429,11 @@ class LiveWorkspace:
             said = "%s: after the last end %d run(s) were ended, %d are held, %d go on"
             counts = (recovered.ended, len(recovered.held), len(recovered.resumed))
             log.warning(said, self.about.path, *counts)
-        if self._crew is not None:
-            await self._crew.prepare()
+        if self._agent_service is not None:
+            await self._agent_service.prepare()
         self.runs.resume(recovered)
-        if self._crew is not None:
-            await self._crew.start()
+        if self._agent_service is not None:
+            await self._agent_service.start()
         self._trim_in_time()
 
     def _trim_in_time(self) -> None:
@@ -448,12 +456,12 @@ class LiveWorkspace:
         for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
             if timer is not None:
                 timer.cancel()
-        if self._crew is not None:
-            self._crew.close()
+        if self._agent_service is not None:
+            self._agent_service.close()
         await self.runs.stop(for_good=self._is_abandoned)
-        if self._crew is not None:
-            await self._crew.stop()
-        await self.workshop.stop()
+        if self._agent_service is not None:
+            await self._agent_service.stop()
+        await self.toolbox.stop()
         waiting = {run.reenters for run in self.runs.live() if run.reenters is not None}
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):

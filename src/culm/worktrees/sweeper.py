@@ -112,23 +112,23 @@ class WorktreeSweeper:
         if in_use or agent_id in self._seen:
             return
         if stored is not None:
-            await self.settle(stored)
+            await self.finish(stored)
         elif agent_id in self._left:
             self._left.discard(agent_id)
             with self._looking_at(agent_id):
                 await self._worktrees.clear(agent_id)
 
-    async def settle(self, stored: StoredAgent) -> WorktreeOutcome | None:
+    async def finish(self, stored: StoredAgent) -> WorktreeOutcome | None:
         """What was changed in the agent's own worktree, which goes if nothing was."""
         agent_id, terms = stored.agent.agent_id, decode(stored.terms, AgentTerms)
         with self._looking_at(agent_id):
-            settled = await self._worktrees.settle(terms)
+            settled = await self._worktrees.finish(terms)
             if settled is None:
                 return None
             if not settled.kept:
                 gone = set_worktree(agent_id, worktree="", branch="", terms=stored.terms)
                 await asyncio.shield(self._store.write(gone))
-            elif not settled.trouble:
+            elif not settled.error:
                 self._seen.add(agent_id)
         return settled
 

@@ -65,7 +65,7 @@ class WorktreeOutcome:
     files: Sequence[str] = ()  # Changed or new, seen from the top of the repository.
     files_more: int = 0  # Further ones, which are not named; of very many, not all are counted.
     commits: int = 0
-    trouble: str = ""  # Why its changes are not known, or why it could not be removed.
+    error: str = ""  # Why its changes are not known, or why it could not be removed.
 
 
 def describe(settled: WorktreeOutcome) -> str:
@@ -73,8 +73,8 @@ def describe(settled: WorktreeOutcome) -> str:
     where = f"{printable(str(settled.worktree.path))} on branch {settled.worktree.branch}"
     if not settled.kept:
         return "Nothing was changed in its worktree, which is removed."
-    if settled.trouble:
-        return f"Its worktree is kept in {where}: {settled.trouble}."
+    if settled.error:
+        return f"Its worktree is kept in {where}: {settled.error}."
     files = len(settled.files) + settled.files_more
     return f"Its work is kept in {where}; commits: {settled.commits}, files changed: {files}."
 
@@ -82,8 +82,8 @@ def describe(settled: WorktreeOutcome) -> str:
 class Worktrees:
     """Those of one workspace's agents."""
 
-    def __init__(self, kit: ToolContext) -> None:
-        self._kit = kit
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
         # Git fails if it finds the entry of another worktree half written: one writes at a time.
         self._lock = asyncio.Lock()
         # One settles a worktree at a time, and the next finds what that one has left.
@@ -98,7 +98,7 @@ class Worktrees:
         Raises `WorktreeFailed`.
         """
         try:
-            repository = await _find_repository(self._kit, workspace)
+            repository = await _find_repository(self._context, workspace)
             making = _Making(repository, folder, agent_id, self._lock)
             is_made = False
             try:
@@ -111,21 +111,21 @@ class Worktrees:
             raise WorktreeFailed(str(exc)) from exc
         return worktree
 
-    async def settle(self, worktree: Worktree) -> WorktreeOutcome:
+    async def finish(self, worktree: Worktree) -> WorktreeOutcome:
         """Its agent has ended: remove it if nothing was changed in it, else say what was.
 
         What git ignores is no change. Never fails: a worktree that cannot be looked into, or not
         be removed, is kept. It may have been removed before, by us or by somebody else.
         """
         async with self._settling.setdefault(worktree.path, asyncio.Lock()):
-            return await self._settle(worktree)
+            return await self._finish(worktree)
 
-    async def _settle(self, worktree: Worktree) -> WorktreeOutcome:
+    async def _finish(self, worktree: Worktree) -> WorktreeOutcome:
         has_files, has_entry = await asyncio.to_thread(_what_is_there, worktree)
         common = worktree.entry.parent.parent
-        git = _Git(self._kit, worktree.path.parent, (f"--git-dir={common}",))
+        git = _Git(self._context, worktree.path.parent, (f"--git-dir={common}",))
         try:
-            files, commits = await _find_changes(self._kit, worktree) if has_files else ([], 0)
+            files, commits = await _find_changes(self._context, worktree) if has_files else ([], 0)
             if files or commits:
                 named, more = files[:FILES_MAX], max(len(files) - FILES_MAX, 0)
                 return WorktreeOutcome(
@@ -136,14 +136,14 @@ class Worktrees:
                     # Not by force: git looks again, and refuses if there is something after all.
                     await git.do("worktree", "remove", "--", str(worktree.path))
         except _GitFailed as exc:
-            return WorktreeOutcome(worktree, kept=True, trouble=printable(str(exc)))
+            return WorktreeOutcome(worktree, kept=True, error=printable(str(exc)))
         await _remove_branch(git, worktree.branch, worktree.base)
         await asyncio.to_thread(remove_note, worktree.path)
         return WorktreeOutcome(worktree, kept=False)
 
     async def remove(self, worktree: Worktree) -> bool:
         """Its agent is forgotten. False if there may be work in it, which stays."""
-        return not (await self.settle(worktree)).kept
+        return not (await self.finish(worktree)).kept
 
     async def clear(self, folder: Path) -> None:
         """Nobody knows whose it is: remove what is left there, unless there may be work in it.
@@ -155,9 +155,9 @@ class Worktrees:
             return
         if note.entry:
             places = Path(note.workspace), note.branch, note.base, Path(note.entry)
-            await self.settle(Worktree(folder, *places))
+            await self.finish(Worktree(folder, *places))
         else:  # It was never handed over, so that nobody has worked there.
-            git = _Git(self._kit, folder.parent, (f"--git-dir={note.common}",))
+            git = _Git(self._context, folder.parent, (f"--git-dir={note.common}",))
             await _undo(git, folder, note)
 
 
@@ -178,11 +178,11 @@ class _Repository:
     base: str
 
 
-async def _find_repository(kit: ToolContext, workspace: Path) -> _Repository:
-    git = _Git(kit, workspace)
+async def _find_repository(context: ToolContext, workspace: Path) -> _Repository:
+    git = _Git(context, workspace)
     asked = await git.ask("rev-parse", "--git-common-dir", "--show-toplevel")
     if asked.exit.code != 0:
-        raise _why_no_repository(workspace, _words(asked))
+        raise _why_no_repository(workspace, _describe(asked))
     lines = os.fsdecode(asked.output).removesuffix("\n").split("\n")
     if len(lines) != 2:
         raise WorktreeFailed(f"{workspace} has a line break in its path")
@@ -191,7 +191,7 @@ async def _find_repository(kit: ToolContext, workspace: Path) -> _Repository:
     if head.exit.code != 0:
         raise WorktreeFailed(f"{top} has no commit to start from", "make one")
     # From here on git is told where the repository is, and does not look for one.
-    told = _Git(kit, top, (f"--git-dir={common}",))
+    told = _Git(context, top, (f"--git-dir={common}",))
     base = head.output.decode().strip()
     # What an agent puts into the empty directory of one is no change to git, and would be lost.
     if await _has_submodules(told, base):
@@ -205,7 +205,7 @@ async def _has_submodules(git: "_Git", base: str) -> bool:
     words = ("ls-tree", "-r", "-d", "-z", "--full-tree", base)
     listed = await git.ask(*words, bytes_max=TREES_BYTES_MAX)
     if listed.exit.code != 0 or listed.is_cut:
-        why = "there are too many directories" if listed.is_cut else _words(listed)
+        why = "there are too many directories" if listed.is_cut else _describe(listed)
         raise _GitFailed(f"whether there are submodules is not known ({why})")
     return b"\x00160000 " in b"\0" + listed.output
 
@@ -301,7 +301,7 @@ class _Making:
                 return
             self._write_note(branch="")
             if not await self._is_taken(name):  # Nobody was faster: something else is wrong.
-                raise WorktreeFailed(f"the branch {name} cannot be made ({_words(made)})")
+                raise WorktreeFailed(f"the branch {name} cannot be made ({_describe(made)})")
         raise WorktreeFailed(f"the branch culm/{self._agent_id} exists already")
 
     async def _is_taken(self, name: str) -> bool:
@@ -385,11 +385,11 @@ def _what_is_there(worktree: Worktree) -> tuple[bool, bool]:
     return os.path.lexists(worktree.path), os.path.lexists(worktree.entry)
 
 
-async def _find_changes(kit: ToolContext, worktree: Worktree) -> tuple[list[str], int]:
+async def _find_changes(context: ToolContext, worktree: Worktree) -> tuple[list[str], int]:
     """The files that differ, and how many commits there are. Raises `_GitFailed`."""
     if why := await asyncio.to_thread(_why_unsafe, worktree):
         raise _GitFailed(f"what was changed in it is not known, as {why}")
-    git = _Git(kit, worktree.path).within(worktree.entry, worktree.path)
+    git = _Git(context, worktree.path).within(worktree.entry, worktree.path)
     # The agent may have left its branch, or have removed it.
     heads = ("HEAD", _ref(worktree.branch), f"^{worktree.base}")
     commits = int(await git.do("rev-list", "--count", "--ignore-missing", *heads, "--"))
@@ -421,24 +421,24 @@ class _GitFailed(Exception):
 class _Git:
     """Git, made harmless, in custody, and bounded in time and in what it says."""
 
-    kit: ToolContext
+    context: ToolContext
     cwd: Path
     told: Sequence[str] = ()  # Where the repository is.
 
     def within(self, entry: Path, path: Path) -> "_Git":
         """In a worktree, which need not say by itself where its repository is."""
-        return _Git(self.kit, path, (f"--git-dir={entry}", f"--work-tree={path}"))
+        return _Git(self.context, path, (f"--git-dir={entry}", f"--work-tree={path}"))
 
     async def ask(
         self, *words: str, within_s: float = GIT_S, bytes_max: int = OUTPUT_BYTES_MAX
     ) -> ExchangeAnswer:
         """Raises `_GitFailed` if it cannot be run to its end."""
         argv, title = ("git", *self.told, *words), f"git {words[0]}"
-        owner = ProcessOwner(self.kit.workspace_id, "agent")
+        owner = ProcessOwner(self.context.workspace_id, "agent")
         cwd, env = str(self.cwd), self._env()
         telling = ExchangeRequest(argv, cwd, env, owner, title, b"", within_s, bytes_max)
         try:
-            answer = await exchange(self.kit.custody, self.kit.clock, telling)
+            answer = await exchange(self.context.processes, self.context.clock, telling)
         except (ProcessStartFailed, OSError) as exc:
             raise _GitFailed(f"`{title}` cannot be run ({exc})") from exc
         if answer.is_late:
@@ -459,17 +459,17 @@ class _Git:
     async def _do(self, words: Sequence[str], within_s: float) -> bytes:
         answer = await self.ask(*words, within_s=within_s)
         if answer.exit.code != 0:
-            raise _GitFailed(f"`git {words[0]}` failed ({_words(answer)})")
+            raise _GitFailed(f"`git {words[0]}` failed ({_describe(answer)})")
         return answer.output
 
     def _env(self) -> dict[str, str]:
-        env = unasked_env(command_env(self.kit.env(), str(self.cwd)), self.kit.inside.root)
+        env = unasked_env(command_env(self.context.env(), str(self.cwd)), self.context.inside.root)
         # The workspace may be a directory of a larger repository, which git shall find.
         env.pop("GIT_CEILING_DIRECTORIES", None)
         return {**env, "LC_ALL": "C"}  # We read some of its words.
 
 
-def _words(answer: ExchangeAnswer) -> str:
+def _describe(answer: ExchangeAnswer) -> str:
     """The first thing that git calls wrong."""
     lines = clean(answer.errors.decode(errors="replace")).splitlines()
     wrong = [line[7:] for line in lines if line.startswith(("fatal: ", "error: "))]

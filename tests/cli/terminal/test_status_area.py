@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.terminal.status_area import StatusArea, find_region, keep_drawing
+from culm.cli.terminal.status_area import StatusArea, find_region, redraw_until_done
 from culm.cli.terminal.status_lines import AgentStatus, RunStatus
 from culm.cli.terminal.streams import CannotWrite
 from culm.ids import AgentId, MessageId, SessionId
@@ -259,7 +259,7 @@ async def test_however_it_ends_nothing_is_left(way: str) -> None:
     async with asyncio.timeout(WAIT_S):
         with pytest.RaisesGroup(Looked) if way == "fail" else nullcontext():
             async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(keep_drawing(face, look, stop), name="draw")
+                task = tasks.create_task(redraw_until_done(face, look, stop), name="draw")
     assert (looks, tty.lines(), tty.screen.column) == (3, [], 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from culm.cli.render.agent_events import JsonCallRenderer
 from culm.cli.render.json_lines import JsonRenderer
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.terminal.streams import CannotWrite, let_go, output_width, say
+from culm.cli.terminal.streams import CannotWrite, let_go, output_width, write_note
 from culm.fleet.executor import completed
 from culm.ids import MessageId
 from tests.cli.conftest import Desk, Said
@@ -103,7 +103,7 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_said_of_a_failure_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say("culm: a\x1b[2Jb\u202ec\nhint: d\re")
+    write_note("culm: a\x1b[2Jb\u202ec\nhint: d\re")
     assert capsys.readouterr().err == "culm: a\\x1b[2Jb\\u202ec\nhint: d\\re\n"
 
 

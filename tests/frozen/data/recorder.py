@@ -245,7 +245,7 @@ class Recording:
         await stage.cancel_run(run_id)
         await stage.heard.complete(run_id)
         self.plan(fetch)
-        await stage.remote.look_at(session)
+        await stage.remote.select_session(session)
         run_id = await stage.prompt("Fetch it in time.", session, run_id=Ids(seed=9).run())
         await self.permission()
         stage.clock.advance(301)

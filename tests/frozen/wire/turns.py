@@ -77,7 +77,7 @@ class Known:
             path="/srv",
             params={"to": self.to},
             resolved={"to": self.to},
-            grains=(f"deploy:{self.to}",),
+            coverage=(f"deploy:{self.to}",),
             why="it leaves the workspace",
         )
         return CallPlan(action, self.run)

@@ -52,7 +52,7 @@ from culm.wire.messages import (
 )
 from culm.wire.sessions import Todo
 from tests.support import WAIT_S, carried_out
-from tests.tools.kits import open_kit
+from tests.tools.kits import open_context
 
 PARAMETERS = {
     "ls": ["path", "ignore", "depth"],
@@ -167,15 +167,15 @@ async def test_a_workspace_is_really_worked_in(tmp_path: Path) -> None:
         "fetch http://[::1]:9/": "`fetch` failed:\n```\n",
         "ask a sub-agent to rest": "That needs the tool `agent`, which is not here yet.",
     }
-    async with open_kit(tmp_path) as kit, open_jobs() as jobs:
-        await kit.store.write(add_session(SessionId("s"), "one", sessions_max=1))
+    async with open_context(tmp_path) as context, open_jobs() as jobs:
+        await context.store.write(add_session(SessionId("s"), "one", sessions_max=1))
         project = tmp_path / "work"
         (project / "src").mkdir()
         (project / "src" / "a.py").write_text("import re\n# TODO: one\n")
         (project / "src" / "b.py").write_text("# TODO: two\n")
         (project / "README.md").write_text("".join(f"line {n}\n" for n in range(1, 51)))
         (project / "empty.txt").touch()
-        tools = make_tools(kit, jobs)
+        tools = make_tools(context, jobs)
         for prompt, answer in expected.items():
             assert answer in await take_turn([said(prompt)], tools), prompt
         texts = {name: (project / name).read_text() for name in ("src/a.py", "src/b.py")}

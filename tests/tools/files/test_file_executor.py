@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from culm.tools.files.file_executor import GRACE_S, THREADS, WALL_S, StopFlag, open_file_work
+from culm.tools.files.file_executor import GRACE_S, THREADS, WALL_S, StopFlag, open_file_executor
 from tests.support import WAIT_S, FakeClock
 
 
@@ -37,7 +37,7 @@ async def test_a_job_out_of_time_is_told_and_its_result_counts() -> None:
     clock = FakeClock()
     async with (
         asyncio.timeout(WAIT_S),
-        open_file_work(clock) as work,
+        open_file_executor(clock) as work,
         asyncio.TaskGroup() as group,
     ):
         job = Job()
@@ -50,7 +50,7 @@ async def test_a_job_out_of_time_is_told_and_its_result_counts() -> None:
 
 async def test_a_job_that_does_not_stop_is_given_up() -> None:
     clock = FakeClock()
-    async with asyncio.timeout(WAIT_S), open_file_work(clock) as work:
+    async with asyncio.timeout(WAIT_S), open_file_executor(clock) as work:
         job = Job(hangs=True)
 
         async def run() -> None:
@@ -66,7 +66,7 @@ async def test_a_job_that_does_not_stop_is_given_up() -> None:
 
 async def test_a_cancel_stops_the_job_before_it_is_over() -> None:
     clock = FakeClock()
-    async with asyncio.timeout(WAIT_S), open_file_work(clock) as work:
+    async with asyncio.timeout(WAIT_S), open_file_executor(clock) as work:
         job = Job()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(work.run(job))
@@ -77,7 +77,7 @@ async def test_a_cancel_stops_the_job_before_it_is_over() -> None:
 
 async def test_the_end_of_the_block_stops_what_still_runs() -> None:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        async with open_file_work(FakeClock()) as work:
+        async with open_file_executor(FakeClock()) as work:
             job = Job()
             task = group.create_task(work.run(job))
             await job.began.wait()
@@ -89,7 +89,7 @@ async def test_time_runs_only_for_jobs_that_have_a_thread() -> None:
     clock = FakeClock()
     async with (
         asyncio.timeout(WAIT_S),
-        open_file_work(clock) as work,
+        open_file_executor(clock) as work,
         asyncio.TaskGroup() as group,
     ):
         first = [Job() for _ in range(THREADS)]
@@ -110,7 +110,7 @@ async def test_what_a_job_raises_is_raised() -> None:
     def fail(_: StopFlag) -> None:
         raise ValueError("as it is")
 
-    async with open_file_work(FakeClock()) as work:
+    async with open_file_executor(FakeClock()) as work:
         with pytest.raises(ValueError, match="as it is"):
             await work.run(fail)
 

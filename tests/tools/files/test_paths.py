@@ -100,7 +100,7 @@ def test_what_leads_out_is_resolved_to_its_real_path_and_not_opened_as_inside(
     before = descriptors()
     inside, given = WorkspacePaths(folder), path.format(root=folder, outside=outside)
     assert inside.resolve(given) == PathTarget(str(secret), is_directory=False)
-    assert not inside.holds(str(secret))
+    assert not inside.contains(str(secret))
     assert refusal(inside, given).endswith(f"is outside the workspace (really {secret}).")
     with inside.open_real(str(secret)) as place:
         assert (place.path, place.shown, place.is_inside) == (str(secret), str(secret), False)

@@ -9,7 +9,7 @@ import pytest
 from culm.processes.base import ProcessOwner
 from culm.tools.process.child import CallDeadline, ChildRequest, ask
 from tests.support import WAIT_S
-from tests.tools.kits import WORKSPACE, open_kit
+from tests.tools.kits import WORKSPACE, open_context
 
 SCRIPT = "until [ -e go ]; do sleep 0.01; done; printf word; : > said; exec sleep 1000"
 
@@ -25,19 +25,19 @@ async def test_what_was_said_before_time_was_over_is_heard(tmp_path: Path, turns
 
     async with (
         asyncio.timeout(WAIT_S),
-        open_kit(tmp_path) as kit,
+        open_context(tmp_path) as context,
         asyncio.TaskGroup() as group,
     ):
         owner = ProcessOwner(WORKSPACE, "call", "session-1", "run-1", "call-1")
         argv = ("/bin/sh", "-c", SCRIPT)
-        question = ChildRequest(argv, str(kit.inside.root), owner, "a word", hear)
+        question = ChildRequest(argv, str(context.inside.root), owner, "a word", hear)
         deadline = CallDeadline()
-        answer = group.create_task(ask(kit, question, deadline))
-        while not await kit.custody.processes(WORKSPACE):
+        answer = group.create_task(ask(context, question, deadline))
+        while not await context.processes.processes(WORKSPACE):
             await asyncio.sleep(0)
-        (kit.inside.root / "go").touch()
+        (context.inside.root / "go").touch()
         for _ in range(5000):  # The loop must not turn: the word waits in the pipe.
-            if (kit.inside.root / "said").exists():
+            if (context.inside.root / "said").exists():
                 break
             time.sleep(0.001)  # noqa: ASYNC251
         for _ in range(turns):

@@ -152,7 +152,7 @@ async def test_a_session_ends_its_own_jobs_unasked_and_those_of_another_only_ask
         params={"shell_id": "job-1", "command": SERVER},
         resolved={"shell_id": "job-1", "command": SERVER, "session": "s1"},
         is_free=False,
-        grains=("kill:job-1",),
+        coverage=("kill:job-1",),
         why="The job belongs to another session.",
     )
     assert own.action.is_free
@@ -179,8 +179,8 @@ async def test_the_end_of_a_workspace_touches_no_job_and_no_directory_of_another
     (other / "sub").mkdir(parents=True)
     (bench.path / "sub").mkdir()
     async with open_jobs() as other_jobs:
-        kit = replace(bench.kit, workspace_id="w2", inside=WorkspacePaths(other))
-        second = make_bench(kit, other_jobs, bench.env)
+        context = replace(bench.context, workspace_id="w2", inside=WorkspacePaths(other))
+        second = make_bench(context, other_jobs, bench.env)
         await started(second, clock, run_in_background=True)
         await started(bench, clock, run_in_background=True)
         await second.bash("cd sub")
@@ -188,7 +188,7 @@ async def test_the_end_of_a_workspace_touches_no_job_and_no_directory_of_another
         assert await second.bash("pwd") == str(other / "sub")
     pids = [int((path / "pid").read_text()) for path in (other, bench.path)]
     assert list(map(is_left, pids)) == [False, True]
-    assert await bench.kit.custody.end_all("w2") == []
+    assert await bench.context.processes.end_all("w2") == []
     assert (await output_of(bench)).content.endswith("Still running")
 
 

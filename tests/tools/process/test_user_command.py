@@ -16,7 +16,7 @@ async def test_a_typed_command_answers_with_its_output_in_colour_and_its_code(
 
         async def run(command: str, cwd: Path = bench.path) -> tuple[str, int]:
             async with asyncio.timeout(WAIT_S):
-                return await run_user_command(bench.kit, command, str(cwd), 97)
+                return await run_user_command(bench.context, command, str(cwd), 97)
 
         env = "echo $COLUMNS $FORCE_COLOR $CLICOLOR_FORCE $COLORTERM ${CULM_TOKEN-none}; pwd"
         assert await run(env) == (f"97 1 1 truecolor none\n{bench.path}\n", 0)
@@ -37,7 +37,7 @@ async def test_a_typed_command_ends_with_the_request_it_came_by(tmp_path: Path) 
     async with open_bench(tmp_path) as bench, asyncio.timeout(WAIT_S):
         async with asyncio.TaskGroup() as tasks:
             command = "setsid sleep 60 & echo $! > pid.new; mv pid.new pid; wait"
-            run = run_user_command(bench.kit, command, str(bench.path), 0)
+            run = run_user_command(bench.context, command, str(bench.path), 0)
             task = tasks.create_task(run)
             while not (bench.path / "pid").exists():
                 await asyncio.sleep(0.005)

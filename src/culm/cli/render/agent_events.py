@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from culm.cli.render.call_lines import head_of
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.terminal.approval_prompt import params_lines, place_lines, whole_lines
+from culm.cli.terminal.approval_prompt import location_lines, params_lines, whole_lines
 from culm.cli.terminal.streams import write
 from culm.fleet.executor import Outcome
 from culm.fleet.host.callbacks import WorkerAsk
@@ -43,7 +43,7 @@ class TextCallRenderer:
         call_id = text("tool_call_id")
         match event.get("type"):
             case "token":
-                self._say(text("content"))
+                self._print(text("content"))
             case "tool_start":
                 self._in_line = False
                 self._names[call_id] = text("tool_name")
@@ -60,7 +60,7 @@ class TextCallRenderer:
             case _:
                 pass
 
-    def _say(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         if words:
             self._has_text = True
             self._in_line = not words.endswith("\n")
@@ -82,11 +82,11 @@ class TextCallRenderer:
 
     def end(self, outcome: Outcome) -> None:
         if not self._has_text:
-            self._say(outcome.result or "")
+            self._print(outcome.result or "")
         if self._in_line:
-            self._say("\n")
+            self._print("\n")
         if outcome.status != "completed":
-            self._face.note(f"culm: {_words(outcome)}")
+            self._face.note(f"culm: {_describe(outcome)}")
 
 
 class JsonCallRenderer:
@@ -136,7 +136,7 @@ def ask_lines(ask: WorkerAsk) -> Iterator[str]:
         yield from params if params != about else ()
     elif len(ask.question) > len(head):
         yield from whole_lines(ask.question)
-    yield from place_lines(text("path"), text("why"))
+    yield from location_lines(text("path"), text("why"))
 
 
 def _result_text(result: Json) -> str:
@@ -145,7 +145,7 @@ def _result_text(result: Json) -> str:
     return inner if isinstance(inner, str) else encode(inner).decode()
 
 
-def _words(outcome: Outcome) -> str:
+def _describe(outcome: Outcome) -> str:
     match outcome.status:
         case "cancelled":
             return "cancelled"

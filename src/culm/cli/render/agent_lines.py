@@ -80,10 +80,10 @@ class AgentLines(CallNotes):
             self._message_id = message_id
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
-            self._say(line)
+            self._print(line)
         # A model that never ends a line is read as well.
         while len(self._begun) > HEAD_CHARS:
-            self._say(self._begun[:HEAD_CHARS])
+            self._print(self._begun[:HEAD_CHARS])
             self._begun = self._begun[HEAD_CHARS:]
 
     def again(self, message_id: MessageId) -> None:
@@ -100,7 +100,7 @@ class AgentLines(CallNotes):
     def _end_line(self) -> None:
         begun, self._begun = self._begun, ""
         if begun:
-            self._say(begun)
+            self._print(begun)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._put(f"[{self._path[-1]}] | {line.expandtabs(4)}".rstrip())

@@ -62,10 +62,10 @@ class CallNotes(ABC):
             self.note(f"hint: `culm approve {short}`, or `culm deny {short}`, answers it")
 
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        self.note(f"{ask.state}: {ask.tool_name}: {fate_of(ask, by_us=by_us)}")
+        self.note(f"{ask.state}: {ask.tool_name}: {closed_by_text(ask, by_us=by_us)}")
 
 
-def fate_of(ask: AskChanged, *, by_us: bool) -> str:
+def closed_by_text(ask: AskChanged, *, by_us: bool) -> str:
     """Who closed an ask."""
     match ask.state:
         case "expired":

@@ -50,7 +50,7 @@ class RunView:
         self._going: dict[str, int] = {}  # Calls without a result: characters shown of each.
         self._unasked: dict[str, ToolCall] = {}  # Those of which no permission was told.
         self._asks: dict[AskId, AskState] = {}
-        self._speaker = ""  # Who answered last.
+        self._active = ""  # Who answered last.
         self._retry: RunRetry | None = None  # The latest that was told.
 
     def show(self, mirror: Mirror) -> bool:
@@ -72,7 +72,7 @@ class RunView:
         if message.role == "user" and self._shows_prompts:
             self._face.said(message.id, full_text(message.parts))
         if message.role == "assistant" and not message.is_summary_message:
-            self._show_speaker(message)
+            self._show_model(message)
             self._show_text(message)
             self._show_calls(message)
         for part in message.parts:
@@ -94,12 +94,12 @@ class RunView:
             self._face.note(f"({words}; asking again in {retry.delay_s:.0f} s)")
         self._retry = retry
 
-    def _show_speaker(self, message: Message) -> None:
+    def _show_model(self, message: Message) -> None:
         """Say so if another model has taken over."""
         name = f"{message.provider}/{message.model}"
-        if self._speaker not in ("", name):
-            self._face.note(f"({self._speaker} failed; {name} answers)")
-        self._speaker = name
+        if self._active not in ("", name):
+            self._face.note(f"({self._active} failed; {name} answers)")
+        self._active = name
 
     def _show_text(self, message: Message) -> None:
         rev, shown = self._texts.get(message.id, (0, ""))

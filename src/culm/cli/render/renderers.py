@@ -10,7 +10,7 @@ from typing import Protocol
 from culm.cli.render.agent_lines import AgentLines, label_of, used_text
 from culm.cli.render.call_lines import without_controls
 from culm.cli.render.call_notes import CallNotes
-from culm.cli.run_ends import words_of
+from culm.cli.run_ends import ending_text
 from culm.cli.terminal.status_area import StatusArea
 from culm.cli.terminal.status_lines import RunStatus
 from culm.cli.terminal.streams import write
@@ -167,7 +167,7 @@ class TextRenderer(CallNotes):
         if agents:
             self.note(f"tree: {agents + 1:,} agents, {used_text(run.tree_tokens, run.tree_cost)}")
         if run.outcome != "end_turn":
-            words, hint = words_of(run)
+            words, hint = ending_text(run)
             self.note(f"culm: {words}")
             # At a prompt one goes on by typing.
             if not (self._has_prompt and run.outcome in ("canceled", "denied")):

@@ -55,8 +55,8 @@ def markdown_of(
     `step` hears of each message when it is told.
     """
     yield f"{'#' * level} {plain(session.title) or 'Untitled'}\n"
-    yield "\n" + "\n".join(f"- {line}" for line in _about(session, messages)) + "\n"
-    yield from _said(messages, level + 1, step)
+    yield "\n" + "\n".join(f"- {line}" for line in _header(session, messages)) + "\n"
+    yield from _message_lines(messages, level + 1, step)
 
 
 def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
@@ -64,19 +64,19 @@ def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
     yield f"# {plain(prompt) or 'Untitled'}\n"
     if not any(message.role == "user" for message in messages):
         yield from _section("## User", [quoted(prompt, 2)])
-    yield from _said(messages, 2)
+    yield from _message_lines(messages, 2)
 
 
-def _about(session: Session, messages: Sequence[Message]) -> Iterator[str]:
+def _header(session: Session, messages: Sequence[Message]) -> Iterator[str]:
     yield f"Session: `{head_of(session.id)}`"
     yield f"Date: {date_text(session.created_at)}"
-    models = dict.fromkeys(speaker for speaker in map(_speaker, messages) if speaker)
+    models = dict.fromkeys(active for active in map(_author, messages) if active)
     if models:
         yield f"Model: {', '.join(plain(model) for model in models)}"
     yield f"Cost: ${session.cost:.4f}"
 
 
-def _said(
+def _message_lines(
     messages: Sequence[Message], level: int, step: Callable[[int], None] = lambda n: None
 ) -> Iterator[str]:
     results, shown = _results_in(messages), set[str]()
@@ -112,11 +112,11 @@ def _heading(message: Message) -> str:
     if message.is_summary_message:
         return "Summary"
     name = message.role.capitalize()
-    speaker = _speaker(message)
-    return f"{name} ({plain(speaker)})" if speaker else name
+    active = _author(message)
+    return f"{name} ({plain(active)})" if active else name
 
 
-def _speaker(message: Message) -> str:
+def _author(message: Message) -> str:
     if message.role != "assistant":
         return ""
     return "/".join(filter(None, (message.provider, message.model)))

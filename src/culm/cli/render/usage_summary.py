@@ -61,10 +61,10 @@ class UsageSummary:
     def doing(self, now_s: float) -> RunStatus:
         """The whole tree at this moment."""
         self.count()
-        speaker = _speaker(self._tree)
+        active = _latest_answer(self._tree)
         calls = [call_text(call) for call in running_calls(self._tree)]
         return RunStatus(
-            model="/".join(filter(None, (speaker.provider, speaker.model))) if speaker else "",
+            model="/".join(filter(None, (active.provider, active.model))) if active else "",
             elapsed_s=max(now_s - self._started_s, 0.0),
             tokens=self._step_tokens + sum(self._last.values()) - sum(self._first.values()),
             # What agents cost is part of what the session costs.
@@ -88,7 +88,7 @@ class UsageSummary:
             agent = branch.agent
             if agent.state != "ended":
                 label = self._labels[agent.agent_id]
-                yield AgentStatus(label, what_of(branch), agent.tokens, agent.cost, depth)
+                yield AgentStatus(label, activity_of(branch), agent.tokens, agent.cost, depth)
             left += [(one, depth + 1) for one in reversed(below.get(agent.session_id, ()))]
 
     def _has_begun(self) -> bool:
@@ -104,7 +104,7 @@ class UsageSummary:
         return session.cost if session else 0.0
 
 
-def what_of(branch: AgentBranch) -> str:
+def activity_of(branch: AgentBranch) -> str:
     """What an agent does, in a few words."""
     if branch.agent.state == "pending":
         return "starts"
@@ -132,14 +132,14 @@ def call_text(call: ToolCall) -> str:
 
 def _thinking(mirror: Mirror) -> str:
     """What a model does that makes no call."""
-    speaker = _speaker(mirror)
-    if speaker is None or is_finished(speaker.parts):
+    active = _latest_answer(mirror)
+    if active is None or is_finished(active.parts):
         return "asks the model"
-    is_thinking = not speaker.parts or isinstance(speaker.parts[-1], ReasoningPart)
+    is_thinking = not active.parts or isinstance(active.parts[-1], ReasoningPart)
     return "thinks" if is_thinking else "writes"
 
 
-def _speaker(mirror: Mirror) -> Message | None:
+def _latest_answer(mirror: Mirror) -> Message | None:
     """The latest answer, begun or whole."""
     return next(filter(_is_answer, reversed(mirror.messages.values())), None)
 

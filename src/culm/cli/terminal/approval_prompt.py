@@ -33,7 +33,7 @@ from culm.wire.codec import Json, encode, printable
 
 LINE_BYTES_MAX = 4096  # No terminal has longer lines while they can still be edited.
 AGAIN_S = 1.0  # A server that restarts answers in a moment.
-GRAINS_SHOWN_MAX = 5
+COVERAGE_SHOWN_MAX = 5
 _WITH_COMMAND = ("bash", "job_kill")
 _WITH_CHANGE = ("edit", "multiedit", "write")
 
@@ -209,10 +209,10 @@ def lines_of(ask: Ask[PermissionRequest]) -> Iterator[str]:
     """What would be done, exactly; why it is asked; and what a wider consent means."""
     request = ask.request
     yield from params_lines(request.tool_name, request.params)
-    yield from place_lines(request.path, ask.why)
+    yield from location_lines(request.path, ask.why)
     if ask.grains:
-        more = len(ask.grains) - GRAINS_SHOWN_MAX
-        shown = [*ask.grains[:GRAINS_SHOWN_MAX], *([f"{more} more"] if more > 0 else [])]
+        more = len(ask.grains) - COVERAGE_SHOWN_MAX
+        shown = [*ask.grains[:COVERAGE_SHOWN_MAX], *([f"{more} more"] if more > 0 else [])]
         yield f"  [s] and [w] cover: {', '.join(map(head_of, shown))}"
 
 
@@ -227,7 +227,7 @@ def params_lines(tool_name: str, params: Json) -> Iterator[str]:
             yield _whole(encode(params or {}).decode())
 
 
-def place_lines(path: str, why: str) -> Iterator[str]:
+def location_lines(path: str, why: str) -> Iterator[str]:
     if path:
         yield f"  in {printable(path)}"
     if why:

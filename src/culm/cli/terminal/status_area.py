@@ -84,7 +84,7 @@ class StatusSource(Protocol):
     def erase(self) -> None: ...
 
 
-async def keep_drawing(
+async def redraw_until_done(
     face: StatusSource, look: Callable[[], RunStatus], stop: asyncio.Event
 ) -> None:
     """Draw what goes on until told to stop, or cancelled; nothing of it is left then."""

@@ -15,7 +15,7 @@ from culm.wire.codec import printable
 AGENTS_MAX = 8  # More of them are counted; the printed lines are what is read, this is a glance.
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TURNS_PER_S = 10  # As often as it is drawn at most.
-WHAT_CELLS = 16  # Of what is done just now: enough to know a tool by; numbers give way to it.
+ACTIVITY_CELLS = 16  # Of what is done just now: enough to know a tool by; numbers give way to it.
 INDENT = "  "
 _BETWEEN = " · "
 
@@ -25,7 +25,7 @@ class AgentStatus:
     """One of those at work, below the one it works for."""
 
     label: str
-    what: str  # The call it makes, or what it waits for.
+    activity: str  # The call it makes, or what it waits for.
     tokens: int = 0  # Of it and of all below it, as the cost.
     cost: float = 0.0
     depth: int = 0
@@ -65,7 +65,7 @@ def _top(doing: RunStatus, cells_max: int) -> str:
 
 def _agent(agent: AgentStatus, cells_max: int) -> str:
     begin = INDENT * (agent.depth + 1) + _shown(agent.label)
-    return _line(begin, (_used(agent.tokens, agent.cost), ()), _shown(agent.what), cells_max)
+    return _line(begin, (_used(agent.tokens, agent.cost), ()), _shown(agent.activity), cells_max)
 
 
 def _line(begin: str, heads: Sequence[Sequence[str]], what: str, cells_max: int) -> str:
@@ -74,7 +74,7 @@ def _line(begin: str, heads: Sequence[Sequence[str]], what: str, cells_max: int)
     for head in heads:
         parts = [*filter(None, (begin, *head, what))]
         line = _BETWEEN.join(parts)
-        needed = cells_of(line) - max(cells_of(what) - WHAT_CELLS, 0)
+        needed = cells_of(line) - max(cells_of(what) - ACTIVITY_CELLS, 0)
         if needed <= cells_max:
             break
     return fit(line, cells_max)

@@ -85,7 +85,7 @@ def write(stream: IO[AnyStr], data: AnyStr) -> None:
         raise CannotWrite(exc) from exc
 
 
-def say(words: str) -> None:
+def write_note(words: str) -> None:
     """Tell a person; a message may repeat what a file, a model or a server said."""
     from culm.wire.codec import printable  # Not needed by whoever says nothing.
 

@@ -41,7 +41,7 @@ class Worker(Protocol):
         """End it and all it started, verify that, withdraw its record. A remote one stays up."""
         ...
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         """The end of what it printed on stderr, once it is silent or a moment has passed."""
         ...
 

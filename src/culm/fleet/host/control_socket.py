@@ -8,16 +8,16 @@ import os
 import socket
 from collections.abc import Callable
 
-from culm.processes.base import SupervisorChannelOffer
+from culm.processes.base import WorkerChannel
 from culm.processes.packets import receive_or_end, send, send_with
 
 
 class ControlSocket:
     """`theirs` is for the worker. `on_news` is called after every word, and at the end."""
 
-    def __init__(self, on_news: Callable[[], None], on_keeper: Callable[[], None]) -> None:
+    def __init__(self, on_news: Callable[[], None], on_supervisor: Callable[[], None]) -> None:
         self._on_news = on_news
-        self._on_keeper = on_keeper  # It asks for a way to the keeper.
+        self._on_supervisor = on_supervisor  # It asks for a way to the keeper.
         self.pid = 0
         self.refusal = 0  # The errno, if there can be no further process.
         self.endpoint = ""  # Once it is ready.
@@ -38,12 +38,12 @@ class ControlSocket:
         handle, self._handle = self._handle, None
         return handle
 
-    def pass_keeper(self, passage: SupervisorChannelOffer) -> None:
+    def pass_supervisor(self, worker_channel: WorkerChannel) -> None:
         """Raises OSError if it is gone."""
-        words = f"keeper {passage.mark} {passage.base}".encode()
-        send_with(self._channel, words, [passage.socket.fileno()])
+        words = f"keeper {worker_channel.process_tag} {worker_channel.base}".encode()
+        send_with(self._channel, words, [worker_channel.socket.fileno()])
 
-    def refuse_keeper(self, why: str) -> None:
+    def refuse_supervisor(self, why: str) -> None:
         send(self._channel, f"refused {why}".encode()[:1000])
 
     def close(self) -> None:
@@ -67,12 +67,12 @@ class ControlSocket:
             self._loop.remove_reader(self._channel)
             self.is_over = True
         else:
-            self._on_words(packet.decode("utf-8", "replace").split(" "), descriptors)
+            self._on_packet(packet.decode("utf-8", "replace").split(" "), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._on_news()
 
-    def _on_words(self, words: list[str], descriptors: list[int]) -> None:
+    def _on_packet(self, words: list[str], descriptors: list[int]) -> None:
         """A worker that says something else is not listened to."""
         match words:
             case ["forked", pid] if self._is_awaited(pid) and len(descriptors) == 1:
@@ -82,7 +82,7 @@ class ControlSocket:
             case ["ready", endpoint] if endpoint.startswith(("ws://", "wss://")):
                 self.endpoint = endpoint
             case ["keeper"]:
-                self._on_keeper()
+                self._on_supervisor()
             case _:
                 return
 

@@ -68,7 +68,7 @@ class _Job:
     provision: Provision  # As a worker gets it.
     launcher: Launcher
     spec: RunSpec
-    overseer: HostCallbacks
+    callbacks: HostCallbacks
     controls: RunControl
     terms: HostSettings
     key: str = ""  # What a warm worker must be like; empty if it is to be a certain one.
@@ -109,7 +109,7 @@ class Fleet:
         return self._roster.workers
 
     async def run(
-        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
+        self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> RunResult:
         """Have a run done. When this returns its worker waits for the next one, or is gone.
 
@@ -117,7 +117,7 @@ class Fleet:
         `ShuttingDown` if nothing was begun, and what the overseer raised on an event. To cancel
         this ends the run and its worker. In any case `controls` know what was said in vain.
         """
-        job = self._take_on(provision, spec, overseer, controls)
+        job = self._admit(provision, spec, callbacks, controls)
         task = self._tasks.create_task(
             self._contain(job), name=f"run on {provision.identity.child_id}"
         )
@@ -140,8 +140,8 @@ class Fleet:
 
     # --- taking on
 
-    def _take_on(
-        self, provision: Provision, spec: RunSpec, overseer: HostCallbacks, controls: RunControl
+    def _admit(
+        self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> _Job:
         """Refuse what cannot be done, before anything is started for it."""
         if self._is_closing:
@@ -158,7 +158,7 @@ class Fleet:
         if len(self._runs) >= self._bounds.runs_max + self._bounds.waiting_max:
             raise LimitExceeded("runs that wait for a worker", self._bounds.waiting_max)
         if isinstance(provision.placement, RemotePlacement):
-            return _Job(provision, self._remote, spec, overseer, controls, terms)
+            return _Job(provision, self._remote, spec, callbacks, controls, terms)
         idle_s = self._bounds.pool.idle_s
         if provision.limits.idle_timeout_secs is not None:
             idle_s = min(idle_s, provision.limits.idle_timeout_secs)
@@ -167,7 +167,7 @@ class Fleet:
         limits = replace(provision.limits, idle_timeout_secs=math.ceil(idle_s + IDLE_MARGIN_S))
         local = replace(provision, reusable=True, limits=limits)
         key = fingerprint(local)
-        return _Job(local, self._launcher, spec, overseer, controls, terms, key, idle_s)
+        return _Job(local, self._launcher, spec, callbacks, controls, terms, key, idle_s)
 
     # --- one run
 
@@ -216,7 +216,7 @@ class Fleet:
             driven = await drive(
                 link,
                 job.spec,
-                job.overseer,
+                job.callbacks,
                 job.controls,
                 self._clock,
                 terms=job.terms,
@@ -224,12 +224,12 @@ class Fleet:
             )
             is_clean = driven.outcome.status == "completed" and not job.controls.is_cancelled
             parks = is_clean and bool(job.key)
-            return await _with_last_words(driven, worker)
+            return await _with_stderr(driven, worker)
         except _Stopped:
             return RunResult(CANCELLED)
         except ConnectFailed as exc:
             driven = RunResult(failed(f"the worker cannot be reached: {exc}"))
-            return await _with_last_words(driven, worker)
+            return await _with_stderr(driven, worker)
         finally:
             await self._release(job, worker, link, parks=parks)
 
@@ -265,7 +265,7 @@ class Fleet:
     def _check_out(self, key: str) -> Worker | None:
         decided = check_out(self._parked, key, self._clock.now_s())
         self._apply(decided)
-        return decided.taken
+        return decided.chosen
 
     def _park(self, job: _Job, worker: Worker) -> None:
         now_s = self._clock.now_s()
@@ -273,7 +273,7 @@ class Fleet:
         self._apply(park(self._parked, parked, self._bounds.pool, now_s))
 
     def _apply(self, decided: PoolDecision[Worker]) -> None:
-        self._parked = decided.kept
+        self._parked = decided.idle
         for worker in decided.retired:
             self._roster.end_nowait(worker)
 
@@ -326,11 +326,11 @@ def _cancel(task: asyncio.Task[RunResult | Exception], job: _Job) -> None:
         task.cancel()
 
 
-async def _with_last_words(driven: RunResult, worker: Worker | None) -> RunResult:
+async def _with_stderr(driven: RunResult, worker: Worker | None) -> RunResult:
     """What a worker printed may say why it did not tell its end itself."""
-    if worker is None or driven.is_told or driven.outcome.status != "error":
+    if worker is None or driven.is_from_worker or driven.outcome.status != "error":
         return driven
-    words = redact(await worker.last_words()).strip()
+    words = redact(await worker.stderr_tail()).strip()
     if not words:
         return driven
     return with_(driven, outcome=failed(f"{driven.outcome.error}; it printed last:\n{words}"))

@@ -14,7 +14,7 @@ from culm.fleet.discovery.base import Discovery
 from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.local_worker import LocalWorker
 from culm.fleet.host.provision_file import make_stamp, stamped
-from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_birth
+from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_startup
 from culm.fleet.provision import Provision
 from culm.processes.base import Processes
 from culm.processes.linux import find_stat, read_table
@@ -29,39 +29,39 @@ class ForeignLauncher:
     def __init__(
         self,
         argv: Sequence[str],
-        custody: Processes,
+        processes: Processes,
         clock: Clock,
         tasks: asyncio.TaskGroup,
         launch_s: float,
     ) -> None:
         self._argv = argv
-        self._custody = custody
+        self._processes = processes
         self._clock = clock
         self._tasks = tasks
         self._launch_s = launch_s
         self._workers: set[LocalWorker] = set()
 
     def warm_nowait(self) -> None:
-        self._custody.warm_nowait()
+        self._processes.warm_nowait()
 
     async def launch(self, provision: Provision) -> LocalWorker:
         given = stamped(provision, make_stamp(self._clock.now_s()), None)
-        fabric = FileDiscovery(Path(given.fabric_dir), self._clock)
+        discovery = FileDiscovery(Path(given.fabric_dir), self._clock)
         self._workers = {worker for worker in self._workers if not worker.is_ended}
-        async with open_birth(given, fabric, self._launch_s) as birth:
+        async with open_startup(given, discovery, self._launch_s) as birth:
             self._workers.add(birth.worker)
             # What somebody else with this id left is no sign of this one.
-            await asyncio.to_thread(fabric.withdraw, birth.worker.id)
-            started = await birth.start(self._custody, self._argv, [])
+            await asyncio.to_thread(discovery.withdraw, birth.worker.id)
+            started = await birth.start(self._processes, self._argv, [])
             self._tasks.create_task(started.watch(), name=f"worker {birth.worker.id}")
-            await self._announced(birth, fabric)
+            await self._announced(birth, discovery)
             return birth.worker
 
-    async def _announced(self, birth: WorkerStartup, fabric: Discovery) -> None:
+    async def _announced(self, birth: WorkerStartup, discovery: Discovery) -> None:
         """Wait for its record; raises `LaunchFailed` if it ends before that."""
         worker = birth.worker
         while True:
-            record = await asyncio.to_thread(fabric.resolve, worker.id)
+            record = await asyncio.to_thread(discovery.resolve, worker.id)
             if not worker.is_alive:
                 await birth.fail_ended()
             assert worker.pid is not None
@@ -89,11 +89,11 @@ def is_below(pid: int, root: int) -> bool:
 
 @asynccontextmanager
 async def open_foreign_launcher(
-    argv: Sequence[str], custody: Processes, clock: Clock, launch_s: float = LAUNCH_S
+    argv: Sequence[str], processes: Processes, clock: Clock, launch_s: float = LAUNCH_S
 ) -> AsyncGenerator[ForeignLauncher]:
     """At the end of the block no worker is left."""
     async with asyncio.TaskGroup() as tasks:
-        launcher = ForeignLauncher(argv, custody, clock, tasks, launch_s)
+        launcher = ForeignLauncher(argv, processes, clock, tasks, launch_s)
         try:
             yield launcher
         finally:

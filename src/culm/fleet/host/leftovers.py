@@ -28,14 +28,14 @@ def end_leftover_workers(fabric_dir: Path, clock: Clock) -> None:
 
     A worker whose owner lives, or that was started by hand, is not touched.
     """
-    fabric = FileDiscovery(fabric_dir, clock)
+    discovery = FileDiscovery(fabric_dir, clock)
     world, now = read_world_id(), clock.now_s()
-    left = [record for record in fabric.records() if is_leftover(record, world, now)]
+    left = [record for record in discovery.records() if is_leftover(record, world, now)]
     for record in left:
         if _end(record):
             _log.warning("ended worker %s, which a crash had left", record.agent_id)
         with suppress(OSError):
-            fabric.withdraw(record.agent_id)
+            discovery.withdraw(record.agent_id)
         # The ids of records are safe names: the fabric reads no others.
         shutil.rmtree(storage_beside(fabric_dir, record.agent_id), ignore_errors=True)
 

@@ -19,7 +19,7 @@ from culm.fleet.host.control_socket import ControlSocket
 from culm.fleet.host.leftovers import end_leftover_workers
 from culm.fleet.host.local_worker import LocalWorker
 from culm.fleet.host.provision_file import WORKER, ZYGOTE, make_stamp, python_argv, stamped
-from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_birth
+from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_startup
 from culm.fleet.host.worker_process import ForkedProcess
 from culm.fleet.host.zygote_client import ZygoteClient, start_zygote
 from culm.fleet.provision import Provision
@@ -53,9 +53,9 @@ class LocalLauncher:
     """Implements `Launcher`. Made by `open_local_launcher`."""
 
     def __init__(
-        self, custody: Processes, clock: Clock, tasks: asyncio.TaskGroup, terms: LaunchSettings
+        self, processes: Processes, clock: Clock, tasks: asyncio.TaskGroup, terms: LaunchSettings
     ) -> None:
-        self._custody = custody
+        self._processes = processes
         self._clock = clock
         self._tasks = tasks
         self._terms = terms
@@ -76,9 +76,9 @@ class LocalLauncher:
     async def launch(self, provision: Provision) -> LocalWorker:
         owner = make_stamp(self._clock.now_s())
         given = stamped(provision, owner, CONTROL)
-        fabric = FileDiscovery(Path(given.fabric_dir), self._clock)
+        discovery = FileDiscovery(Path(given.fabric_dir), self._clock)
         self._forget_ended()
-        async with open_birth(given, fabric, self._terms.launch_s) as birth:
+        async with open_startup(given, discovery, self._terms.launch_s) as birth:
             self._workers.add(birth.worker)
             await self._start(birth)
             await birth.ready()
@@ -109,7 +109,7 @@ class LocalLauncher:
 
     async def _fork(self, birth: WorkerStartup, zygote: ZygoteClient) -> bool:
         """Whether there is a process now; if not, the zygote is lost."""
-        control = birth.begin(self._on_keeper)
+        control = birth.begin(self._on_supervisor)
         try:
             async with asyncio.timeout(self._terms.warm_s):
                 if not await zygote.warmed():
@@ -118,11 +118,11 @@ class LocalLauncher:
                 zygote.order(birth.document, birth.worker.tail.mouth, control.theirs.fileno())
                 control.theirs.close()
                 try:
-                    await self._hear_fork(birth, zygote, control)
+                    await self._on_fork(birth, zygote, control)
                 except asyncio.CancelledError:
                     # It comes all the same: who cancelled waits until it can be ended.
                     with suppress(TimeoutError):
-                        await self._hear_fork(birth, zygote, control)
+                        await self._on_fork(birth, zygote, control)
                     raise
         except (OSError, TimeoutError):
             zygote.kill()  # It hangs, or is gone.
@@ -131,7 +131,7 @@ class LocalLauncher:
             raise LaunchFailed(f"no further process can be started: {reason}")
         return birth.worker.process is not None
 
-    async def _hear_fork(
+    async def _on_fork(
         self, birth: WorkerStartup, zygote: ZygoteClient, control: ControlSocket
     ) -> None:
         """Raises TimeoutError."""
@@ -139,7 +139,7 @@ class LocalLauncher:
         def is_known() -> bool:
             return control.is_forked or control.is_over
 
-        with zygote.telling(birth.tell):
+        with zygote.notify_on_loss(birth.notify):
             async with asyncio.timeout(self._terms.fork_s):
                 await birth.until(lambda: is_known() or zygote.is_lost)
         # What it said before it was lost is on its way. If it said nothing, but forked, that one
@@ -156,10 +156,10 @@ class LocalLauncher:
     async def _spawn(self, birth: WorkerStartup) -> None:
         if self._is_closing:
             raise LaunchFailed("the server is stopping")
-        control = birth.begin(self._on_keeper)
+        control = birth.begin(self._on_supervisor)
         argv = python_argv(self._terms.worker, self._terms.path)
         with control.theirs:
-            started = await birth.start(self._custody, argv, [control.theirs.fileno()])
+            started = await birth.start(self._processes, argv, [control.theirs.fileno()])
         self._tasks.create_task(started.watch(), name=f"worker {birth.worker.id}")
 
     async def _get_zygote(self) -> ZygoteClient | None:
@@ -168,7 +168,7 @@ class LocalLauncher:
             if self._zygote is not None and self._zygote.is_lost:
                 await self._bury(self._zygote)
             if self._zygote is None and self._may_start():
-                nursery = self._custody.nursery
+                nursery = self._processes.nursery
                 assert nursery is not None
                 try:
                     argv = python_argv(self._terms.zygote, self._terms.path)
@@ -179,11 +179,11 @@ class LocalLauncher:
 
     def _may_start(self) -> bool:
         is_rested = self._clock.now_s() >= self._resting_until_s
-        return self._custody.nursery is not None and is_rested and not self._is_closing
+        return self._processes.nursery is not None and is_rested and not self._is_closing
 
     async def _bury(self, zygote: ZygoteClient) -> None:
         self._zygote = None
-        words = zygote.last_words()
+        words = zygote.stderr_tail()
         await zygote.close()
         self._failures = 0 if zygote.is_warm else self._failures + 1
         if zygote.is_warm:
@@ -195,26 +195,26 @@ class LocalLauncher:
     async def _warm(self) -> None:
         await self._get_zygote()
 
-    def _on_keeper(self, worker: LocalWorker, control: ControlSocket) -> None:
+    def _on_supervisor(self, worker: LocalWorker, control: ControlSocket) -> None:
         """A worker wants to start a process. It asks once, and waits for the answer."""
         if worker not in self._asking and not self._is_closing:
             self._asking.add(worker)
-            self._tasks.create_task(self._give_keeper(worker, control), name="keeper")
+            self._tasks.create_task(self._give_supervisor(worker, control), name="keeper")
 
-    async def _give_keeper(self, worker: LocalWorker, control: ControlSocket) -> None:
+    async def _give_supervisor(self, worker: LocalWorker, control: ControlSocket) -> None:
         try:
-            nursery = self._custody.nursery
+            nursery = self._processes.nursery
             if nursery is None:
                 raise ProcessStartFailed("there is no keeper here")
-            passage = await nursery.connect()
-            with passage.socket:
+            worker_channel = await nursery.connect()
+            with worker_channel.socket:
                 if control.is_over:
                     return  # It ended while it asked.
-                control.pass_keeper(passage)
-            live = [one for one in worker.passages if not one.over.is_set()]
-            worker.passages = [*live, passage]
+                control.pass_supervisor(worker_channel)
+            live = [one for one in worker.worker_channels if not one.over.is_set()]
+            worker.worker_channels = [*live, worker_channel]
         except ProcessStartFailed as exc:
-            control.refuse_keeper(str(exc))
+            control.refuse_supervisor(str(exc))
         except OSError as exc:
             _log.warning("a worker got no keeper: %s", exc)
         finally:
@@ -223,7 +223,7 @@ class LocalLauncher:
 
 @asynccontextmanager
 async def open_local_launcher(
-    custody: Processes, fabric_dir: Path, clock: Clock, terms: LaunchSettings | None = None
+    processes: Processes, fabric_dir: Path, clock: Clock, terms: LaunchSettings | None = None
 ) -> AsyncGenerator[LocalLauncher]:
     """At the end of the block no worker and no zygote is left.
 
@@ -231,7 +231,7 @@ async def open_local_launcher(
     """
     await asyncio.to_thread(_prepare, fabric_dir, clock)
     async with asyncio.TaskGroup() as tasks:
-        launcher = LocalLauncher(custody, clock, tasks, terms or LaunchSettings())
+        launcher = LocalLauncher(processes, clock, tasks, terms or LaunchSettings())
         try:
             yield launcher
         finally:

@@ -14,7 +14,7 @@ from culm.fleet.storage import storage_of
 from culm.fleet.tail import StderrTail
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
-from culm.processes.base import SupervisorChannelOffer
+from culm.processes.base import WorkerChannel
 
 _log = logging.getLogger(__name__)
 
@@ -26,16 +26,16 @@ TIDY_S: Final = 2.0
 class LocalWorker:
     """Implements `Worker`. `given` is the provision that its process got, with its token."""
 
-    def __init__(self, given: Provision, fabric: Discovery) -> None:
+    def __init__(self, given: Provision, discovery: Discovery) -> None:
         self.id = given.identity.child_id
         self.endpoint = ""  # Once it is ready.
         self.process: WorkerProcess | None = None  # Once there is one.
         self.control: ControlSocket | None = None  # If it is one of ours.
-        self.passages: list[SupervisorChannelOffer] = []  # Its ways to the keeper.
+        self.worker_channels: list[WorkerChannel] = []  # Its ways to the keeper.
         self.tail = StderrTail()
         self.is_ended = False
         self._token = given.secrets.worker_auth_token or None
-        self._fabric = fabric
+        self._discovery = discovery
         self._own_storage = None if given.storage_dir is not None else storage_of(given)
         self._ending = asyncio.Lock()
 
@@ -52,8 +52,8 @@ class LocalWorker:
             raise ConnectFailed("the worker has ended")
         return await connect_websocket(self.endpoint, self._token)
 
-    async def last_words(self) -> str:
-        return await self.tail.last_words()
+    async def stderr_tail(self) -> str:
+        return await self.tail.final_text()
 
     async def kill(self) -> None:
         async with self._ending:
@@ -75,8 +75,8 @@ class LocalWorker:
         """What it had started ends by itself; here that is verified."""
         with suppress(TimeoutError):
             async with asyncio.timeout(COMMANDS_S):
-                for passage in self.passages:
-                    await passage.over.wait()
+                for worker_channel in self.worker_channels:
+                    await worker_channel.over.wait()
                 return
         _log.error("commands of worker %s are left", self.id)
 
@@ -89,6 +89,6 @@ class LocalWorker:
             _log.warning("what worker %s had on disk could not be removed: %s", self.id, exc)
 
     def _remove_traces(self) -> None:
-        self._fabric.withdraw(self.id)
+        self._discovery.withdraw(self.id)
         if self._own_storage is not None:
             shutil.rmtree(self._own_storage, ignore_errors=True)

@@ -23,7 +23,7 @@ class WorkerPeer:
     async def run(
         self,
         spec: RunSpec | str,
-        overseer: HostCallbacks | None = None,
+        callbacks: HostCallbacks | None = None,
         controls: RunControl | None = None,
     ) -> Outcome:
         """Have an assignment done and say how it ended; raises `LinkLost`, `Rejected`.
@@ -36,8 +36,8 @@ class WorkerPeer:
         self._is_usable = False
         asked = RunSpec(spec) if isinstance(spec, str) else spec
         driven = await drive(
-            self._link, asked, overseer or DenyAll(), controls or RunControl(), self._clock
+            self._link, asked, callbacks or DenyAll(), controls or RunControl(), self._clock
         )
         # Else what still comes of it could be taken for the next one's.
-        self._is_usable = driven.is_told
+        self._is_usable = driven.is_from_worker
         return driven.outcome

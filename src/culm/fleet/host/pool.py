@@ -40,17 +40,17 @@ class ParkResult(Generic[W]):
 class PoolDecision(Generic[W]):
     """Everybody who waited, and came to wait, is in exactly one of these."""
 
-    kept: tuple[ParkResult[W], ...]
+    idle: tuple[ParkResult[W], ...]
     retired: tuple[W, ...] = ()
-    taken: W | None = None
+    chosen: W | None = None
 
 
 def check_out(waiting: tuple[ParkResult[W], ...], key: str, now_s: float) -> PoolDecision[W]:
     """Take one of that key. The latest that was parked, so that a surplus grows old and goes."""
     decided = sweep(waiting, now_s)
-    for parked in reversed(decided.kept):
+    for parked in reversed(decided.idle):
         if parked.key == key:
-            kept = tuple(one for one in decided.kept if one is not parked)
+            kept = tuple(one for one in decided.idle if one is not parked)
             return PoolDecision(kept, decided.retired, parked.worker)
     return decided
 
@@ -60,7 +60,7 @@ def park(
 ) -> PoolDecision[W]:
     """Let one wait. What is too many goes, the oldest first: of its key, then of all."""
     decided = sweep((*waiting, newcomer), now_s)
-    kept, first = _limit(decided.kept, bounds.idle_per_key_max, lambda one: one.key == newcomer.key)
+    kept, first = _limit(decided.idle, bounds.idle_per_key_max, lambda one: one.key == newcomer.key)
     kept, second = _limit(kept, bounds.idle_max, lambda _: True)
     return PoolDecision(kept, (*decided.retired, *first, *second))
 

@@ -42,7 +42,7 @@ class RemoteWorker:
         if link is not None:
             await link.close()
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         return ""
 
 

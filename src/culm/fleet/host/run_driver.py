@@ -98,13 +98,13 @@ class RunResult:
     unadmitted: tuple[
         SteerMessage, ...
     ] = ()  # What was said to it and, as far as is known, in vain.
-    is_told: bool = False  # The end came from the worker itself.
+    is_from_worker: bool = False  # The end came from the worker itself.
 
 
 async def drive(
     link: Link,
     spec: RunSpec,
-    overseer: HostCallbacks,
+    callbacks: HostCallbacks,
     controls: RunControl,
     clock: Clock,
     *,
@@ -119,7 +119,9 @@ async def drive(
     """
     frame = _encode_run(spec)
     machine = HostMachine(spec, host_calls=terms.host_calls)
-    return await _Driving(link, machine, overseer, controls, clock, terms).run(frame, first_frame_s)
+    return await _Driving(link, machine, callbacks, controls, clock, terms).run(
+        frame, first_frame_s
+    )
 
 
 def _encode_run(spec: RunSpec) -> bytes:
@@ -137,14 +139,14 @@ class _Driving:
         self,
         link: Link,
         machine: HostMachine,
-        overseer: HostCallbacks,
+        callbacks: HostCallbacks,
         controls: RunControl,
         clock: Clock,
         terms: HostSettings,
     ) -> None:
         self._link = link
         self._machine = machine
-        self._overseer = overseer
+        self._callbacks = callbacks
         self._controls = controls
         self._clock = clock
         self._terms = terms
@@ -258,15 +260,15 @@ class _Driving:
         for happening in happenings:
             match happening:
                 case EventReceived(event=event):
-                    await self._overseer.on_event(event)
+                    await self._callbacks.on_event(event)
                 case EventsLost():
-                    await self._overseer.on_gap()
+                    await self._callbacks.on_gap()
                 case ApprovalAsked():
                     self._on_asked(happening)
                 case HostCalled():
                     self._on_called(happening)
                 case SendNow(frame=answer):
-                    self._say(answer)
+                    self._queue_frame(answer)
                 case WorkerRunEnded(outcome=outcome):
                     return outcome
         self._admitting = []
@@ -315,7 +317,7 @@ class _Driving:
         for task in self._open:
             task.cancel()
 
-    def _say(self, frame: ParentFrame) -> None:
+    def _queue_frame(self, frame: ParentFrame) -> None:
         self._outbox.append(encode_frame(frame))
         if len(self._outbox) > OUTBOX_MAX:
             self._expire(failed("the worker asks, and does not read the answers"))
@@ -387,7 +389,7 @@ class _Driving:
                 timer = self._clock.call_later(left_s, deny)
         approved, reason = False, ""
         try:
-            approved = await self._overseer.on_ask(ask)
+            approved = await self._callbacks.on_ask(ask)
         except ApprovalUnavailable as exc:
             reason = clean(str(exc))
         except Exception:  # boundary: who cannot decide has not approved
@@ -403,12 +405,12 @@ class _Driving:
         if not frames:
             _log.info("an answer came too late and was not sent: %s", ask_id[:64])
         for frame in frames:
-            self._say(frame)
+            self._queue_frame(frame)
 
     async def _carry_out(self, called: HostCalled) -> None:
         result: Json
         try:
-            result = await self._overseer.on_call(called.tool_call_id, called.args)
+            result = await self._callbacks.on_call(called.tool_call_id, called.args)
             data = encode({"result": result})
             result = Raw(data) if len(data) <= RESULT_BYTES_MAX else {"error": "it is too much"}
         except HostCallFailed as exc:
@@ -420,4 +422,4 @@ class _Driving:
 
     def _reply(self, call_id: str, result: Json) -> None:
         for frame in self._machine.reply(call_id, result):
-            self._say(frame)
+            self._queue_frame(frame)

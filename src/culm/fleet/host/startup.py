@@ -24,31 +24,31 @@ _LEAVE_S: Final = 0.5  # Between the end of its control and that of the process.
 class WorkerStartup:
     """Made by `open_birth`, which ends what does not come to life."""
 
-    def __init__(self, given: Provision, fabric: Discovery) -> None:
+    def __init__(self, given: Provision, discovery: Discovery) -> None:
         self.document = open_document(given)
         try:
-            self.worker = LocalWorker(given, fabric)
+            self.worker = LocalWorker(given, discovery)
         except OSError:
             os.close(self.document)
             raise
         self._news = asyncio.Event()
 
-    def begin(self, on_keeper: Callable[[LocalWorker, ControlSocket], None]) -> ControlSocket:
+    def begin(self, on_supervisor: Callable[[LocalWorker, ControlSocket], None]) -> ControlSocket:
         """A control for the next attempt to start it, which reads the document anew."""
         if self.worker.control is not None:
             self.worker.control.close()
         os.lseek(self.document, 0, os.SEEK_SET)
         worker = self.worker
-        control = ControlSocket(self.tell, lambda: on_keeper(worker, control))
+        control = ControlSocket(self.notify, lambda: on_supervisor(worker, control))
         worker.control = control
         return control
 
     def hold(self, process: WorkerProcess) -> None:
         self.worker.process = process
         self.worker.tail.close_mouth()
-        process.on_end = self.tell
+        process.on_end = self.notify
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """There is news."""
         self._news.set()
 
@@ -82,15 +82,15 @@ class WorkerStartup:
         else:
             how = await process.how()
             failure = NotReady if await process.was_killed() else LaunchFailed
-        raise failure(await self.with_words(f"the worker ended before it was ready: {how}"))
+        raise failure(await self.with_stderr(f"the worker ended before it was ready: {how}"))
 
-    async def with_words(self, said: str) -> str:
+    async def with_stderr(self, said: str) -> str:
         """Together with what it printed last."""
-        words = redact(await self.worker.last_words())
+        words = redact(await self.worker.stderr_tail())
         return f"{said}\n{words}" if words else said
 
     async def start(
-        self, custody: Processes, argv: Iterable[str], further: list[int]
+        self, processes: Processes, argv: Iterable[str], further: list[int]
     ) -> SpawnedProcess:
         """Start its process as a command in custody; raises `LaunchFailed`."""
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -99,7 +99,7 @@ class WorkerStartup:
             [*argv], "/", keyless_env(os.environ), ProcessOwner("", "worker"), passed
         )
         try:
-            started = SpawnedProcess(await custody.start(order))
+            started = SpawnedProcess(await processes.start(order))
         except ProcessStartFailed as exc:
             raise LaunchFailed(f"the worker could not be started: {exc}") from exc
         finally:
@@ -109,12 +109,12 @@ class WorkerStartup:
 
 
 @asynccontextmanager
-async def open_birth(
-    given: Provision, fabric: Discovery, bound_s: float
+async def open_startup(
+    given: Provision, discovery: Discovery, bound_s: float
 ) -> AsyncGenerator[WorkerStartup]:
     """Raises `LaunchFailed`, and `NotReady` if the block takes too long; then nothing is left."""
     try:
-        birth = WorkerStartup(given, fabric)
+        birth = WorkerStartup(given, discovery)
     except OSError as exc:
         raise LaunchFailed(f"the worker could not be started: {exc.strerror}") from exc
     is_ready = False
@@ -124,7 +124,7 @@ async def open_birth(
         is_ready = True
     except TimeoutError:
         words = f"the worker was not ready within {bound_s:g} s, and was ended"
-        raise NotReady(await birth.with_words(words)) from None
+        raise NotReady(await birth.with_stderr(words)) from None
     except OSError as exc:
         raise LaunchFailed(f"the worker could not be started: {exc.strerror}") from exc
     finally:

@@ -53,7 +53,7 @@ class ZygoteClient:
         send_with(self._channel, b"fork", [document, stderr, control])
 
     @contextmanager
-    def telling(self, tell: Callable[[], None]) -> Generator[None]:
+    def notify_on_loss(self, tell: Callable[[], None]) -> Generator[None]:
         """Have `tell` called should it be lost meanwhile."""
         self._waiting.add(tell)
         try:
@@ -93,7 +93,7 @@ class ZygoteClient:
             self._let_go()
             os.close(self._log)
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """What it complained about, if it did."""
         size = os.fstat(self._log).st_size
         data = os.pread(self._log, _WORDS_BYTES, max(0, size - _WORDS_BYTES))
@@ -157,7 +157,7 @@ async def start_zygote(nursery: WorkerSupervisor, argv: Sequence[str]) -> Zygote
     # Its environment is its workers'.
     order = ProcessRequest(argv, "/", keyless_env(os.environ), ProcessOwner("", "zygote"), passed)
     try:
-        await nursery.start_companion(order)
+        await nursery.start_sidecar(order)
     except BaseException:  # boundary: cancelled, or refused; nothing is left open
         channel.close()
         os.close(log)

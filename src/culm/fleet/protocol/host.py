@@ -155,7 +155,7 @@ class HostMachine:
         self.began = True
         match frame:
             case EventFrame(event=event):
-                self._look_at(event)
+                self._inspect_event(event)
                 return [EventReceived(event)]
             case EventBatch():
                 return self._on_batch(frame)
@@ -186,7 +186,7 @@ class HostMachine:
             return self.on_broken(f"the worker's events cannot be trusted: {exc}")
         happenings: list[Happening] = [EventsLost(taken.missing)] if taken.missing else []
         for event in taken.events:
-            self._look_at(event)
+            self._inspect_event(event)
             happenings.append(EventReceived(event))
         return happenings
 
@@ -204,7 +204,7 @@ class HostMachine:
         open_bytes = sum(self._asks.values()) + sum(self._calls.values())
         return len(waiting) < OPEN_MAX and open_bytes + len(bytes(said)) <= OPEN_BYTES_MAX
 
-    def _look_at(self, event: Raw) -> None:
+    def _inspect_event(self, event: Raw) -> None:
         """Receipts of steering, and how much the worker says it dropped."""
         data = bytes(event)
         if not (self._steers and b"message_admitted" in data) and b"dropped_events" not in data:

@@ -118,7 +118,7 @@ class _Active:
     phase: _Phase = "running"
     asks: set[str] = field(default_factory=set[str])
     calls: set[str] = field(default_factory=set[str])
-    heard: set[str] = field(default_factory=set[str])  # Ids of what was said to it.
+    received_ids: set[str] = field(default_factory=set[str])  # Ids of what was said to it.
 
 
 @dataclass(slots=True)
@@ -192,10 +192,10 @@ class WorkerMachine:
                 self._waiting.steers.append(steer)
             return []
         active = self._active
-        if active is None or active.phase != "running" or steer.id in active.heard:
+        if active is None or active.phase != "running" or steer.id in active.received_ids:
             return []
-        if steer.id and len(active.heard) < HEARD_MAX:
-            active.heard.add(steer.id)
+        if steer.id and len(active.received_ids) < HEARD_MAX:
+            active.received_ids.add(steer.id)
         return [SteerRun(active.run, steer)]
 
     def on_ask(self, run: int, ask_id: str, body: Raw) -> list[Effect]:
@@ -229,7 +229,7 @@ class WorkerMachine:
             return []
         return [
             RevokeRun(run),
-            *self._said(CANCELLED if was == "aborting" else outcome),
+            *self._report_outcome(CANCELLED if was == "aborting" else outcome),
             *self._go_on(),
         ]
 
@@ -245,10 +245,10 @@ class WorkerMachine:
         # Nothing in this process can end it. Whoever gave it is not kept waiting; nothing else
         # begins here.
         self._active.phase = "stuck"
-        effects: list[Effect] = [RevokeRun(run), *self._said(CANCELLED), *self._skip()]
+        effects: list[Effect] = [RevokeRun(run), *self._report_outcome(CANCELLED), *self._skip()]
         if self._waiting is not None:
             self._waiting = None
-            effects += self._said(STUCK)
+            effects += self._report_outcome(STUCK)
         return effects
 
     def on_lost(self) -> list[Effect]:
@@ -262,7 +262,7 @@ class WorkerMachine:
         if self._lost:
             return []
         self._runs += 1
-        self._active = _Active(self._runs, heard={steer.id for steer in steers if steer.id})
+        self._active = _Active(self._runs, received_ids={steer.id for steer in steers if steer.id})
         return [StartRun(self._runs, spec, steers)]
 
     def _stop(self) -> list[Effect]:
@@ -280,9 +280,9 @@ class WorkerMachine:
 
     def _skip(self) -> list[Effect]:
         skipped, self._skipped = self._skipped, 0
-        return [effect for _ in range(skipped) for effect in self._said(CANCELLED)]
+        return [effect for _ in range(skipped) for effect in self._report_outcome(CANCELLED)]
 
-    def _said(self, outcome: Outcome) -> list[Effect]:
+    def _report_outcome(self, outcome: Outcome) -> list[Effect]:
         return [] if self._lost else [_terminal(outcome)]
 
     def _find_open(self, run: int) -> _Active | None:

@@ -51,7 +51,7 @@ def server_context(files: ServerTls) -> ssl.SSLContext:
                 hint="the first private key and the first certificate count",
             ) from exc
         raise InvalidRequest(
-            f"TLS files {files.cert} and {files.key} cannot be used: {_words(exc)}"
+            f"TLS files {files.cert} and {files.key} cannot be used: {_describe(exc)}"
         ) from exc
     return context
 
@@ -155,6 +155,6 @@ def _refuse_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _words(exc: Exception) -> str:
+def _describe(exc: Exception) -> str:
     reason = exc.reason if isinstance(exc, ssl.SSLError) else None
     return (reason or str(exc)).replace("_", " ").lower()

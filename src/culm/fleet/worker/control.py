@@ -20,10 +20,10 @@ from culm.clock import Clock
 from culm.ids import Ids
 from culm.processes.base import Processes, ProcessStartFailed
 from culm.processes.channel import SupervisorChannel
-from culm.processes.client import find_lack
-from culm.processes.direct import open_direct_custody
+from culm.processes.client import missing_feature
+from culm.processes.direct import open_direct_processes
 from culm.processes.packets import receive_or_end, send
-from culm.processes.remote import open_remote_custody
+from culm.processes.remote import open_remote_processes
 
 # The owner may first have to end what a dead keeper held, and to start another one.
 ANSWER_S: Final = 15.0
@@ -45,13 +45,13 @@ class WorkerControl:
         """Wait until the owner is."""
         await self._over.wait()
 
-    def open_custody(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Processes]:
+    def open_processes(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Processes]:
         """Custody by the owner's keeper; it asks for that with the first process."""
-        if find_lack() is not None:
-            return open_direct_custody(clock)
-        return open_remote_custody(self.ask_keeper, clock)
+        if missing_feature() is not None:
+            return open_direct_processes(clock)
+        return open_remote_processes(self.request_supervisor, clock)
 
-    async def ask_keeper(self) -> SupervisorChannel:
+    async def request_supervisor(self) -> SupervisorChannel:
         """A new line to the owner's keeper; raises `StartFailed`. One may ask at a time."""
         answer: asyncio.Future[SupervisorChannel] = asyncio.get_running_loop().create_future()
         self._answer = answer
@@ -81,21 +81,21 @@ class WorkerControl:
         match packet.decode("utf-8", "replace").split(" ", 2):
             case ["keeper", mark, base] if len(descriptors) == 1:
                 control = socket.socket(fileno=descriptors.pop())
-                if not self._tell(SupervisorChannel(control, int(mark), int(base))):
+                if not self._resolve(SupervisorChannel(control, int(mark), int(base))):
                     control.close()  # Whoever asked has given up.
             case ["refused", *words]:
-                self._tell(ProcessStartFailed(" ".join(words)))
+                self._resolve(ProcessStartFailed(" ".join(words)))
             case _:
-                self._tell(ProcessStartFailed("there is no keeper: the way to it got lost"))
+                self._resolve(ProcessStartFailed("there is no keeper: the way to it got lost"))
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._over.set()
-        self._tell(ProcessStartFailed("there is no keeper: the owner of this worker is gone"))
+        self._resolve(ProcessStartFailed("there is no keeper: the owner of this worker is gone"))
 
-    def _tell(self, answer: SupervisorChannel | ProcessStartFailed) -> bool:
+    def _resolve(self, answer: SupervisorChannel | ProcessStartFailed) -> bool:
         """Whether somebody waited for it."""
         if self._answer is None or self._answer.done():
             return False

@@ -23,7 +23,7 @@ class LazyProcesses:
         self._opening = opening
         self._wanted = asyncio.Event()
         self._found: asyncio.Future[Processes] | None = None
-        self._custody: Processes | None = None
+        self._processes: Processes | None = None
         self._is_over = False
 
     @property
@@ -35,18 +35,18 @@ class LazyProcesses:
         return await (await self._get()).start(order)
 
     def warm_nowait(self) -> None:
-        if self._custody is not None:
-            self._custody.warm_nowait()
+        if self._processes is not None:
+            self._processes.warm_nowait()
 
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
-        return [] if self._custody is None else await self._custody.processes(workspace_id)
+        return [] if self._processes is None else await self._processes.processes(workspace_id)
 
     async def end_all(self, workspace_id: str) -> list[int]:
-        return [] if self._custody is None else await self._custody.end_all(workspace_id)
+        return [] if self._processes is None else await self._processes.end_all(workspace_id)
 
     async def _get(self) -> Processes:
-        if self._custody is not None:
-            return self._custody
+        if self._processes is not None:
+            return self._processes
         if self._is_over:
             raise ProcessStartFailed("the worker is stopping")
         if self._found is None:
@@ -62,18 +62,18 @@ class LazyProcesses:
                 await self._wanted.wait()
                 self._wanted.clear()
                 try:
-                    async with self._opening() as self._custody:
-                        self._tell(self._custody)
+                    async with self._opening() as self._processes:
+                        self._notify(self._processes)
                         await asyncio.Event().wait()
                 except OSError as exc:
                     # The next process tries again.
-                    self._tell(ProcessStartFailed(f"there is no keeper for processes: {exc}"))
+                    self._notify(ProcessStartFailed(f"there is no keeper for processes: {exc}"))
         finally:
             self._is_over = True
-            self._custody = None
-            self._tell(ProcessStartFailed("the worker is stopping"))
+            self._processes = None
+            self._notify(ProcessStartFailed("the worker is stopping"))
 
-    def _tell(self, result: Processes | ProcessStartFailed) -> None:
+    def _notify(self, result: Processes | ProcessStartFailed) -> None:
         found, self._found = self._found, None
         if found is None or found.done():
             return
@@ -85,12 +85,12 @@ class LazyProcesses:
 
 
 @asynccontextmanager
-async def open_lazy_custody(opening: OpenCustody) -> AsyncGenerator[LazyProcesses]:
+async def open_lazy_processes(opening: OpenCustody) -> AsyncGenerator[LazyProcesses]:
     """At the end of the block nothing is left of what was started, if anything was."""
-    custody = LazyProcesses(opening)
+    processes = LazyProcesses(opening)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(custody.hold(), name="custody")
+        task = group.create_task(processes.hold(), name="custody")
         try:
-            yield custody
+            yield processes
         finally:
             task.cancel()

@@ -23,7 +23,7 @@ from culm.fleet.transport.websocket import listen_websocket
 from culm.fleet.worker.control import WorkerControl, open_control
 from culm.fleet.worker.executors.base import WorkerServices, make_private
 from culm.fleet.worker.executors.registry import open_executor
-from culm.fleet.worker.lazy_processes import open_lazy_custody
+from culm.fleet.worker.lazy_processes import open_lazy_processes
 from culm.fleet.worker.limits import mode_of, serving_terms_of
 from culm.fleet.worker.owner_watch import owner_gone
 from culm.fleet.worker.registration import make_record, open_presence
@@ -32,7 +32,7 @@ from culm.fleet.worker_server.base import Mode
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from culm.processes.base import Processes
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ async def _work(provision: Provision, stop: asyncio.Event, door: WorkerEndpoint)
     clock = LoopClock()
     async with AsyncExitStack() as stack:
         control = await _enter_control(provision, stack)
-        fabric = FileDiscovery(Path(provision.fabric_dir), clock)
-        services = await stack.enter_async_context(_open_services(provision, control, fabric))
+        discovery = FileDiscovery(Path(provision.fabric_dir), clock)
+        services = await stack.enter_async_context(_open_services(provision, control, discovery))
         executor = await stack.enter_async_context(open_executor(provision, services))
         token = provision.secrets.worker_auth_token or None
         listening = listen_websocket(door.host, door.port, token, door.tls)
@@ -84,7 +84,7 @@ async def _work(provision: Provision, stop: asyncio.Event, door: WorkerEndpoint)
             *(provision.owner, clock.now_s()),
         )
         # Who waits for the record must find it; who has a control socket does not look.
-        presence = open_presence(fabric, make, clock, at_once=control is None)
+        presence = open_presence(discovery, make, clock, at_once=control is None)
         await stack.enter_async_context(presence)
         if control is None:
             door.on_ready(listener.endpoint)
@@ -106,7 +106,7 @@ async def _enter_control(provision: Provision, stack: AsyncExitStack) -> WorkerC
 
 @asynccontextmanager
 async def _open_services(
-    provision: Provision, control: WorkerControl | None, fabric: Discovery
+    provision: Provision, control: WorkerControl | None, discovery: Discovery
 ) -> AsyncGenerator[WorkerServices]:
     clock, ids = LoopClock(), Ids()
     storage = storage_of(provision)
@@ -114,17 +114,19 @@ async def _open_services(
     @asynccontextmanager
     async def open_own() -> AsyncGenerator[Processes]:
         await asyncio.to_thread(make_private, storage)
-        async with open_custody(storage, clock, ids) as custody:
-            yield custody
+        async with open_processes(storage, clock, ids) as processes:
+            yield processes
 
     # That of an owner opens nothing before it is needed.
-    opening = open_lazy_custody(open_own) if control is None else control.open_custody(clock, ids)
+    opening = (
+        open_lazy_processes(open_own) if control is None else control.open_processes(clock, ids)
+    )
     try:
-        async with opening as custody:
-            yield WorkerServices(clock, ids, custody, storage)
+        async with opening as processes:
+            yield WorkerServices(clock, ids, processes, storage)
     finally:
         if storage.exists():
-            await asyncio.to_thread(remove_storage, provision, fabric, clock.now_s())
+            await asyncio.to_thread(remove_storage, provision, discovery, clock.now_s())
 
 
 async def _until_owner_gone(control: WorkerControl | None, owner: OwnerStamp | None) -> None:

@@ -47,11 +47,11 @@ def run_worker(stdin_fd: int = 0, *, no_auth: bool = False) -> int:
         _check_auth(provision, no_auth=no_auth)
         run_loop(lambda stop: _work(provision, stop))
     except BadProvision as exc:
-        return _say(str(exc), EXIT_REFUSED)
+        return _report(str(exc), EXIT_REFUSED)
     except AppError as exc:
-        return _say(exc.message, EXIT_FAILED)
+        return _report(exc.message, EXIT_FAILED)
     except (ConnectTimeout, OSError) as exc:
-        return _say(str(exc), EXIT_FAILED)
+        return _report(str(exc), EXIT_FAILED)
     except Exception:  # boundary: whoever started it reads its stderr, and its exit status
         _log.exception("it failed")
         return EXIT_FAILED
@@ -75,7 +75,7 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> No
         loop.close()
 
 
-def take_signals(stop: asyncio.Event) -> None:
+def handle_signals(stop: asyncio.Event) -> None:
     """From here on a signal asks for an orderly end."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -84,14 +84,14 @@ def take_signals(stop: asyncio.Event) -> None:
 
 async def _work(provision: Provision, stop: asyncio.Event) -> None:
     if provision.culm.control_fd is None:
-        take_signals(stop)
+        handle_signals(stop)
         await work(provision, stop, WorkerEndpoint(on_leave=bound_the_end))
         return
 
     def on_ready(_: str) -> None:
         # Somebody has waited for this, half a millisecond less than if we had done it before. Until
         # now nothing was announced or started: a signal might just have ended us.
-        take_signals(stop)
+        handle_signals(stop)
 
     await work(provision, stop, WorkerEndpoint(on_ready=on_ready, on_leave=bound_the_end))
 
@@ -146,7 +146,7 @@ def set_up_log(name: str) -> None:
         logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
-def _say(words: str, status: int) -> int:
+def _report(words: str, status: int) -> int:
     line = f"{NAME}: {' '.join(words.split())}\n"
     with suppress(OSError):  # Nobody may be left to read it; the status says it, too.
         os.write(2, line.encode(errors="replace"))

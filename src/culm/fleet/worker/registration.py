@@ -51,13 +51,13 @@ def make_record(
             version=__version__,
             started_at=format_time(now_s),
             lease_expires_at="",
-            culm=_place(owner),
+            culm=_process_place(owner),
         ),
         now_s,
     )
 
 
-def _place(owner: OwnerStamp | None) -> ProcessPlace | None:
+def _process_place(owner: OwnerStamp | None) -> ProcessPlace | None:
     """None where processes cannot be told apart by when they started."""
     own = find_stat(os.getpid())
     return (
@@ -77,8 +77,8 @@ def _find_owner(stamp: OwnerStamp | None) -> OwnerProcess | None:
 class _Presence:
     """The disk works in threads, one at a time; a withdrawal is the last thing it does."""
 
-    def __init__(self, fabric: Discovery, make: MakeRecord) -> None:
-        self._fabric = fabric
+    def __init__(self, discovery: Discovery, make: MakeRecord) -> None:
+        self._discovery = discovery
         self._make = make
         self._record: AgentRecord | None = None
         self._lock = threading.Lock()
@@ -99,28 +99,28 @@ class _Presence:
         with self._lock:
             if not self._is_over:
                 self._record = self._record or self._make()
-                self._fabric.publish(renewed(self._record, now_s))
+                self._discovery.publish(renewed(self._record, now_s))
 
     def _withdraw(self) -> None:
         with self._lock:
             self._is_over = True
             if (own := self._record) is None:
                 return
-            found = self._fabric.resolve(own.agent_id)
+            found = self._discovery.resolve(own.agent_id)
             # Somebody started anew under our id keeps its own.
             if found is None or found.pid == own.pid:
-                self._fabric.withdraw(own.agent_id)
+                self._discovery.withdraw(own.agent_id)
 
 
 @asynccontextmanager
 async def open_presence(
-    fabric: Discovery, make: MakeRecord, clock: Clock, *, at_once: bool
+    discovery: Discovery, make: MakeRecord, clock: Clock, *, at_once: bool
 ) -> AsyncGenerator[None]:
     """Be found in the fabric until the block ends; `at_once`: before it begins, or raises OSError.
 
     Else it is found a moment later: somebody who does not look for it has work for us first.
     """
-    presence = _Presence(fabric, make)
+    presence = _Presence(discovery, make)
     try:
         if at_once:
             await presence.publish(clock.now_s())

@@ -20,14 +20,14 @@ KEPT_S: Final = 7 * 86_400.0
 FOLDERS_MAX: Final = 10_000  # Looked at in one go.
 
 
-def remove_storage(provision: Provision, fabric: Discovery, now_s: float) -> None:
+def remove_storage(provision: Provision, discovery: Discovery, now_s: float) -> None:
     """A folder that was given stays, and so do those around it. Blocks as the disk does."""
     if provision.storage_dir is not None:
         return
     own = storage_of(provision)
     shutil.rmtree(own, ignore_errors=True)
     for folder in _old_folders(own.parent, now_s - KEPT_S):
-        if fabric.resolve(folder.name) is None:
+        if discovery.resolve(folder.name) is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -36,7 +36,7 @@ _UPGRADE: Final = (
 ).encode()
 
 
-def rehearse(rounds: int = ROUNDS) -> None:
+def warm_up(rounds: int = ROUNDS) -> None:
     """Leaves neither a thread nor a socket; raises if a worker could not work here at all."""
     for _ in range(rounds):
         run_loop(_rehearse)

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from culm.processes.linux import now_s, set_name
-from culm.processes.orphans import BUD_NAME, WORKER_NAME, ZYGOTE_NAME
+from culm.processes.orphans import PREFORK_NAME, WORKER_NAME, ZYGOTE_NAME
 from culm.processes.packets import receive_or_end, send, send_with
 from culm.processes.shim import drain
 
 CHANNEL: Final = 3  # Where whoever starts a zygote puts its socket.
 PASSED: Final = 3  # Descriptors of an order.
-BUD_MS: Final = 25  # Without an order, before one more is forked ahead ...
-BUD_AGAIN_MS: Final = 5000  # ... or so long, if that failed, or the last one died of itself.
+PREFORK_MS: Final = 25  # Without an order, before one more is forked ahead ...
+PREFORK_AGAIN_MS: Final = 5000  # ... or so long, if that failed, or the last one died of itself.
 THREADS_S: Final = 1.0  # A thread that was joined may still be on its way out.
 _PAUSE_S: Final = 0.002
 _DESCRIPTORS_MAX: Final = 1 << 16  # Where the system names no limit.
@@ -48,14 +48,14 @@ class ForkTask:
 def preload() -> ForkTask:
     """Import what any worker needs, and use it. No thread of that is left."""
     from culm.fleet.worker import main
-    from culm.fleet.worker.warmup import rehearse
+    from culm.fleet.worker.warmup import warm_up
 
     main.preload()
-    rehearse()
-    return ForkTask(main.run_worker, lambda: rehearse(1))
+    warm_up()
+    return ForkTask(main.run_worker, lambda: warm_up(1))
 
 
-class _Bud:
+class _Prefork:
     """A fork made ahead: it waits for the descriptors of the next order."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
@@ -77,8 +77,8 @@ class Zygote:
     def __init__(self, channel: socket.socket, part: ForkTask) -> None:
         self._channel = channel
         self._part = part
-        self._bud: _Bud | None = None
-        self._bud_ms = BUD_MS
+        self._prefork: _Prefork | None = None
+        self._prefork_ms = PREFORK_MS
         self._woken, waking = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(waking, False)
@@ -91,7 +91,7 @@ class Zygote:
         poller.register(self._woken, select.POLLIN)
         poller.register(self._channel, select.POLLIN)
         while True:
-            if not poller.poll(self._bud_ms if self._bud is None else None):
+            if not poller.poll(self._prefork_ms if self._prefork is None else None):
                 self._grow()
             drain(self._woken)
             self._collect()
@@ -115,58 +115,58 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            if self._bud is not None and pid == self._bud.pid:
-                self._drop_bud()
-                self._bud_ms = BUD_AGAIN_MS
+            if self._prefork is not None and pid == self._prefork.pid:
+                self._drop_prefork()
+                self._prefork_ms = PREFORK_AGAIN_MS
             else:
                 send(self._channel, f"exited {pid} {status}".encode())
 
     def _carry_out(self, descriptors: list[int]) -> None:
         """Have a worker with these: the bud, or else a new fork."""
         control = descriptors[2]
-        pid = self._use_bud(descriptors)
+        pid = self._use_prefork(descriptors)
         if pid is None:
             try:
                 pid = self._fork(lambda: descriptors)
             except OSError as failure:
-                _say(control, f"unforked {failure.errno or 0}", [])
+                _send_on(control, f"unforked {failure.errno or 0}", [])
                 return
         # Not collected yet, so the pid is this one's.
         handle = os.pidfd_open(pid)
-        _say(control, f"forked {pid}", [handle])
+        _send_on(control, f"forked {pid}", [handle])
         os.close(handle)
 
-    def _use_bud(self, descriptors: list[int]) -> int | None:
+    def _use_prefork(self, descriptors: list[int]) -> int | None:
         """Its pid; None if there is none that waits."""
-        if self._bud is None or not self._bud.is_warm:
+        if self._prefork is None or not self._prefork.is_warm:
             return None
-        pid = self._bud.pid
+        pid = self._prefork.pid
         try:
-            send_with(self._bud.channel, b"go", descriptors)
+            send_with(self._prefork.channel, b"go", descriptors)
         except OSError:
             return None
         finally:
-            self._drop_bud()
+            self._drop_prefork()
         return pid
 
     def _grow(self) -> None:
         """Nobody wants anything just now: make ahead what the next order will wait for."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = self._fork(lambda: self._wait_as_bud(ours, theirs))
+            pid = self._fork(lambda: self._wait_as_prefork(ours, theirs))
         except OSError:
             ours.close()  # The next order will say so.
-            self._bud_ms = BUD_AGAIN_MS
+            self._prefork_ms = PREFORK_AGAIN_MS
         else:
-            self._bud = _Bud(pid, ours)
-            self._bud_ms = BUD_MS
+            self._prefork = _Prefork(pid, ours)
+            self._prefork_ms = PREFORK_MS
         finally:
             theirs.close()
 
-    def _drop_bud(self) -> None:
-        if self._bud is not None:
-            self._bud.channel.close()
-            self._bud = None
+    def _drop_prefork(self) -> None:
+        if self._prefork is not None:
+            self._prefork.channel.close()
+            self._prefork = None
 
     def _fork(self, get_descriptors: Callable[[], list[int]]) -> int:
         """A worker, once it has its descriptors. Raises OSError."""
@@ -175,7 +175,7 @@ class Zygote:
             status = 1
             try:
                 self._channel.close()
-                self._drop_bud()
+                self._drop_prefork()
                 begin_anew(self._set_signals)
                 place_descriptors(get_descriptors())
                 set_name(WORKER_NAME.encode())
@@ -187,9 +187,9 @@ class Zygote:
                 os._exit(status)
         return pid
 
-    def _wait_as_bud(self, zygotes: socket.socket, own: socket.socket) -> list[int]:
+    def _wait_as_prefork(self, zygotes: socket.socket, own: socket.socket) -> list[int]:
         """In a fork: the descriptors of the order it is for. Ends if the zygote does."""
-        set_name(BUD_NAME.encode())
+        set_name(PREFORK_NAME.encode())
         zygotes.close()
         self._part.warm_up()
         send(own, b"warm")
@@ -201,7 +201,7 @@ class Zygote:
         return received[1]
 
 
-def _say(control: int, words: str, passed: list[int]) -> None:
+def _send_on(control: int, words: str, passed: list[int]) -> None:
     """Into a socket that stays as it is. That nobody hears it any more is seen elsewhere."""
     channel = socket.socket(fileno=control)
     try:

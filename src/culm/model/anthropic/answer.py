@@ -118,7 +118,7 @@ class AnthropicAnswer:
         self.finish: str | None = None  # Why the answer ended, once it has.
         self._peer = peer
         self._calls: dict[int, _Call] = {}  # By the index of their block.
-        self._keeper = ThinkingRecorder()
+        self._supervisor = ThinkingRecorder()
         self._usage: _Usage | None = None
 
     @property
@@ -136,7 +136,7 @@ class AnthropicAnswer:
             delta = event.delta
             if delta is not None and delta.type == "text_delta":
                 if text := delta.text:
-                    self._keeper.said += len(text)
+                    self._supervisor.said += len(text)
                     yield TextDelta(text)
             elif delta is not None:
                 yield from self._on_delta(event, delta)
@@ -163,7 +163,7 @@ class AnthropicAnswer:
                     call.whole = ""
                     yield CallDelta(call.key, delta.partial_json)
             case "thinking_delta" if delta.thinking:
-                self._keeper.thought += len(delta.thinking)
+                self._supervisor.thought += len(delta.thinking)
                 yield ReasoningDelta(delta.thinking)
             case "signature_delta" if delta.signature:
                 yield ReasoningDelta("", delta.signature)
@@ -191,28 +191,28 @@ class AnthropicAnswer:
                 pass
 
     def _on_block(self, index: int, block: _Block) -> Iterator[ModelEvent]:
-        keeper = self._keeper
+        supervisor = self._supervisor
         if (before := self._calls.pop(index, None)) is not None:
             yield from _whole(before)
         match block.type:
             case "text" if block.text:
-                keeper.said += len(block.text)
+                supervisor.said += len(block.text)
                 yield TextDelta(block.text)
             case "thinking":
-                between, opening = keeper.on_block("thinking")
+                between, opening = supervisor.on_block("thinking")
                 text, signature = (
                     between + (block.thinking or ""),
                     opening + (block.signature or ""),
                 )
-                keeper.thought += len(text) - len(between)
+                supervisor.thought += len(text) - len(between)
                 if text or signature:
                     yield ReasoningDelta(text, signature)
             case "redacted_thinking" if block.data:
-                _, opening = keeper.on_block("redacted")
+                _, opening = supervisor.on_block("redacted")
                 yield ReasoningDelta("", opening + block.data)
             case "tool_use":
-                call = _Call(keeper.called, _arguments(block.input))
-                keeper.called += 1
+                call = _Call(supervisor.called, _arguments(block.input))
+                supervisor.called += 1
                 self._calls[index] = call
                 yield CallStarted(call.key, block.id or "", block.name or "")
             case _:
@@ -248,7 +248,7 @@ class AnthropicAnswer:
             ) from exc
 
     def _reason(self) -> StopReason:
-        if self._keeper.called and self.finish in (None, "end_turn"):
+        if self._supervisor.called and self.finish in (None, "end_turn"):
             return "tool_use"
         return _STOP_REASONS.get(self.finish or "", "unknown")
 

@@ -101,12 +101,12 @@ class _History:
 
     def add_user(self, parts: list[Part]) -> None:
         blocks = (_block(part, sees_images=self._sees_images) for part in parts)
-        self._say("user", [block for block in blocks if block is not None])
+        self._add_message("user", [block for block in blocks if block is not None])
 
     def add_assistant(self, parts: list[Part], thoughts: list[ThinkingBlock]) -> None:
         self._close()
         calls = [self._call(part.data) for part in parts if isinstance(part, ToolCallPart)]
-        self._say("assistant", _woven(text_of(parts), calls, thoughts))
+        self._add_message("assistant", _woven(text_of(parts), calls, thoughts))
 
     def add_results(self, parts: Iterable[Part]) -> None:
         """Results come first in a message, and each answers a call of the one before."""
@@ -117,13 +117,13 @@ class _History:
     def end(self) -> list[_Object]:
         self._close()
         if not self._messages or self._messages[-1]["role"] == "assistant":
-            self._say("user", [_text(GO_ON)])
+            self._add_message("user", [_text(GO_ON)])
         return self._messages
 
     def _add_result(self, result: ToolResult) -> None:
         call_id = self._open.pop(result.tool_call_id)
         block = _result(result, call_id, sees_images=self._sees_images)
-        self._say("user", [block], at=self._results)
+        self._add_message("user", [block], at=self._results)
         self._results += 1
 
     def _close(self) -> None:
@@ -131,7 +131,7 @@ class _History:
         for call_id in list(self._open):
             self._add_result(ToolResult(call_id, content=NO_RESULT, is_error=True))
 
-    def _say(self, role: str, blocks: list[_Object], *, at: int | None = None) -> None:
+    def _add_message(self, role: str, blocks: list[_Object], *, at: int | None = None) -> None:
         if not blocks:
             return
         if not self._messages and role == "assistant":
@@ -160,11 +160,11 @@ def _woven(text: str, calls: list[_Object], thoughts: list[ThinkingBlock]) -> li
     blocks: list[_Object] = []
     said = called = 0
     for thought in thoughts:
-        blocks += _words(text[said : thought.said]) + calls[called : thought.called]
+        blocks += _text_block(text[said : thought.said]) + calls[called : thought.called]
         blocks.append(_thinking(thought))
         # Our own numbers only grow; what another program wrote must not repeat a call.
         said, called = max(said, thought.said), max(called, thought.called)
-    return blocks + _words(text[said:]) + calls[called:]
+    return blocks + _text_block(text[said:]) + calls[called:]
 
 
 def _thinking(thought: ThinkingBlock) -> _Object:
@@ -184,7 +184,7 @@ def _arguments(text: str) -> Json:
 
 
 def _result(result: ToolResult, call_id: str, *, sees_images: bool) -> _Object:
-    content = _words(result.content)
+    content = _text_block(result.content)
     # A result that is an error may only have text.
     if result.data and result.mime_type.startswith("image/") and not result.is_error:
         is_shown = sees_images and result.mime_type in IMAGES
@@ -215,7 +215,7 @@ def _block(part: Part, *, sees_images: bool) -> _Object | None:
             return None
 
 
-def _words(text: str) -> list[_Object]:
+def _text_block(text: str) -> list[_Object]:
     """Text as a block, unless nothing would be in it."""
     return [_text(text)] if text.strip() else []
 

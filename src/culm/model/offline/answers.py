@@ -54,7 +54,7 @@ class _Metadata(Struct):
     number_of_lines: int | None = None  # ... and how many it has, if it was read to its end.
 
 
-def tell(intent: Intent, result: ToolResult) -> str:
+def describe_result(intent: Intent, result: ToolResult) -> str:
     """What came of an intent."""
     if result.is_error:
         return _failure(result)

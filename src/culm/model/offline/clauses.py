@@ -176,7 +176,7 @@ def words_of(clause: Clause) -> list[str]:
     return words
 
 
-def telling_of(words: Sequence[str]) -> list[str]:
+def significant_words(words: Sequence[str]) -> list[str]:
     """The words that say which; the others only make it a sentence."""
     return [word for word in words if word.lower() not in _FILLER]
 
@@ -207,10 +207,10 @@ def glob_of(word: str) -> str:
 _PRONOUNS = frozenset({"it", "this", "that", "them", "these", "those"})
 
 
-def place_of(clause: Clause, text: str) -> tuple[str, str, str]:
+def location_of(clause: Clause, text: str) -> tuple[str, str, str]:
     """Split "foo in the src folder" into what is meant, a path, and a glob for file names."""
     for match in reversed(list(re.finditer(r"\s+(?:in|inside|under|within|im)\s+", text, re.I))):
-        telling = telling_of(WORD.findall(text[match.end() :]))
+        telling = significant_words(WORD.findall(text[match.end() :]))
         if len(telling) > 1:
             continue
         what = text[: match.start()]

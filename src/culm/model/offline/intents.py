@@ -25,9 +25,9 @@ from culm.model.offline.clauses import (
     clauses_of,
     glob_of,
     is_glob,
+    location_of,
     looks_like_file,
-    place_of,
-    telling_of,
+    significant_words,
     vocabulary,
     without_end,
     words_of,
@@ -215,7 +215,7 @@ def _run(clause: Clause) -> Intent | None:
         command = clause.text[2:]
     else:
         match = COMMAND.fullmatch(clause.text)
-        if match is None or telling_of(WORD.findall(match[1])[:1]) == []:
+        if match is None or significant_words(WORD.findall(match[1])[:1]) == []:
             return None  # "Run the tests" does not say how.
         command = match[1]
     return RunIntent(clause.plain(command).strip())
@@ -291,7 +291,9 @@ def _count(clause: Clause) -> Intent | None:
         return CountMatchesIntent(_search_for(clause, (of[1] or of[2]) + (of[3] or "")))
     words = [word.lower() for word in WORD.findall(rest)]
     if "lines" in words or "zeilen" in words:
-        telling = [word for word in telling_of(words_of(clause)) if word.lower() not in _COUNTING]
+        telling = [
+            word for word in significant_words(words_of(clause)) if word.lower() not in _COUNTING
+        ]
         return CountLinesIntent(clause.word(telling[0])) if len(telling) == 1 else None
     if "files" in words or "dateien" in words:
         found = _find_in(clause, rest)
@@ -311,8 +313,10 @@ _COUNTING = vocabulary(
 
 def _find_in(clause: Clause, text: str) -> FindIntent | None:
     """The files that a phrase with "files" in it means."""
-    what, path, include = place_of(clause, text)
-    telling = [word for word in telling_of(WORD.findall(what)) if word.lower() not in _NAMING]
+    what, path, include = location_of(clause, text)
+    telling = [
+        word for word in significant_words(WORD.findall(what)) if word.lower() not in _NAMING
+    ]
     if len(telling) > 1 or (telling and include):
         return None
     name = clause.word(telling[0]) if telling else include
@@ -335,8 +339,8 @@ def _find(clause: Clause) -> Intent | None:
         found = _find_in(clause, rest)
         # Without a name it is a listing: "show all files".
         return found if found and found.pattern != "**/*" else None
-    what, path, include = place_of(clause, rest)
-    telling = telling_of(WORD.findall(what))
+    what, path, include = location_of(clause, rest)
+    telling = significant_words(WORD.findall(what))
     if head in ("list", "find", "locate", "finde", "which") and len(telling) == 1 and not include:
         name = clause.word(telling[0])
         if is_glob(name) or (head not in ("list", "which") and _looks_like_a_name(name)):
@@ -374,9 +378,9 @@ def _list(clause: Clause) -> Intent | None:
     if head in ("ls", "dir", "tree"):
         paths = [word for word in words[1:] if not word.startswith("-")]
         if len(paths) > 1:
-            paths = telling_of(paths)
+            paths = significant_words(paths)
         return ListIntent(clause.word(paths[0]) if paths else "") if len(paths) <= 1 else None
-    telling = telling_of(words[1:])
+    telling = significant_words(words[1:])
     if head in ("what", "which", "was", "show", "display", "zeige", "zeig") and not telling:
         return ListIntent() if lower & (PLACES | FILES | {"here", "hier"}) else None
     if len(telling) > 1 or head not in _LISTING:
@@ -399,7 +403,7 @@ def _read(clause: Clause) -> Intent | None:
         return None
     lines = re.search(r"\bfirst\s+(\d{1,4})\s+lines\b", clause.text, re.I)
     dropped = {"first", "lines", lines[1]} if lines else set[str]()
-    telling = [word for word in telling_of(words[1:]) if word.lower() not in dropped]
+    telling = [word for word in significant_words(words[1:]) if word.lower() not in dropped]
     if len(telling) == 2 and telling[0].lower() in ("first", "erste") and not lines:
         return ReadFirstIntent(glob_of(clause.word(telling[1])))
     if len(telling) == 3 and telling[0].lower() == "first" and not lines:
@@ -424,7 +428,7 @@ def _search(clause: Clause) -> Intent | None:
         clause.text,
         re.I,
     )
-    if where is not None and telling_of([where[1]]):
+    if where is not None and significant_words([where[1]]):
         return _definition(clause.word(where[1]), where[2] or "")
     match = re.fullmatch(
         r"(?:search|grep|rg|look|find|locate|suche?|finde)((?:\s+-\w+)*)"
@@ -453,7 +457,7 @@ def _definition(name: str, verb: str) -> Intent:
 
 
 def _search_for(clause: Clause, text: str) -> SearchIntent:
-    what, path, include = place_of(clause, text)
+    what, path, include = location_of(clause, text)
     pattern, literal = _pattern(clause, what)
     return SearchIntent(pattern, path, include, literal)
 

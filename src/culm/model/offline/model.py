@@ -24,11 +24,11 @@ from culm.model.base import (
 from culm.model.offline.answers import (
     INTRODUCTION,
     abilities,
+    describe_result,
     first_path,
     is_unread,
     missing,
     name_of,
-    tell,
     unanswered,
 )
 from culm.model.offline.intents import (
@@ -193,7 +193,7 @@ def _tell(intent: Intent, results: Sequence[ToolResult], offered: Collection[str
         return unanswered(use.tool) if use.tool in offered else missing(use.tool)
     if isinstance(intent, ReadFirstIntent) and len(results) > 1:
         intent = ReadIntent(first_path(results[0]))
-    return tell(intent, results[-1])
+    return describe_result(intent, results[-1])
 
 
 # --- calls

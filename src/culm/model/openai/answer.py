@@ -136,11 +136,11 @@ _BROKEN_OFF = frozenset({"error", "insufficient_system_resource"})
 class OpenAiAnswer:
     """The state of one answer: lines in, events out."""
 
-    def __init__(self, peer: ProviderPeer, accent: VendorQuirks = PLAIN) -> None:
+    def __init__(self, peer: ProviderPeer, quirks: VendorQuirks = PLAIN) -> None:
         self.done = False  # The stream said that nothing follows.
         self.finish: str | None = None  # Why the answer ended, once it has.
         self._peer = peer
-        self._accent = accent
+        self._quirks = quirks
         self._calls = _Calls(peer)
         self._usage: _Usage | None = None
         self._details = ReasoningDetails()
@@ -205,7 +205,7 @@ class OpenAiAnswer:
         if delta is not None:
             if thought := delta.reasoning_content or delta.reasoning:  # Some send it twice.
                 yield ReasoningDelta(thought)
-            if delta.reasoning_details and self._accent.returns_details:
+            if delta.reasoning_details and self._quirks.returns_details:
                 self._keep(delta.reasoning_details)
             if content := delta.content or delta.refusal:
                 if isinstance(content, str):
@@ -273,7 +273,7 @@ class OpenAiAnswer:
     def _counted(self) -> TokenUsage | None:
         if self._usage is None:
             return None
-        return _counted(self._usage, thoughts_apart=self._accent.counts_thoughts_apart)
+        return _counted(self._usage, thoughts_apart=self._quirks.counts_thoughts_apart)
 
 
 def _on_blocks(blocks: list[_Block]) -> Iterator[ModelEvent]:

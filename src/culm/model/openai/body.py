@@ -17,7 +17,7 @@ from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.model.http import spell_body
 from culm.model.openai.reasoning_roundtrip import ReasoningLine, parse_kept
 from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
-from culm.model.vendor_quirks import VendorQuirks, accent_of
+from culm.model.vendor_quirks import VendorQuirks, quirks_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
@@ -46,8 +46,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) -> bytes:
     """The JSON to post. What the settings and then the access add goes over what is ours."""
-    accent = accent_of(access)
-    conversation = _Conversation(accent, info, request.settings.provider)
+    quirks = quirks_of(access)
+    conversation = _Conversation(quirks, info, request.settings.provider)
     if request.system:
         conversation.messages.append(_system(request.system))
     for message in request.messages:
@@ -56,41 +56,41 @@ def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) 
         "model": info.id,
         "messages": conversation.end(),
         "stream": True,
-        **_settings(request, accent, info),
+        **_settings(request, quirks, info),
     }
-    if accent.counts_when_asked:
+    if quirks.counts_when_asked:
         body["stream_options"] = {"include_usage": True}
-    if accent.prices_when_asked:
+    if quirks.prices_when_asked:
         body["usage"] = {"include": True}
     if request.tools:
         body["tools"] = [_tool(spec) for spec in request.tools]
     return spell_body(body, request, access)
 
 
-def _settings(request: ModelRequest, accent: VendorQuirks, info: ModelInfo) -> _Object:
+def _settings(request: ModelRequest, quirks: VendorQuirks, info: ModelInfo) -> _Object:
     chosen = request.settings
     known: _Object = {
         "temperature": chosen.temperature,
         "top_p": chosen.top_p,
-        "top_k": chosen.top_k if accent.takes_top_k else UNSET,
+        "top_k": chosen.top_k if quirks.takes_top_k else UNSET,
         "frequency_penalty": chosen.frequency_penalty,
         "presence_penalty": chosen.presence_penalty,
-        accent.max_tokens: request.max_tokens or chosen.max_tokens or UNSET,
-        **_effort(request, accent, info),
+        quirks.max_tokens: request.max_tokens or chosen.max_tokens or UNSET,
+        **_effort(request, quirks, info),
     }
-    refused = accent.refused_by_reasoners if info.can_reason else ()
+    refused = quirks.refused_by_reasoners if info.can_reason else ()
     return {name: x for name, x in known.items() if x is not UNSET and name not in refused}
 
 
-def _effort(request: ModelRequest, accent: VendorQuirks, info: ModelInfo) -> _Object:
+def _effort(request: ModelRequest, quirks: VendorQuirks, info: ModelInfo) -> _Object:
     """What somebody chose; else what the vendor wants to hear where there are tools."""
     effort = request.settings.reasoning_effort
     levels = () if info.reasoning_levels is UNSET else info.reasoning_levels
-    if not effort and request.tools and accent.effort_with_tools in levels:
-        effort = accent.effort_with_tools
+    if not effort and request.tools and quirks.effort_with_tools in levels:
+        effort = quirks.effort_with_tools
     if not effort:
         return {}
-    if accent.nests_effort:
+    if quirks.nests_effort:
         return {"reasoning": {"effort": effort}}
     return {"reasoning_effort": effort}
 
@@ -113,9 +113,9 @@ def _system(text: str) -> _Object:
 class _Conversation:
     """The messages of one request, legal at every step."""
 
-    def __init__(self, accent: VendorQuirks, info: ModelInfo, provider_id: str) -> None:
+    def __init__(self, quirks: VendorQuirks, info: ModelInfo, provider_id: str) -> None:
         self.messages: list[_Object] = []
-        self._accent = accent
+        self._quirks = quirks
         self._info = info
         self._self = (provider_id, info.id)
         self._open: dict[str, None] = {}  # The calls whose result has not come, in their order.
@@ -152,8 +152,8 @@ class _Conversation:
             self._images = []
         if not blocks:
             return
-        if self._accent.after_results and self.messages and self.messages[-1]["role"] == "tool":
-            self.messages.append({"role": "assistant", "content": self._accent.after_results})
+        if self._quirks.after_results and self.messages and self.messages[-1]["role"] == "tool":
+            self.messages.append({"role": "assistant", "content": self._quirks.after_results})
         self.messages.append({"role": "user", "content": _content(blocks)})
 
     def _add_assistant(self, message: Message) -> None:
@@ -168,21 +168,21 @@ class _Conversation:
         if calls:
             signatures = self._signatures(kept, is_own=is_own)
             said["tool_calls"] = [self._call(c, signatures.get(n)) for n, c in enumerate(calls)]
-        if self._accent.returns_reasoning:
+        if self._quirks.returns_reasoning:
             thought = "\n\n".join(t.thinking for t in thoughts if t.thinking)
             if thought or self._info.can_reason:
                 said["reasoning_content"] = thought
-        if self._accent.returns_details:
+        if self._quirks.returns_details:
             details = [detail for line in kept for detail in line.details]
             said |= {"reasoning_details": details} if details else {}
         self.messages.append(said)
 
     def _signatures(self, kept: list[ReasoningLine], *, is_own: bool) -> dict[int, str]:
         """Of the calls of one message, by their number."""
-        if not self._accent.foreign_signature:
+        if not self._quirks.foreign_signature:
             return {}
         if not is_own:
-            return {0: self._accent.foreign_signature}
+            return {0: self._quirks.foreign_signature}
         return {line.call: line.signature for line in kept if line.signature}
 
     def _call(self, call: ToolCall, signature: str | None) -> _Object:
@@ -221,7 +221,7 @@ class _Conversation:
 
     def _id(self, call_id: str) -> str:
         """The id, or one made of it that the vendor takes: the same for a call and its result."""
-        if re.fullmatch(self._accent.call_id, call_id):
+        if re.fullmatch(self._quirks.call_id, call_id):
             return call_id
         number = int.from_bytes(sha256(call_id.encode(errors="replace")).digest())
         letters: list[str] = []

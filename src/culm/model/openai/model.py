@@ -12,7 +12,7 @@ from culm.model.http import ProviderRequest, post_to
 from culm.model.openai.answer import OpenAiAnswer
 from culm.model.openai.body import encode_body
 from culm.model.streaming import stream_answer
-from culm.model.vendor_quirks import accent_of
+from culm.model.vendor_quirks import quirks_of
 
 
 class OpenAiModel:
@@ -25,7 +25,7 @@ class OpenAiModel:
         """Ask, and yield the answer as it comes; raises `ModelFailed`."""
         setup = self._setup
         peer = failures.peer_of(setup.access, setup.info.id, request.settings.provider)
-        reading = OpenAiAnswer(peer, accent_of(setup.access))
+        reading = OpenAiAnswer(peer, quirks_of(setup.access))
         return stream_answer(setup, request, lambda: self._post(request), peer, reading)
 
     def _post(self, request: ModelRequest) -> ProviderRequest:

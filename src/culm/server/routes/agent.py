@@ -86,7 +86,7 @@ async def run_shell(
     workspace: LiveWorkspace, session_id: SessionId, body: ShellCommand
 ) -> ShellOutput:
     """Run a user's own command in the workspace; if the client leaves, it ends."""
-    return await workspace.workshop.run_shell(session_id, body.command, body.term_width)
+    return await workspace.toolbox.run_shell(session_id, body.command, body.term_width)
 
 
 async def default_small_model(workspace: LiveWorkspace, query: ProviderQuery) -> SelectedModel:

@@ -16,32 +16,32 @@ from culm.workspace.workspace import LiveWorkspace
 
 async def list_agents(workspace: LiveWorkspace, query: AgentsQuery) -> list[RawAgent]:
     """List all agents, or those below one, in the order they were started."""
-    return await workspace.crew.list_below(query.below)
+    return await workspace.agents.list_below(query.below)
 
 
 async def start_agent(workspace: LiveWorkspace, body: StartAgent) -> Agent:
     """Start an agent outside a conversation; it has a session of its own."""
-    return await workspace.crew.start_agent(body)
+    return await workspace.agents.start_agent(body)
 
 
 async def get_agent(workspace: LiveWorkspace, agent_id: str) -> AgentDetails:
     """Show an agent, whom it works for, who works for it, and what it said last."""
-    return await workspace.crew.agents.details(agent_id)
+    return await workspace.agents.agents.details(agent_id)
 
 
-async def say_to_agent(workspace: LiveWorkspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
+async def steer_agent(workspace: LiveWorkspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
     """Steer an agent that works, or give one that has ended more to do."""
-    return await workspace.crew.say(agent_id, body.text)
+    return await workspace.agents.steer(agent_id, body.text)
 
 
 async def cancel_agent(workspace: LiveWorkspace, agent_id: str) -> Agent:
     """Stop an agent and all below it; whoever waits for it is told by a result."""
-    return await workspace.crew.cancel(agent_id)
+    return await workspace.agents.cancel(agent_id)
 
 
 async def set_agent_budget(workspace: LiveWorkspace, agent_id: str, body: ChangeBudget) -> Agent:
     """Change the limits that are named, also while it works; 0 is no limit."""
-    return await workspace.crew.set_budget(agent_id, body)
+    return await workspace.agents.set_budget(agent_id, body)
 
 
 _A = "/v1/workspaces/{workspace_id}/agents"
@@ -50,7 +50,7 @@ ROUTES = [
     Route("GET", _A, list_agents),
     Route("POST", _A, start_agent, status=202),
     Route("GET", f"{_A}/{{agent_id}}", get_agent),
-    Route("POST", f"{_A}/{{agent_id}}/message", say_to_agent, status=202),
+    Route("POST", f"{_A}/{{agent_id}}/message", steer_agent, status=202),
     Route("POST", f"{_A}/{{agent_id}}/cancel", cancel_agent),
     Route("POST", f"{_A}/{{agent_id}}/budget", set_agent_budget),
 ]

@@ -24,14 +24,14 @@ _ACTIONS = ("allow", "allow_session", "allow_workspace", "deny")
 
 async def get_skip(workspace: LiveWorkspace, query: SkipQuery) -> Skip:
     """Say whether calls go ahead without being asked for."""
-    return Skip(workspace.clearance.is_skipped(query.session_id))
+    return Skip(workspace.gate.is_skipped(query.session_id))
 
 
 async def set_skip(workspace: LiveWorkspace, body: SetSkip, query: AnswerQuery) -> None:
     """Let calls go ahead without being asked for, or no longer; of one session or of all."""
     if body.session_id:
         await workspace.get_session(SessionId(body.session_id))  # Raises if there is none.
-    await workspace.clearance.set_skip(body.session_id, query.by, on=body.skip)
+    await workspace.gate.set_skip(body.session_id, query.by, on=body.skip)
 
 
 async def grant(workspace: LiveWorkspace, body: PermissionGrant, query: AnswerQuery) -> Resolved:
@@ -41,34 +41,34 @@ async def grant(workspace: LiveWorkspace, body: PermissionGrant, query: AnswerQu
     """
     if body.action not in _ACTIONS:
         raise InvalidRequest("invalid permission action", hint=f"one of {', '.join(_ACTIONS)}")
-    return Resolved(await workspace.clearance.answer(body, query.by))
+    return Resolved(await workspace.gate.answer(body, query.by))
 
 
 async def list_asks(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[PermissionRequest]]:
     """List permission requests, the open ones unless asked otherwise, the latest first."""
-    return await workspace.workshop.list_asks(PermissionRequest, query.session, query.state)
+    return await workspace.toolbox.list_asks(PermissionRequest, query.session, query.state)
 
 
 async def list_grants(workspace: LiveWorkspace) -> list[Grant]:
     """List what people have allowed for more than one call."""
-    return workspace.clearance.grants.all()
+    return workspace.gate.grants.all()
 
 
 async def revoke_grant(workspace: LiveWorkspace, grant_id: GrantId) -> None:
     """Take a grant back: nothing more is let through by it."""
-    await workspace.clearance.grants.revoke(grant_id)
+    await workspace.gate.grants.revoke(grant_id)
 
 
 async def list_questions(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[QuestionRequest]]:
     """List batches of questions, the open ones unless asked otherwise, the latest first."""
-    return await workspace.workshop.list_asks(QuestionRequest, query.session, query.state)
+    return await workspace.toolbox.list_asks(QuestionRequest, query.session, query.state)
 
 
 async def answer_questions(
     workspace: LiveWorkspace, body: QuestionAnswer, query: AnswerQuery
 ) -> Resolved:
     """Answer a batch of questions; the first answer counts."""
-    return Resolved(await workspace.clearance.answer_questions(body, query.by))
+    return Resolved(await workspace.gate.answer_questions(body, query.by))
 
 
 async def cancel_questions(
@@ -76,7 +76,7 @@ async def cancel_questions(
 ) -> Resolved:
     """Decline to answer a batch of questions; without its id, the one that is shown."""
     batch_id = "" if body is None else body.batch_request_id
-    return Resolved(await workspace.clearance.cancel_questions(batch_id, query.by))
+    return Resolved(await workspace.gate.cancel_questions(batch_id, query.by))
 
 
 _W = "/v1/workspaces/{workspace_id}"

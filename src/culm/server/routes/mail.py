@@ -9,29 +9,29 @@ from culm.workspace.workspace import LiveWorkspace
 
 async def list_letters(workspace: LiveWorkspace, query: MailQuery) -> list[LetterShown]:
     """List letters, or those to and from one agent, the latest first."""
-    return await workspace.crew.outbox.list(query.agent)
+    return await workspace.agents.outbox.list(query.agent)
 
 
 async def send_letter(workspace: LiveWorkspace, body: SendLetter) -> LetterShown:
     """Write to an agent; one that sleeps is woken by it."""
-    return await workspace.crew.send_letter(body)
+    return await workspace.agents.send_letter(body)
 
 
 async def get_letter(workspace: LiveWorkspace, letter_id: str) -> LetterShown:
     """Say what became of a letter."""
-    return await workspace.crew.outbox.get(letter_id)
+    return await workspace.agents.outbox.get(letter_id)
 
 
 async def reply_to_letter(
     workspace: LiveWorkspace, letter_id: str, body: ReplyToLetter
 ) -> LetterShown:
     """Answer a letter; the first reply counts as its answer."""
-    return await workspace.crew.reply_to_letter(letter_id, body)
+    return await workspace.agents.reply_to_letter(letter_id, body)
 
 
 async def ring(workspace: LiveWorkspace, body: Ring) -> None:
     """Look into a mailbox now, or into all: somebody has delivered without the server."""
-    await workspace.crew.ring(body.agent)
+    await workspace.agents.ring(body.agent)
 
 
 async def ring_project(registry: Registry, body: RingProject) -> None:

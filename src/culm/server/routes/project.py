@@ -12,7 +12,7 @@ async def needs_init(workspace: LiveWorkspace) -> NeedsInit:
 
 async def init_project(workspace: LiveWorkspace) -> None:
     """Note that the offer was taken or declined."""
-    workspace.configuration.tell_changed()
+    workspace.configuration.publish_changed()
 
 
 async def init_prompt(workspace: LiveWorkspace) -> InitPrompt:

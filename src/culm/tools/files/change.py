@@ -26,7 +26,7 @@ from culm.tools.files.kinds import check_text, read_head, size_text
 from culm.tools.files.paths import KERNEL_FOLDERS, MissingPath, WorkspacePaths, is_below
 from culm.tools.files.read_access import exact
 from culm.tools.files.read_stamps import OwnWrites, find_staleness, stamp_of
-from culm.tools.files.read_tool import in_words
+from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.replace import ReplaceFailed
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.texts import FileText, is_sound, read_text
@@ -87,7 +87,7 @@ class FileChange:
 class ChangeTool(Generic[A]):
     """A tool that changes one file. After a crash a person decides: it may have happened."""
 
-    kit: ToolContext
+    context: ToolContext
     spec: ToolSpec
     arguments: type[A]
     path_of: Callable[[A], str]
@@ -104,21 +104,23 @@ class ChangeTool(Generic[A]):
             arguments = parse_arguments(call.arguments or {}, self.arguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        seen = await in_words(self.kit.work, lambda _: self._look(arguments))
+        seen = await run_in_thread(self.context.work, lambda _: self._inspect(arguments))
         if isinstance(seen, CallResult):
             return seen
         found, change = seen
         if found.exists and not self.own.has(call.session_id, found.path, found.stamp):
-            stale = await find_staleness(self.kit.store, call.session_id, found.path, found.stamp)
+            stale = await find_staleness(
+                self.context.store, call.session_id, found.path, found.stamp
+            )
             if stale is not None:
                 return CallResult(f"{found.shown} {stale}. Nothing was written.", is_error=True)
         if isinstance(change, str):
             return CallResult(change, is_error=True)
-        return CallPlan(_action(self.kit, call, change), lambda _: self._run(call, change))
+        return CallPlan(_action(self.context, call, change), lambda _: self._run(call, change))
 
-    def _look(self, arguments: A) -> tuple[FileToChange, FileChange | str]:
+    def _inspect(self, arguments: A) -> tuple[FileToChange, FileChange | str]:
         """The file and what becomes of it, or why that cannot be. Runs in a thread."""
-        found = find_file(self.kit.inside, self.path_of(arguments))
+        found = find_file(self.context.inside, self.path_of(arguments))
         try:
             return found, _change(found, self.rewrite(arguments, found))
         except (ReplaceFailed, OpenRefused) as exc:
@@ -128,11 +130,11 @@ class ChangeTool(Generic[A]):
         written: list[str] = []  # Its stamp, as soon as the file has its new contents.
         name = change.found.shown
         try:
-            stamp = await self.kit.work.run(lambda stop: self._write(change, stop, written))
+            stamp = await self.context.work.run(lambda stop: self._write(change, stop, written))
         except OpenRefused as exc:
             return CallResult(str(exc), is_error=True)
         except TimeoutError:
-            wall_s = f"{self.kit.work.wall_s:g}"
+            wall_s = f"{self.context.work.wall_s:g}"
             text = f"The disk did not answer within {wall_s} seconds. Whether {name} was written"
             return CallResult(f"{text} is not known: view it before you go on.", is_error=True)
         except asyncio.CancelledError:
@@ -147,27 +149,27 @@ class ChangeTool(Generic[A]):
         """Keep both versions, and that the session knows the file."""
         is_kept = max(len(change.before), len(change.after)) <= HISTORY_CHARS_MAX
         unit = add_write(
-            (self.kit.ids.file(), self.kit.ids.file()),
+            (self.context.ids.file(), self.context.ids.file()),
             SessionId(call.session_id),
             change.found.path,
             (change.before, change.after) if is_kept else None,
             stamp,
         )
-        self.own.note(self.kit, call.session_id, change.found.path, stamp, unit)
+        self.own.note(self.context, call.session_id, change.found.path, stamp, unit)
 
     def _write(self, change: FileChange, stop: StopFlag, written: list[str]) -> str:
-        temporary = f".culm-{self.kit.ids.file()}.tmp"
-        if not self.kit.inside.writing.acquire(timeout=LOCK_S):
+        temporary = f".culm-{self.context.ids.file()}.tmp"
+        if not self.context.inside.writing.acquire(timeout=LOCK_S):
             raise OpenRefused("Another file of this workspace takes long to be written; try again.")
         try:
-            stamp = _put(self.kit.inside, change, stop, temporary)
+            stamp = _put(self.context.inside, change, stop, temporary)
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise OpenRefused(
                 f"{change.found.shown} cannot be written: {reason}. Nothing was changed."
             ) from exc
         finally:
-            self.kit.inside.writing.release()
+            self.context.inside.writing.release()
         written.append(stamp)
         return stamp
 
@@ -212,7 +214,7 @@ def _new_file(inside: WorkspacePaths, missing: MissingPath) -> FileToChange:
         raise OpenRefused(f"A name in {name} is longer than {NAME_BYTES_MAX} bytes.")
     if any(is_below(path, folder) for folder in KERNEL_FOLDERS):
         raise OpenRefused(f"{name} is the kernel's; nothing is written there.")
-    if missing.rest and not inside.holds(path):
+    if missing.rest and not inside.contains(path):
         raise OpenRefused(f"{missing} Directories are made only in the workspace.")
     return FileToChange(path, name, FileText(""), None)
 
@@ -243,7 +245,7 @@ def check_sound(*texts: str) -> None:
         raise OpenRefused("The text has half a surrogate pair in it, which no file can hold.")
 
 
-def _action(kit: ToolContext, call: CallRequest, change: FileChange) -> ResolvedAction:
+def _action(context: ToolContext, call: CallRequest, change: FileChange) -> ResolvedAction:
     path = change.found.path
     before, after = change.excerpts
     verb = "Change" if change.found.exists else "Create"
@@ -255,19 +257,19 @@ def _action(kit: ToolContext, call: CallRequest, change: FileChange) -> Resolved
         params={"file_path": shown(path), "old_content": before, "new_content": after},
         resolved={"path": path, "old": change.found.digest, "new": _digest(change.data)},
         paths=(path,),
-        grains=(f"write:{_granted(kit, path)}",),
-        why="" if kit.inside.holds(path) else f"{shown(path)} is outside the workspace",
+        coverage=(f"write:{_granted(context, path)}",),
+        why="" if context.inside.contains(path) else f"{shown(path)} is outside the workspace",
     )
 
 
-def _granted(kit: ToolContext, path: str) -> str:
+def _granted(context: ToolContext, path: str) -> str:
     """The directory that "for this session" means: the workspace, or the one the file is in."""
-    if special := special_place(kit, path):
+    if special := special_path(context, path):
         return special
-    return str(kit.inside.root) if kit.inside.holds(path) else os.path.dirname(path)  # noqa: PTH120
+    return str(context.inside.root) if context.inside.contains(path) else os.path.dirname(path)  # noqa: PTH120
 
 
-def special_place(kit: ToolContext, path: str) -> str:
+def special_path(context: ToolContext, path: str) -> str:
     """What a consent must name to cover a file that says what is run or allowed; "" for others.
 
     A consent to edit the project is none to write a hook of git, nor to change what culm itself
@@ -276,10 +278,10 @@ def special_place(kit: ToolContext, path: str) -> str:
     # Some disks do not tell `.GIT` from `.git`; where it is a file, it names another repository.
     if found := _REPOSITORY.search(path):
         return path[: found.end()]
-    data = os.path.realpath(kit.outputs.parents[2])  # Above `projects/<key>/outputs`.
+    data = os.path.realpath(context.outputs.parents[2])  # Above `projects/<key>/outputs`.
     if path.rpartition("/")[2].lower() in CONFIGURATIONS:
         return path
-    return path if kit.inside.holds(data) and is_below(path, data) else ""
+    return path if context.inside.contains(data) and is_below(path, data) else ""
 
 
 def _put(inside: WorkspacePaths, change: FileChange, stop: StopFlag, temporary: str) -> str:

@@ -113,7 +113,7 @@ def _give_up(future: asyncio.Future[T]) -> None:
 
 
 @asynccontextmanager
-async def open_file_work(clock: Clock, wall_s: float = WALL_S) -> AsyncGenerator[FileExecutor]:
+async def open_file_executor(clock: Clock, wall_s: float = WALL_S) -> AsyncGenerator[FileExecutor]:
     """The threads for the file tools of a process; at the end of the block they are done."""
     work = FileExecutor(clock, wall_s)
     try:

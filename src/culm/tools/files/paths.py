@@ -89,13 +89,13 @@ class WorkspacePaths:
         self.root = Path(os.path.realpath(workspace))
         self.writing = threading.Lock()  # Held while one of its files is looked at and replaced.
 
-    def holds(self, path: str) -> bool:
+    def contains(self, path: str) -> bool:
         """Whether a resolved path is in the workspace."""
         return is_below(path, str(self.root))
 
     def shown(self, path: str) -> str:
         """A resolved path as the model would write it: from the workspace, if it is in there."""
-        if not self.holds(path):
+        if not self.contains(path):
             return shown(path)
         return shown(path[len(str(self.root)) :].strip("/") or ".")
 
@@ -162,7 +162,7 @@ class WorkspacePaths:
         path = trail.path(name)
         if is_below(str(self.root), path):
             return OpenRefused(f"The workspace is gone: there is no {shown(path)}.")
-        where = " in the workspace" if self.holds(path) else ""
+        where = " in the workspace" if self.contains(path) else ""
         said = f"There is no {self.shown(path)}{where}."
         return MissingPath(
             said, trail.path(), name, [part for part in rest if part not in ("", ".")]
@@ -172,7 +172,7 @@ class WorkspacePaths:
     def open(self, path: str) -> Generator[OpenPath]:
         """Open what `path` names in the workspace; raises `Refused`."""
         target = self.resolve(path)
-        if not self.holds(target.path):
+        if not self.contains(target.path):
             raise OpenRefused(
                 f"{shown(path)} is outside the workspace (really {shown(target.path)})."
             )
@@ -194,7 +194,7 @@ class WorkspacePaths:
         names = [name for name in path.split("/") if name]
         for name in names[:-1]:
             trail.enter(name)
-        is_inside = self.holds(path)
+        is_inside = self.contains(path)
         root = str(self.root) if is_inside else "/"
         parts = tuple(names[len(self.root.parts) - 1 :] if is_inside else names)
         name = names[-1] if names else "."
@@ -210,7 +210,7 @@ class WorkspacePaths:
         try:
             descriptor = trail.keep(open_directory(name, trail.last))
         except OSError as exc:
-            raise _in_words(exc, self.shown(path)) from exc
+            raise _describe(exc, self.shown(path)) from exc
         return OpenPath(descriptor, parts, os.fstat(descriptor), root, is_inside)
 
     @contextmanager
@@ -240,7 +240,7 @@ def is_below(path: str, folder: str) -> bool:
 _CHANGED = "it was changed into something else meanwhile, and a link is not followed"
 
 
-def _in_words(exc: OSError, path: str) -> OpenRefused:
+def _describe(exc: OSError, path: str) -> OpenRefused:
     changed = exc.errno in (errno.ENOTDIR, errno.ELOOP)
     return OpenRefused(f"{path} cannot be read: {_CHANGED if changed else exc.strerror or exc}.")
 
@@ -274,7 +274,7 @@ class _Trail:
         try:
             self._descriptors.append(pass_directory(name, self.last))
         except OSError as exc:
-            raise _in_words(exc, shown(self.path(name))) from exc
+            raise _describe(exc, shown(self.path(name))) from exc
         self._names.append(name)
 
     def keep(self, descriptor: int) -> int:

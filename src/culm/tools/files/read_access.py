@@ -42,7 +42,7 @@ class ReadAccess:
     is_free: bool  # In the workspace, or output that we keep for it.
 
 
-def look(ground: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
+def check_read(ground: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
     """Find what is to be read; raises `Refused`. Blocks as the disk does."""
     try:
         target = ground.inside.resolve(path)
@@ -52,7 +52,7 @@ def look(ground: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
 
 
 def _is_free(ground: FileAccess, path: str) -> bool:
-    return ground.inside.holds(path) or is_below(path, os.path.realpath(ground.outputs))
+    return ground.inside.contains(path) or is_below(path, os.path.realpath(ground.outputs))
 
 
 def _similar(ground: FileAccess, missing: MissingPath, stop: StopFlag) -> str:
@@ -91,7 +91,7 @@ def reading_action(
         resolved={"path": exact(found.target.path), "arguments": given},
         is_free=found.is_free,
         paths=(path,),
-        grains=(f"{name}:{exact(found.target.directory)}",),
+        coverage=(f"{name}:{exact(found.target.directory)}",),
         why="" if found.is_free else f"{path} is outside the workspace",
     )
 

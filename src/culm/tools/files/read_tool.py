@@ -11,7 +11,7 @@ from culm.tools.arguments import InvalidArguments, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult
 from culm.tools.files.file_executor import FileExecutor, StopFlag
 from culm.tools.files.paths import PathTarget
-from culm.tools.files.read_access import FileAccess, ReadAccess, look, reading_action
+from culm.tools.files.read_access import FileAccess, ReadAccess, check_read, reading_action
 from culm.tools.files.read_stamps import ReadResult, note_read
 from culm.tools.files.safe_open import OpenRefused
 from culm.tools.search.patterns import BadPattern
@@ -45,17 +45,17 @@ class ReadTool(Generic[A]):
             arguments = parse_arguments(call.arguments or {}, self.arguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        found = await in_words(self.ground.work, lambda stop: self._look(arguments, stop))
+        found = await run_in_thread(self.ground.work, lambda stop: self._inspect(arguments, stop))
         if isinstance(found, CallResult):
             return found
         action = reading_action(call, self.action, self.verb, found, arguments, self.path_field)
         return CallPlan(action, lambda _: self._run(call, arguments, found.target))
 
-    def _look(self, arguments: A, stop: StopFlag) -> ReadAccess:
-        return look(self.ground, self.path_of(arguments), stop)
+    def _inspect(self, arguments: A, stop: StopFlag) -> ReadAccess:
+        return check_read(self.ground, self.path_of(arguments), stop)
 
     async def _run(self, call: CallRequest, arguments: A, target: PathTarget) -> CallResult:
-        outcome = await in_words(
+        outcome = await run_in_thread(
             self.ground.work, lambda stop: self.effect(arguments, target, stop)
         )
         if isinstance(outcome, CallResult):
@@ -64,7 +64,7 @@ class ReadTool(Generic[A]):
         return outcome.result
 
 
-async def in_words(work: FileExecutor, job: Callable[[StopFlag], T]) -> T | CallResult:
+async def run_in_thread(work: FileExecutor, job: Callable[[StopFlag], T]) -> T | CallResult:
     """Do `job` in a thread; what it refuses is a result, too."""
     try:
         return await work.run(job)

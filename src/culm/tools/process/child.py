@@ -31,7 +31,7 @@ class ProcessAccess(Protocol):
     """What it takes to run a process; a `Kit` has it."""
 
     @property
-    def custody(self) -> Processes: ...
+    def processes(self) -> Processes: ...
 
     @property
     def clock(self) -> Clock: ...
@@ -44,7 +44,7 @@ class ChildRequest:
     owner: ProcessOwner
     title: str
     # Returns False when it has heard enough; the process is ended then.
-    hear: Callable[[bytes], bool]
+    on_output: Callable[[bytes], bool]
     given: bytes = b""  # Its standard input.
     descriptors: Sequence[int] = ()  # It has them as 3 and further.
 
@@ -113,11 +113,11 @@ async def ask(hands: ProcessAccess, question: ChildRequest, deadline: CallDeadli
     Cancelling this ends it, too.
     """
     with ExitStack() as stack:
-        listening = _Listening(question.hear)
+        listening = _Listening(question.on_output)
         stack.callback(listening.close)
         with ExitStack() as theirs:
             order = _order(question, hands.clock.now_s(), listening.open(theirs), theirs)
-            held = await hands.custody.start(order)
+            held = await hands.processes.start(order)
         return await _listen(held, listening, deadline)
 
 

@@ -18,7 +18,7 @@ class WorkingDirectories:
     def move(self, session_id: str, directory: str) -> bool:
         """Note where a command ended. Outside the workspace it is back to the workspace: False."""
         self._of_session.pop(session_id, None)
-        is_inside = self._inside.holds(directory)
+        is_inside = self._inside.contains(directory)
         if is_inside and directory != self._root:
             self._of_session[session_id] = directory
             while len(self._of_session) > SESSIONS_MAX:

@@ -42,7 +42,7 @@ class ExchangeAnswer:
     is_late: bool = False  # It was ended, as its time was over.
 
 
-async def exchange(custody: Processes, clock: Clock, telling: ExchangeRequest) -> ExchangeAnswer:
+async def exchange(processes: Processes, clock: Clock, telling: ExchangeRequest) -> ExchangeAnswer:
     """Start it, tell it, and hear its answer. Raises `StartFailed`.
 
     Cancelling this ends the process and all it started, as the end of its time does.
@@ -57,7 +57,7 @@ async def exchange(custody: Processes, clock: Clock, telling: ExchangeRequest) -
             telling.title,
             clock.now_s(),
         )
-        held = await custody.start(order)
+        held = await processes.start(order)
         pipes.close_theirs()
         ended: ProcessExit | None = None
         is_late = False

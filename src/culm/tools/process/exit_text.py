@@ -7,12 +7,12 @@ from culm.processes.base import ProcessExit
 PIDS_SHOWN_MAX = 20
 
 
-def exit_words(how: ProcessExit) -> str:
+def exit_text(how: ProcessExit) -> str:
     """One sentence a line; empty if it ended well and left nothing behind."""
-    return "\n".join(line for line in (_left_behind(how), _left(how), status_words(how)) if line)
+    return "\n".join(line for line in (_left_behind(how), _left(how), status_text(how)) if line)
 
 
-def status_words(how: ProcessExit) -> str:
+def status_text(how: ProcessExit) -> str:
     if how.lost:
         return (
             "The command was ended because the process that kept it died. What it had done until "

@@ -40,7 +40,7 @@ class BackgroundJobs:
         self._tasks = tasks
         self._running: dict[str, BackgroundJob] = {}
         self._finished: dict[str, BackgroundJob] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._supervisors: dict[str, asyncio.Task[None]] = {}
         self._count = 0
         self._closing = False
 
@@ -66,7 +66,7 @@ class BackgroundJobs:
         )
         self._running[job.id] = job
         keep = self._tasks.create_task(self._keep(job), name=f"{job.id} of session {session_id}")
-        self._keepers[job.id] = keep
+        self._supervisors[job.id] = keep
         return job
 
     def find(self, job_id: str) -> BackgroundJob | None:
@@ -88,8 +88,8 @@ class BackgroundJobs:
         if job.ended is not None:
             return job.ended
         ended = self._finish(job, await job.running.kill())
-        if keeper := self._keepers.pop(job.id, None):
-            keeper.cancel()  # It would wait for ever for a process that cannot be ended.
+        if supervisor := self._supervisors.pop(job.id, None):
+            supervisor.cancel()  # It would wait for ever for a process that cannot be ended.
         return ended
 
     async def end_session(self, session_id: str) -> None:
@@ -108,7 +108,7 @@ class BackgroundJobs:
 
     async def _keep(self, job: BackgroundJob) -> None:
         self._finish(job, await job.running.ended())
-        self._keepers.pop(job.id, None)
+        self._supervisors.pop(job.id, None)
 
     def _finish(self, job: BackgroundJob, ended: CommandResult) -> CommandResult:
         """Note how it ended, once: whoever learns it first."""

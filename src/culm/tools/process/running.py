@@ -81,7 +81,7 @@ class RunningCommand:
 
 
 async def start(
-    custody: Processes, command: CommandRequest, hear: Callable[[bytes], None], started_s: float
+    processes: Processes, command: CommandRequest, hear: Callable[[bytes], None], started_s: float
 ) -> RunningCommand:
     """Start it; `hear` gets all that it puts out. Raises `StartFailed`."""
     argv, env = shell_argv(command.text, command.env)
@@ -95,7 +95,7 @@ async def start(
             raise ProcessStartFailed(f"there is no pipe for it: {exc.strerror}") from exc
         title = command.text
         order = ProcessRequest(argv, command.cwd, env, command.owner, descriptors, title, started_s)
-        running = RunningCommand(await custody.start(order), pipes)
+        running = RunningCommand(await processes.start(order), pipes)
         closing.pop_all()
         pipes.close_theirs()
         return running
@@ -200,11 +200,11 @@ class LiveOutput:
         if self._room <= 0:
             self._waiting += "\n[… what follows is shown at the end …]\n".encode()
         if self._timer is None:
-            self._timer = self._clock.call_later(LIVE_EVERY_S, self._tell)
+            self._timer = self._clock.call_later(LIVE_EVERY_S, self._publish)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._timer = None
-        self._tell_until(_whole(self._waiting))
+        self._publish_until(_whole(self._waiting))
 
     def close(self) -> None:
         """Tell what is left, and nothing after."""
@@ -212,9 +212,9 @@ class LiveOutput:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._tell_until(len(self._waiting))
+        self._publish_until(len(self._waiting))
 
-    def _tell_until(self, end: int) -> None:
+    def _publish_until(self, end: int) -> None:
         data = bytes(self._waiting[:end]).replace(b"\r\n", b"\n")
         del self._waiting[:end]
         # What is written over was told already: it goes on in a new line.
@@ -235,7 +235,9 @@ def _whole(data: bytearray) -> int:
     return len(data)
 
 
-def hearing(output: CommandOutput, live: LiveOutput | None = None) -> Callable[[bytes], None]:
+def output_receiver(
+    output: CommandOutput, live: LiveOutput | None = None
+) -> Callable[[bytes], None]:
     def hear(data: bytes) -> None:
         output.feed(data)
         if live is not None:

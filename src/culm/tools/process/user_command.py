@@ -4,9 +4,9 @@ from contextlib import AsyncExitStack
 
 from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
 from culm.tools.process.environment import user_command_env
-from culm.tools.process.exit_text import exit_words
+from culm.tools.process.exit_text import exit_text
 from culm.tools.process.output import CommandOutput, OutputSizes
-from culm.tools.process.running import CommandRequest, hearing, start
+from culm.tools.process.running import CommandRequest, output_receiver, start
 from culm.tools.process.waiting import within
 from culm.tools.tool_context import ToolContext
 
@@ -18,27 +18,31 @@ SIGNALLED = 128  # Plus the signal, as shells say it.
 
 
 async def run_user_command(
-    kit: ToolContext, command: str, cwd: str, term_width: int, session_id: str = ""
+    context: ToolContext, command: str, cwd: str, term_width: int, session_id: str = ""
 ) -> tuple[str, int]:
     """Run it to its end; cancelling ends it, and all it started. The output may have colours."""
     if "\0" in command:
         return "A command has no NUL character in it.\n", NOT_STARTED
     output = CommandOutput(None, OutputSizes(SHOWN_BYTES_MAX))
-    env = user_command_env(kit.env(), cwd, term_width)
-    ordered = CommandRequest(command, cwd, env, ProcessOwner(kit.workspace_id, "shell", session_id))
+    env = user_command_env(context.env(), cwd, term_width)
+    ordered = CommandRequest(
+        command, cwd, env, ProcessOwner(context.workspace_id, "shell", session_id)
+    )
     try:
-        running = await start(kit.custody, ordered, hearing(output), kit.clock.now_s())
+        running = await start(
+            context.processes, ordered, output_receiver(output), context.clock.now_s()
+        )
     except ProcessStartFailed as exc:
         return f"The command could not be started: {exc}\n", NOT_STARTED
     async with AsyncExitStack() as ending:
         ending.push_async_callback(running.kill)
-        ended = await within(kit.clock, WALL_S, running.ended())
+        ended = await within(context.clock, WALL_S, running.ended())
         text = output.text(keeps_colours=True)
         if ended is None:
             return f"{text}\nIt did not end within {WALL_S:g} seconds.\n", TIMED_OUT
         ending.pop_all()
     how = ended.exit
-    notes = exit_words(ProcessExit(0, swept=how.swept, left=how.left, lost=how.lost))
+    notes = exit_text(ProcessExit(0, swept=how.swept, left=how.left, lost=how.lost))
     return (f"{text.rstrip()}\n{notes}\n" if notes else text), _code_of(how)
 
 

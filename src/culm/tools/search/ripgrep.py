@@ -178,7 +178,7 @@ class Ripgrep:
                 sought.place.root,
                 sought.owner,
                 f"rg {sought.pattern}",
-                names.hear,
+                names.receive,
                 descriptors=(rules,),
             )
             answered = await ask(self._hands, question, deadline)
@@ -211,7 +211,7 @@ class Ripgrep:
         )
         descriptors = [file.descriptor for file in texts.files]
         title = f"rg {sought.pattern}"
-        return ChildRequest(argv, "/", sought.owner, title, spots.hear, descriptors=descriptors)
+        return ChildRequest(argv, "/", sought.owner, title, spots.receive, descriptors=descriptors)
 
 
 def ignore_file(gitignore: str) -> bytes:
@@ -252,7 +252,7 @@ class FileNameCollector:
         self._kept: list[str] = []
         self._rest = b""
 
-    def hear(self, data: bytes) -> bool:
+    def receive(self, data: bytes) -> bool:
         *names, self._rest = (self._rest + data).split(b"\0")
         for name in names:
             path = os.fsdecode(name.removeprefix(b"./"))
@@ -341,7 +341,7 @@ class MatchCollector:
         self.found: list[tuple[int, int, int, int]] = []
         self._rest = b""
 
-    def hear(self, data: bytes) -> bool:
+    def receive(self, data: bytes) -> bool:
         *records, self._rest = (self._rest + data).split(b"\n")
         for record in records:
             if spot := _RECORD.match(record):

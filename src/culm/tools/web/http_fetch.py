@@ -110,7 +110,9 @@ class FetchedPage:
                 for piece in self._body.feed(raw):
                     yield piece
         except (aiohttp.ClientError, OSError) as exc:
-            raise OpenRefused(f"{self.site.url} ended within its answer: {_said(exc)}.") from exc
+            raise OpenRefused(
+                f"{self.site.url} ended within its answer: {_describe(exc)}."
+            ) from exc
         except (zlib.error, RuntimeError) as exc:  # The latter is aiohttp's for broken chunks.
             raise OpenRefused(f"The answer of {self.site.url} is broken.") from exc
         if not self._body.is_whole:
@@ -161,7 +163,7 @@ async def _open(checked: CheckedTarget, network: Network) -> AsyncGenerator[aioh
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             if isinstance(exc, TimeoutError):
                 raise  # By whoever bounds the time.
-            raise OpenRefused(f"{checked.site.url} cannot be read: {_said(exc)}.") from exc
+            raise OpenRefused(f"{checked.site.url} cannot be read: {_describe(exc)}.") from exc
         try:
             yield response
         finally:
@@ -250,7 +252,7 @@ def _charset(response: aiohttp.ClientResponse) -> str | None:
         return None
 
 
-def _said(exc: Exception) -> str:
+def _describe(exc: Exception) -> str:
     """Why it failed, in a few words."""
     match exc:
         case aiohttp.ClientConnectorCertificateError():

@@ -29,7 +29,7 @@ from culm.fleet.executor import (
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import BadProvision, Capabilities, Provision, check_provision
 from culm.fleet.worker.executors.base import WorkerServices, execution_started, make_private
-from culm.fleet.worker.executors.runtime_events import EventSender, open_telling
+from culm.fleet.worker.executors.runtime_events import EventSender, open_event_sender
 from culm.fleet.worker.executors.runtime_gate import (
     ASK_S,
     RuntimeGate,
@@ -40,9 +40,9 @@ from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_model import SingleModel, choose
-from culm.fleet.worker.executors.runtime_settings import RuntimeSettings, read_given
-from culm.fleet.worker.executors.runtime_tools import RuntimeTools, ToolOffer, open_bench
-from culm.fleet.worker.executors.runtime_turn import TurnWork, end, hold, look_around
+from culm.fleet.worker.executors.runtime_settings import RuntimeSettings, read_settings
+from culm.fleet.worker.executors.runtime_tools import RuntimeTools, ToolOffer, open_runtime_tools
+from culm.fleet.worker.executors.runtime_turn import TurnWork, end, find_project_context, run_turn
 from culm.ids import RunId, SessionId
 from culm.model.choice import ChosenModel, make_model
 from culm.permission.hooks import Hooks
@@ -87,7 +87,7 @@ class _Run:
 
 def make_bamboo_runtime(provision: Provision, services: WorkerServices) -> "BambooRuntime":
     """Raises `BadProvision`. Opens nothing."""
-    return BambooRuntime(provision, services, read_given(provision.culm))
+    return BambooRuntime(provision, services, read_settings(provision.culm))
 
 
 class BambooRuntime:
@@ -114,14 +114,14 @@ class BambooRuntime:
         try:
             run = self._check(spec, steer, cancel, host)
         except ModelFailed as exc:
-            return failed(_words(exc))
+            return failed(_describe(exc))
         except BadProvision as exc:
             return failed(str(exc))
-        async with open_telling(events) as telling:
+        async with open_event_sender(events) as telling:
             try:
-                return await self._hold(run, telling)
+                return await self._run_turn(run, telling)
             except ModelFailed as exc:
-                return failed(_words(exc))
+                return failed(_describe(exc))
             except RunEnded:  # Nobody is left to hear of it.
                 return CANCELLED
             except Exception:  # boundary: a bug in one run is that run's error
@@ -169,15 +169,15 @@ class BambooRuntime:
             self._shared = _Shared(http, FileExecutor(self._services.clock, WALL_S))
         return self._shared
 
-    async def _hold(self, run: _Run, telling: EventSender) -> Outcome:
-        for event in self._first_words(run):
-            await telling.say(event)
+    async def _run_turn(self, run: _Run, telling: EventSender) -> Outcome:
+        for event in self._opening_events(run):
+            await telling.send(event)
         services, shared = self._services, self._open_shared()
         try:
             path = await shared.work.run(lambda _: self._find_workspace(run))
         except OSError as exc:  # A disk that does not answer in time is one, without words.
             return failed(f"there is nowhere to work: {str(exc) or 'the disk does not answer'}")
-        chosen, speakers = run.chosen, await self._speakers(run, shared, path)
+        chosen, models = run.chosen, await self._models(run, shared, path)
         journal = EventJournal(
             telling,
             run.steer,
@@ -195,7 +195,7 @@ class BambooRuntime:
             history=history_from(run.spec.messages, run.spec.assignment, run.session_id),
         )
         meter = HostMeter(run.host, telling) if run.host.takes_calls else FreeMeter()
-        async with open_bench(
+        async with open_runtime_tools(
             services,
             shared.work,
             path,
@@ -206,11 +206,11 @@ class BambooRuntime:
             offer=self._offer(run),
         ) as bench:
             admission, limits = self._admission(run, bench, telling), self._limits()
-            work = TurnWork(services, telling, journal, bench, admission, speakers, limits, meter)
-            ending = await hold(work, run.cancel)
+            work = TurnWork(services, telling, journal, bench, admission, models, limits, meter)
+            ending = await run_turn(work, run.cancel)
         return await end(work, ending)
 
-    def _first_words(self, run: _Run) -> Iterator[dict[str, Json]]:
+    def _opening_events(self, run: _Run) -> Iterator[dict[str, Json]]:
         """Told before anything else: a host waits for a sign of life, and some for the first."""
         policy = run.spec.permission_policy
         if policy is not None:
@@ -248,11 +248,11 @@ class BambooRuntime:
     def _limits(self) -> Limits:
         return Limits(steps=self._provision.limits.max_rounds or _DEFAULTS.run_steps_max)
 
-    async def _speakers(self, run: _Run, shared: _Shared, path: Path) -> SingleModel:
+    async def _models(self, run: _Run, shared: _Shared, path: Path) -> SingleModel:
         """Raises `ModelFailed`."""
         chosen = run.chosen
         paths, now_s = self._given.context_paths, self._services.clock.now_s()
-        around = await look_around(shared.work, path, paths, now_s)
+        around = await find_project_context(shared.work, path, paths, now_s)
         model = make_model(
             chosen,
             shared.http,
@@ -274,22 +274,22 @@ class BambooRuntime:
         if not run.host.takes_calls:
             return ToolOffer(own_tools=own_tools, disabled=disabled)
         refusal = refusal_to_start(can, self._provision.identity.depth)
-        office = HostDelegation(run.host)
-        agent_tools = make_agent_tools(office, may_start=not refusal, roles=said.roles)
+        delegation = HostDelegation(run.host)
+        agent_tools = make_agent_tools(delegation, may_start=not refusal, roles=said.roles)
         withheld = {"agent": refusal} if refusal else {}
         return ToolOffer(agent_tools, own_tools, said.questions, disabled, withheld)
 
     def _admission(self, run: _Run, bench: RuntimeTools, telling: EventSender) -> RuntimeGate:
-        workspace = str(bench.kit.inside.root)
+        workspace = str(bench.context.inside.root)
         terms, is_read_only = policy_terms_of(
             run.capabilities, self._given, workspace=workspace, home=bench.home
         )
-        hooks = Hooks(bench.kit, lambda: self._given.hooks)
+        hooks = Hooks(bench.context, lambda: self._given.hooks)
 
         def on_allowed(call: CallRequest, by: str) -> None:
             if by in ("approve", "hook"):  # Whoever watches is shown what nobody was asked about.
                 told = {"type": "call_allowed", "tool_call_id": call.id, "by": by}
-                telling.say_nowait({**told})
+                telling.send_nowait({**told})
 
         return RuntimeGate(
             run.host,
@@ -313,5 +313,5 @@ def refusal_to_start(can: Capabilities, depth: int) -> str:
     return f"agent: {limit}; do it yourself"
 
 
-def _words(failure: ModelFailed) -> str:
+def _describe(failure: ModelFailed) -> str:
     return f"{failure.title}: {failure.message}"

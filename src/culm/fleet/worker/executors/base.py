@@ -16,7 +16,7 @@ class WorkerServices:
 
     clock: Clock
     ids: Ids
-    custody: Processes  # Who starts the first process also starts, or asks for, its keeper.
+    processes: Processes  # Who starts the first process also starts, or asks for, its keeper.
     storage: Path  # Private to this worker. It is there once `make_private` was called.
 
 

@@ -28,7 +28,7 @@ from culm.fleet.provision import ClaudeKind, CliKind, CodexKind, Provision
 from culm.fleet.tail import StderrTail
 from culm.fleet.worker.executors.base import WorkerServices, execution_started
 from culm.fleet.worker.executors.cli_pipes import LinePipe
-from culm.fleet.worker.executors.cli_profiles import AgentOutput, CliProfile, spoken_of
+from culm.fleet.worker.executors.cli_profiles import AgentOutput, CliProfile, profile_of
 from culm.processes.base import (
     ProcessExit,
     ProcessHandle,
@@ -48,7 +48,7 @@ def make_cli_adapter(
     kind: CliKind | ClaudeKind | CodexKind, provision: Provision, services: WorkerServices
 ) -> "CliAdapter":
     """Raises `BadProvision`."""
-    spoken = spoken_of(kind, read_only=provision.capabilities.is_read_only)
+    spoken = profile_of(kind, read_only=provision.capabilities.is_read_only)
     return CliAdapter(spoken, provision, services)
 
 
@@ -57,7 +57,7 @@ class CliAdapter:
 
     def __init__(self, spoken: CliProfile, provision: Provision, services: WorkerServices) -> None:
         self._spoken = spoken
-        self._custody = services.custody
+        self._processes = services.processes
         self._clock = services.clock
         self._agent_id = provision.identity.child_id
         self._cwd = provision.workspace or _working_directory()
@@ -110,7 +110,7 @@ class CliAdapter:
             order = ProcessRequest(
                 [*spoken.argv, *words], self._cwd, self._env, owner, descriptors, title
             )
-            return await self._custody.start(order)
+            return await self._processes.start(order)
 
 
 def env_of(

@@ -45,7 +45,7 @@ class CliProfile:
 # --- command lines
 
 
-def spoken_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> CliProfile:
+def profile_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> CliProfile:
     """Raises `BadProvision`."""
     match kind:
         case CliKind():
@@ -123,7 +123,7 @@ def _toml(text: str) -> str:
 
 def read_text(line: str) -> AgentOutput:
     """A line is a piece of the answer."""
-    return _said(f"{line}\n")
+    return _text_of(f"{line}\n")
 
 
 # Only what a run may say of its own text and tools; the rest is for the worker to say.
@@ -190,7 +190,7 @@ def _blocks(message: Json) -> list[dict[str, Json]]:
 def _read_claude_block(block: dict[str, Json]) -> AgentOutput:
     match block.get("type"):
         case "text":
-            return _said(_text(block.get("text")) + "\n")
+            return _text_of(_text(block.get("text")) + "\n")
         case "thinking":
             return AgentOutput(
                 [{"type": "reasoning_token", "content": _text(block.get("thinking"))}]
@@ -236,7 +236,7 @@ def read_codex(line: str) -> AgentOutput:
             return NOTHING
 
 
-def _said(text: str) -> AgentOutput:
+def _text_of(text: str) -> AgentOutput:
     return AgentOutput([{"type": "token", "content": text}], text=text)
 
 

@@ -33,7 +33,7 @@ class EchoExecutor:
         cancel: CancelToken,
         host: RunHost,
     ) -> Outcome:
-        words, delay_s = parse_words(spec.assignment)
+        words, delay_s = parse_assignment(spec.assignment)
         if delay_s and not await self._passes(delay_s, cancel):
             return CANCELLED
         for word in words:
@@ -57,7 +57,7 @@ class EchoExecutor:
         return not cancel.is_set()
 
 
-def parse_words(assignment: str) -> tuple[list[str], float]:
+def parse_assignment(assignment: str) -> tuple[list[str], float]:
     """The words to say, and how long to wait before."""
     words = assignment.split()
     for number, word in enumerate(words):

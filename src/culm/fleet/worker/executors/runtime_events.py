@@ -69,12 +69,12 @@ class EventSender:
             last = self._put(_Told(event))
         last.grow(text)
 
-    def say_nowait(self, event: dict[str, Json]) -> None:
+    def send_nowait(self, event: dict[str, Json]) -> None:
         """It is told soon, in its place among all that is said."""
         if not self._is_over:
             self._put(_Told(event))
 
-    async def say(self, event: dict[str, Json]) -> None:
+    async def send(self, event: dict[str, Json]) -> None:
         """Returns when it was told, and all before it; raises `RunOver`.
 
         If this is cancelled it is still told, as long as the run goes on.
@@ -101,7 +101,7 @@ class EventSender:
                 telling = self._line.popleft()
                 if telling.event["type"] == "tool_token":
                     self._output_chars -= telling.chars
-                await self._tell(telling.whole())
+                await self._send_next(telling.whole())
                 if telling.heard is not None and not telling.heard.done():
                     telling.heard.set_result(None)
         except RunEnded:
@@ -113,7 +113,7 @@ class EventSender:
                     told.heard.set_exception(RunEnded())
             self._line.clear()
 
-    async def _tell(self, event: Mapping[str, Json]) -> None:
+    async def _send_next(self, event: Mapping[str, Json]) -> None:
         try:
             await self._events.emit(event)
         except TooLarge as exc:  # Everything in it has a bound; it is a mistake that they add up.
@@ -121,7 +121,7 @@ class EventSender:
 
 
 @asynccontextmanager
-async def open_telling(events: EventSink) -> AsyncGenerator[EventSender]:
+async def open_event_sender(events: EventSink) -> AsyncGenerator[EventSender]:
     """Within the block a run can tell things; what was not waited for may be lost at its end."""
     async with asyncio.TaskGroup() as tasks:
         telling = EventSender(events)

@@ -147,7 +147,7 @@ def body_of(
         "params": action.params if len(encode(action.params)) <= PARAMS_BYTES_MAX else None,
         "path": action.path,
         "digest": action.digest,
-        "grains": list(action.grains),
+        "grains": list(action.coverage),
         "why": why,
     }
 

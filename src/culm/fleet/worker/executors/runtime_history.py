@@ -76,12 +76,12 @@ def history_from(messages: Iterable[Raw], assignment: str, session_id: SessionId
     """All that was said, oldest first, every call with its result; the assignment is in it once."""
     known = [_message(spoken, session_id) for spoken in _read(messages)]
     history = history_of(_with_names(known), summary_id="")
-    if not any(_says(message, assignment) for message in _said_since(history)):
+    if not any(_repeats(message, assignment) for message in _messages_since(history)):
         history.append(user_message(session_id, clean(assignment)))
     return history
 
 
-def _said_since(history: Sequence[Message]) -> Iterator[Message]:
+def _messages_since(history: Sequence[Message]) -> Iterator[Message]:
     """What was said since the last answer."""
     for message in reversed(history):
         if message.role != "user":
@@ -89,7 +89,7 @@ def _said_since(history: Sequence[Message]) -> Iterator[Message]:
         yield message
 
 
-def _says(message: Message, assignment: str) -> bool:
+def _repeats(message: Message, assignment: str) -> bool:
     """A file that came with it may stand behind it."""
     return full_text(message.parts).strip().startswith(assignment.strip())
 

@@ -16,7 +16,7 @@ from culm.fleet.executor import HostCallFailed, RunHost
 from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.permission.admission import DECLINED
 from culm.run.limits import UsageEstimate
-from culm.tools.agent_requests import Errand, ReserveBudget, ReservedBudget
+from culm.tools.agent_requests import AgentRequest, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, Watch
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.runs import Used
@@ -62,9 +62,9 @@ class HostDelegation:
 
     host: RunHost
 
-    async def do(self, call: CallRequest, errand: Errand, watch: Watch) -> CallResult:
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
         try:
-            done = await _call(self.host, errand, _Done, call.id)
+            done = await _call(self.host, request, _Done, call.id)
         except HostCallFailed as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
         return CallResult(done.content, done.is_error, done.metadata)
@@ -75,7 +75,7 @@ class HostMeter:
     """Implements `loop.Meter`."""
 
     host: RunHost
-    telling: EventSender
+    events: EventSender
 
     async def reserve(self, estimate: UsageEstimate) -> str:
         """Raises `BudgetReached` with the host's words, and `ModelFailed` if it has none."""
@@ -92,10 +92,10 @@ class HostMeter:
     def settle(self, reservation: str, used: Used) -> None:
         """Told before anything else of the answer that was paid for by it."""
         told = {"reservation": reservation, "used": used._asdict()}
-        self.telling.say_nowait({"type": "usage_reported", **told})
+        self.events.send_nowait({"type": "usage_reported", **told})
 
     def forfeit(self, reservation: str) -> None:
-        self.telling.say_nowait({"type": "reservation_forfeited", "reservation": reservation})
+        self.events.send_nowait({"type": "reservation_forfeited", "reservation": reservation})
 
 
 async def ask_people(host: RunHost, inquiry: QuestionPlan, call: CallRequest) -> CallResult:

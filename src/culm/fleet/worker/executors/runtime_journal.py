@@ -23,7 +23,7 @@ from culm.run.context import as_user, continuation, user_message
 from culm.run.draft import Draft, check_part, check_size, put_parts
 from culm.run.limits import RunSpending, estimate
 from culm.run.loop import Growth
-from culm.run.rules import words_for_unanswered
+from culm.run.rules import unanswered_call_text
 from culm.run.setting import JournalSetting
 from culm.run.step_calls import StepCalls
 from culm.store.base import Unit
@@ -48,7 +48,7 @@ from culm.wire.messages import (
 from culm.wire.runs import Used
 from culm.wire.sessions import Session
 
-Tell = Callable[[Growing, str], None]
+SendEvent = Callable[[Growing, str], None]
 
 
 class RunUsage(NamedTuple):
@@ -75,7 +75,7 @@ class RunUsage(NamedTuple):
 class EventWriter:
     """Where an answer is written (`run.answer.Writing`): in memory, each growth told at once."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: SendEvent) -> None:
         self._tell = tell
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
@@ -155,11 +155,11 @@ class EventJournal:
             self.history.append(user_message(self._session_id, steer.text))
             self._said.append(steer.text)
             if steer.id:
-                await self._telling.say({"type": "message_admitted", "id": steer.id})
+                await self._telling.send({"type": "message_admitted", "id": steer.id})
         progress = {"session_id": self._session_id, "round_count": self.spent.steps + 1}
-        self._telling.say_nowait({"type": "runner_progress", **progress})
-        self._last = self._open(self._tell_growth)
-        await self._tell_message(self._last)
+        self._telling.send_nowait({"type": "runner_progress", **progress})
+        self._last = self._open(self._send_growth)
+        await self._send_message(self._last)
         return self.history
 
     def _take_steering(self) -> list[SteerMessage]:
@@ -171,7 +171,7 @@ class EventJournal:
         self._waiting = self._take_steering()
         return bool(self._waiting)
 
-    def _open(self, tell: Tell, *, summary: bool = False) -> Message:
+    def _open(self, tell: SendEvent, *, summary: bool = False) -> Message:
         message = self._new("assistant", [])
         message.model, message.provider = self._setting.model_id, self._setting.provider_id
         message.is_summary_message = summary
@@ -182,7 +182,7 @@ class EventJournal:
         )
         return message
 
-    def _tell_growth(self, kind: Growing, text: str) -> None:
+    def _send_growth(self, kind: Growing, text: str) -> None:
         if kind != "input":  # Calls are told when they are whole.
             self._telling.grow("token" if kind == "text" else "reasoning_token", text)
 
@@ -198,7 +198,7 @@ class EventJournal:
         await self._present().clear()
         message = self._present().draft.message
         if not message.is_summary_message:
-            await self._telling.say({"type": "answer_cleared", "message_id": message.id})
+            await self._telling.send({"type": "answer_cleared", "message_id": message.id})
 
     # --- calls
 
@@ -209,7 +209,7 @@ class EventJournal:
         calls = self._calls.known = [replace(call, run_id=self._run_id) for call in answer.calls()]
         if calls:
             await answer.complete(calls)
-            await self._tell_message(answer.draft.fold())
+            await self._send_message(answer.draft.fold())
         return calls
 
     def known_results(self) -> Mapping[str, CallResult]:
@@ -218,36 +218,36 @@ class EventJournal:
     async def start_call(self, call: CallRequest) -> None:
         self._check_going()
         self._calls.started.add(call.id)
-        await self._tell_start(call)
+        await self._send_start(call)
 
-    async def _tell_start(self, call: CallRequest) -> None:
+    async def _send_start(self, call: CallRequest) -> None:
         about = {"tool_name": call.name, "arguments": encodable(call.arguments or {})}
-        await self._telling.say({"type": "tool_start", "tool_call_id": call.id, **about})
+        await self._telling.send({"type": "tool_start", "tool_call_id": call.id, **about})
 
     async def answer_call(self, call: CallRequest, result: CallResult) -> None:
         if result.ends_turn is not None:
             self._check_going()  # To a run that is cancelled its host denies what it was asked.
         if call.id not in self._calls.started:  # It was refused, and a host hears of that, too.
-            await self._tell_start(call)
+            await self._send_start(call)
         if result.ends_turn == "denied":
             self.denied = f"{call.name}: {result.content}"
         told = encodable(self._calls.answer(call, result))
-        await self._tell_result(told)
+        await self._send_result(told)
         await self._write_result(told)
 
-    async def _tell_result(self, result: ToolResult) -> None:
+    async def _send_result(self, result: ToolResult) -> None:
         event: dict[str, Json] = {"tool_call_id": result.tool_call_id, "metadata": result.metadata}
         if result.is_error:
             event |= {"type": "tool_error", "error": result.content}
         else:
             told = {"success": True, "result": result.content}
             event |= {"type": "tool_complete", "result": told}
-        await self._telling.say(event)
+        await self._telling.send(event)
 
     async def _write_result(self, result: ToolResult) -> None:
         message = self._new("tool", [ToolResultPart(result), FinishPart(Finish("stop", 0))])
         self._calls.answered[result.tool_call_id] = message
-        await self._tell_message(message)
+        await self._send_message(message)
 
     # --- the end of a step
 
@@ -258,7 +258,7 @@ class EventJournal:
 
     def _add_usage(self, used: Used) -> None:
         self.usage = self.usage.plus(used)
-        self._telling.say_nowait({"type": "token_budget_updated", "usage": self.usage.shown()})
+        self._telling.send_nowait({"type": "token_budget_updated", "usage": self.usage.shown()})
 
     def is_nearly_full(self) -> bool:
         """Whether the context has so little room left that it should be summarized."""
@@ -286,10 +286,10 @@ class EventJournal:
         known = self._calls.results.get(call.id)
         if known is None:
             has_started = call.id in self._calls.started
-            words = words_for_unanswered(ending, "ask" if has_started else None)
+            words = unanswered_call_text(ending, "ask" if has_started else None)
             known = ToolResult(call.id, call.name, words, is_error=True)
             if has_started:
-                await self._tell_result(known)
+                await self._send_result(known)
         await self._write_result(known)
 
     async def _finish(self, finish: Finish) -> None:
@@ -301,7 +301,7 @@ class EventJournal:
         message.rev += 1
         message.updated_at = now
         self.history += [message, *self._calls.stored_results()]
-        await self._tell_message(message)
+        await self._send_message(message)
 
     def text(self) -> str:
         """What the latest answer says."""
@@ -315,7 +315,7 @@ class EventJournal:
 
     async def begin_summary(self) -> list[Message]:
         self._check_going()
-        self._open(_tell_nobody, summary=True)  # Nobody hears of one that is not finished.
+        self._open(_send_nothing, summary=True)  # Nobody hears of one that is not finished.
         return self.history
 
     async def end_summary(self, used: Used, prompt: str) -> None:
@@ -335,13 +335,13 @@ class EventJournal:
         message_id = self._ids.message()
         return Message(message_id, role, self._session_id, parts, created_at=now, updated_at=now)
 
-    async def _tell_message(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         # As it is now: it may change before it is sent.
         told = msgspec.to_builtins(message)
-        await self._telling.say({"type": "session_message_written", "message": told})
+        await self._telling.send({"type": "session_message_written", "message": told})
 
 
-def _tell_nobody(kind: Growing, text: str) -> None:
+def _send_nothing(kind: Growing, text: str) -> None:
     pass
 
 

@@ -27,8 +27,8 @@ EFFORTS: Sequence[str] = get_args(Effort)  # The least first.
 class SingleModel:
     """Nobody else is asked when it fails: whoever gave the assignment may choose another model."""
 
-    def __init__(self, speaker: ActiveModel) -> None:
-        self.current = speaker
+    def __init__(self, active: ActiveModel) -> None:
+        self.current = active
 
     async def fall_back(self, failure: ModelFailed) -> bool:
         return False

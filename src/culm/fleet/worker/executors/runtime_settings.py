@@ -37,7 +37,7 @@ class _Parts(Struct):
     chosen: ChosenModel | None = None
 
 
-def read_given(said: CulmExtension) -> RuntimeSettings:
+def read_settings(said: CulmExtension) -> RuntimeSettings:
     """Raises `BadProvision`, which says what is wrong and repeats no value."""
     named = {"hooks": said.hooks, "own_tools": said.own_tools, "chosen": said.chosen}
     try:

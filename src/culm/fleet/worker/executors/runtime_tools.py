@@ -53,18 +53,18 @@ class ToolOffer:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTools:
-    kit: ToolContext
+    context: ToolContext
     tools: Mapping[str, Tool]
     # What a model reads that calls one of these all the same.
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def home(self) -> str:
-        return os.path.realpath(self.kit.env().get("HOME") or Path.home())
+        return os.path.realpath(self.context.env().get("HOME") or Path.home())
 
 
 @asynccontextmanager
-async def open_bench(
+async def open_runtime_tools(
     services: WorkerServices,
     work: FileExecutor,
     path: Path,
@@ -83,11 +83,11 @@ async def open_bench(
     try:
         async with open_memory_store(file, clock, ids) as store:
             await store.write(add_session(session_id, "", sessions_max=1))
-            kit = ToolContext(
+            context = ToolContext(
                 workspace_id=run_id,  # So that what is ended with a run is that run's.
                 inside=WorkspacePaths(path),
                 work=work,
-                custody=services.custody,
+                processes=services.processes,
                 store=store,
                 clock=clock,
                 ids=ids,
@@ -96,10 +96,10 @@ async def open_bench(
             )
             try:
                 async with open_jobs() as jobs:
-                    tools = _offered(kit, jobs, offer)
-                    yield RuntimeTools(kit, tools, _withheld(tools, offer))
+                    tools = _offered(context, jobs, offer)
+                    yield RuntimeTools(context, tools, _withheld(tools, offer))
             finally:
-                left = await services.custody.end_all(run_id)
+                left = await services.processes.end_all(run_id)
                 if left:
                     log.error("processes %s do not end; they are left behind", left)
                 await _remove(work, folder)
@@ -113,10 +113,10 @@ async def _remove(work: FileExecutor, folder: Path) -> None:
         await work.run(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _offered(kit: ToolContext, jobs: BackgroundJobs, offer: ToolOffer) -> dict[str, Tool]:
+def _offered(context: ToolContext, jobs: BackgroundJobs, offer: ToolOffer) -> dict[str, Tool]:
     """As in a workspace of the server: people's own tools have what names are left."""
-    tools = {**make_tools(kit, jobs), **offer.agent_tools}
-    tools |= own_tools(kit, offer.own_tools, tools)
+    tools = {**make_tools(context, jobs), **offer.agent_tools}
+    tools |= own_tools(context, offer.own_tools, tools)
     disabled = offer.disabled
     gone = set(disabled).union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
     if not offer.questions:  # They need a host that passes them on to people.

@@ -31,7 +31,7 @@ from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.run.compaction import summarize
 from culm.run.limits import jittered, over_limit
 from culm.run.loop import TurnInput, UsageMeter, take_turn
-from culm.run.project_context import ContextPaths, look_at
+from culm.run.project_context import ContextPaths, read_project_context
 from culm.run.rules import ending_of_error
 from culm.run.system_prompt import ProjectContext
 from culm.store.history import forget_versions
@@ -53,26 +53,26 @@ class TurnWork:
     """All that a turn is made of."""
 
     services: WorkerServices
-    telling: EventSender
+    events: EventSender
     journal: EventJournal
     bench: RuntimeTools
     admission: RuntimeGate
-    speakers: SingleModel
+    models: SingleModel
     limits: Limits
     meter: UsageMeter
 
 
-async def look_around(
+async def find_project_context(
     work: FileExecutor, path: Path, paths: ContextPaths, now_s: float
 ) -> ProjectContext:
     """What a model is told of the place; a disk that does not answer must not hold it."""
     try:
-        return await work.run(lambda stop: look_at(path, paths, now_s, stop.is_set))
+        return await work.run(lambda stop: read_project_context(path, paths, now_s, stop.is_set))
     except TimeoutError:
         return ProjectContext(str(path))
 
 
-async def hold(work: TurnWork, cancel: CancelToken) -> Ending:
+async def run_turn(work: TurnWork, cancel: CancelToken) -> Ending:
     """Work until there is an end, or the cancel; of that, too, nothing is left running."""
     async with asyncio.TaskGroup() as tasks:
         turn = tasks.create_task(_bounded(work), name="turn")
@@ -101,22 +101,22 @@ async def _take_turns(work: TurnWork) -> Ending:
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         words = {"delay_s": delay_s, "title": failure.title, "details": failure.message}
-        work.telling.say_nowait({"type": "run_retry", **words})
+        work.events.send_nowait({"type": "run_retry", **words})
         await pause(services.clock, jittered(delay_s, services.ids.chance()))
 
     async def compact(ending: Ending | None) -> None:
-        store, session_id = work.bench.kit.store, journal.session.id
+        store, session_id = work.bench.context.store, journal.session.id
         store.write(forget_versions(session_id))
         if ending is not None or not journal.is_nearly_full():
             return
         journal.session = await store.read(find_session(session_id)) or journal.session
-        await summarize(work.speakers, journal, wait, work.meter, journal.said())
+        await summarize(work.models, journal, wait, work.meter, journal.said())
 
     turn = TurnInput(
-        speakers=work.speakers,
+        models=work.models,
         tools=work.bench.tools,
         admit=partial(_admit, work),
-        watch=partial(_watch, work.telling),
+        watch=partial(_watch, work.events),
         journal=journal,
         limits=lambda: work.limits,
         meter=work.meter,
@@ -147,7 +147,7 @@ async def _admit(
     async def telling(watch: Watch) -> CallResult:
         result = await run(watch)
         if not result.is_error:
-            work.telling.say_nowait(told)
+            work.events.send_nowait(told)
         return result
 
     return replace(plan, run=telling)
@@ -162,25 +162,25 @@ def _watch(telling: EventSender, call: CallRequest) -> Watch:
 
 async def end(work: TurnWork, ending: Ending) -> Outcome:
     """Say the last words, and how the run ended."""
-    words = _last_words(work, ending)
+    words = _final_outcome(work, ending)
     if ending.outcome == "canceled":
         await within(work.services.clock, CLOSING_S, words)
         return CANCELLED
     return await words
 
 
-async def _last_words(work: TurnWork, ending: Ending) -> Outcome:
-    journal, telling = work.journal, work.telling
+async def _final_outcome(work: TurnWork, ending: Ending) -> Outcome:
+    journal, telling = work.journal, work.events
     await journal.end(ending)
     usage = journal.usage.shown()
     outcome = _outcome_of(ending, journal, work.limits)
     match outcome.status:
         case "completed":
-            await telling.say({"type": "complete", "usage": usage})
+            await telling.send({"type": "complete", "usage": usage})
         case "cancelled":
-            await telling.say({"type": "cancelled", "message": ending.title, "usage": usage})
+            await telling.send({"type": "cancelled", "message": ending.title, "usage": usage})
         case _:
-            await telling.say({"type": "error", "message": outcome.error, "usage": usage})
+            await telling.send({"type": "error", "message": outcome.error, "usage": usage})
     return outcome
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import uvloop
 
 from culm.processes.linux import find_stat
-from tests.custody.test_escapes import DAEMON
-from tests.custody.yard import open_yard
+from tests.processes.test_escapes import DAEMON
+from tests.processes.yard import open_yard
 
 DEAF = "trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done"
 
@@ -28,11 +28,11 @@ async def hold(folder: Path) -> None:
         deaf = await yard.bash(DEAF)
         gone = await yard.python(DAEMON + "import time; time.sleep(100)")
         commands = [deaf.held.pid, gone.held.pid]
-        wardens = [parent_of(pid) for pid in commands]
+        shims = [parent_of(pid) for pid in commands]
         who = {
             "server": [os.getpid()],
-            "keeper": [parent_of(wardens[0])],
-            "wardens": wardens,
+            "keeper": [parent_of(shims[0])],
+            "wardens": shims,
             "commands": commands,
             "escaped": [await deaf.pid(), await gone.pid()],
         }

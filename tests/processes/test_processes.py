@@ -14,8 +14,8 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.processes.base import ProcessExit, ProcessInfo, ProcessRequest, ProcessStartFailed
-from culm.processes.direct import open_direct_custody
-from tests.custody.yard import (
+from culm.processes.direct import open_direct_processes
+from tests.processes.yard import (
     ENV,
     OWNER,
     WORKSPACE,
@@ -34,12 +34,12 @@ async def yard(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator
         async with open_yard(tmp_path) as yard:
             yield yard
     elif request.param == "remote":
-        async with open_yard(tmp_path) as server, open_remote_yard(server.custody) as yard:
+        async with open_yard(tmp_path) as server, open_remote_yard(server.processes) as yard:
             yield yard
     else:
         with heard_signals():
-            async with asyncio.timeout(WAIT_S), open_direct_custody(LoopClock()) as custody:
-                yield Yard(custody)
+            async with asyncio.timeout(WAIT_S), open_direct_processes(LoopClock()) as processes:
+                yield Yard(processes)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ async def test_how_a_process_ends_is_told_to_everyone_who_waits(yard: Yard) -> N
             waiters = [group.create_task(running.held.wait()) for _ in range(3)]
         assert [task.result() for task in waiters] == [exit_] * 3
         assert await running.kill() == exit_
-    assert await yard.custody.processes(WORKSPACE) == []
+    assert await yard.processes.processes(WORKSPACE) == []
 
 
 async def test_a_waiter_that_is_cancelled_takes_nobody_with_it(yard: Yard) -> None:
@@ -91,7 +91,7 @@ async def test_further_descriptors_arrive_in_their_order_whatever_their_numbers_
     mouths = [mouth for _, mouth in reversed(pipes)]  # The highest number comes first.
     script = "echo three >&3; echo four >&4; echo five >&5; ! echo six >&6"
     order = make_order("bash", "-c", script, descriptors=(null, null, null, *mouths))
-    held = await yard.custody.start(order)
+    held = await yard.processes.start(order)
     for descriptor in (null, *mouths):
         os.close(descriptor)
     assert await held.wait() == ProcessExit(0)
@@ -106,7 +106,9 @@ async def test_a_process_gets_its_descriptors_environment_and_directory_and_noth
     big = {**ENV, "BIG": "ä" * 60_000, "BIGGER": "x" * 100_000, "ODD": "\udcff"}
     ear, mouth = os.pipe()
     argv = [sys.executable, "-I", "-S", "-c", LOOK_AROUND]
-    held = await yard.custody.start(ProcessRequest(argv, str(tmp_path), big, OWNER, (mouth, mouth)))
+    held = await yard.processes.start(
+        ProcessRequest(argv, str(tmp_path), big, OWNER, (mouth, mouth))
+    )
     os.close(mouth)
     assert await held.wait() == ProcessExit(0)
     said = json.loads(os.read(ear, 1 << 16))
@@ -174,9 +176,9 @@ async def test_what_cannot_be_started_is_said_in_words(
     (tmp_path / "orphan").chmod(0o700)
     (tmp_path / "empty").chmod(0o700)
     with pytest.raises(ProcessStartFailed) as failure:
-        await yard.custody.start(make_order(*argv, cwd=str(tmp_path)))
+        await yard.processes.start(make_order(*argv, cwd=str(tmp_path)))
     assert str(failure.value) == words
-    assert await yard.custody.processes(WORKSPACE) == []
+    assert await yard.processes.processes(WORKSPACE) == []
 
 
 async def test_a_directory_or_variable_that_cannot_be_is_said_in_words(
@@ -191,7 +193,7 @@ async def test_a_directory_or_variable_that_cannot_be_is_said_in_words(
     }
     for words, order in orders.items():
         with pytest.raises(ProcessStartFailed) as failure:
-            await yard.custody.start(order)
+            await yard.processes.start(order)
         assert str(failure.value) == words
 
 
@@ -215,7 +217,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(yard: Yard, tmp_path:
         ear, mouth = os.pipe()
         order = make_order("sleep", "100", descriptors=(mouth,))
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(yard.custody.start(order))
+            task = group.create_task(yard.processes.start(order))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
@@ -225,26 +227,26 @@ async def test_a_start_that_is_cancelled_leaves_no_process(yard: Yard, tmp_path:
         # Nobody has it open any more.
         assert os.read(ear, 1) == b""
         os.close(ear)
-    assert await yard.custody.processes(WORKSPACE) == []
+    assert await yard.processes.processes(WORKSPACE) == []
 
 
 async def test_the_list_shows_what_runs_for_a_workspace_and_ending_all_ends_it(
     yard: Yard, tmp_path: Path
 ) -> None:
-    mine = await yard.custody.start(make_order("sleep", "100", title="a long rest"))
-    other = await yard.custody.start(
+    mine = await yard.processes.start(make_order("sleep", "100", title="a long rest"))
+    other = await yard.processes.start(
         replace(make_order("sleep", "100"), owner=replace(OWNER, workspace_id="other"))
     )
-    (shown,) = await yard.custody.processes(WORKSPACE)
+    (shown,) = await yard.processes.processes(WORKSPACE)
     expected = ProcessInfo(
         mine.pid, "a long rest", OWNER, shown.age_s, shown.rss_bytes, (mine.pid,), stopping=False
     )
     assert shown == expected
-    assert await yard.custody.end_all(WORKSPACE) == []
+    assert await yard.processes.end_all(WORKSPACE) == []
     assert (is_alive(mine.pid), is_alive(other.pid)) == (False, True)
     assert await mine.wait() == ProcessExit(None, signal.SIGTERM)
-    assert await yard.custody.processes(WORKSPACE) == []
-    assert [each.title for each in await yard.custody.processes("other")] == ["sleep 100"]
+    assert await yard.processes.processes(WORKSPACE) == []
+    assert [each.title for each in await yard.processes.processes("other")] == ["sleep 100"]
 
 
 async def test_what_a_command_leaves_in_the_background_is_ended_with_it(yard: Yard) -> None:

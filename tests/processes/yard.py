@@ -18,9 +18,9 @@ from culm.processes.base import (
     WorkerSupervisor,
 )
 from culm.processes.channel import SupervisorChannel
-from culm.processes.client import open_custody
+from culm.processes.client import open_processes
 from culm.processes.linux import find_stat
-from culm.processes.remote import open_remote_custody
+from culm.processes.remote import open_remote_processes
 from tests.support import WAIT_S
 
 WORKSPACE = "w"
@@ -49,14 +49,14 @@ def name_of(pid: int) -> str:
 class Yard:
     """Starts scripts and hears what they say. Made by `open_yard`."""
 
-    def __init__(self, custody: Processes) -> None:
-        self.custody = custody
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
 
     async def start(self, *argv: str) -> "Running":
         ear, mouth = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
         try:
-            held = await self.custody.start(make_order(*argv, descriptors=(null, mouth, null)))
+            held = await self.processes.start(make_order(*argv, descriptors=(null, mouth, null)))
         except BaseException:
             os.close(ear)
             raise
@@ -150,22 +150,24 @@ async def gone(*pids: int) -> None:
 
 @asynccontextmanager
 async def open_yard(folder: Path, bound_s: float = 2 * WAIT_S) -> AsyncGenerator[Yard]:
-    async with asyncio.timeout(bound_s), open_custody(folder, LoopClock(), Ids()) as custody:
-        yield Yard(custody)
+    async with asyncio.timeout(bound_s), open_processes(folder, LoopClock(), Ids()) as processes:
+        yield Yard(processes)
 
 
 @asynccontextmanager
-async def open_remote_yard(custody: Processes) -> AsyncGenerator[Yard]:
+async def open_remote_yard(processes: Processes) -> AsyncGenerator[Yard]:
     """As a worker has it: over a way of its own to the keeper of another process."""
 
     async def ask() -> SupervisorChannel:
-        passage = await nursery_of(custody).connect()
-        return SupervisorChannel(passage.socket, passage.mark, passage.base)
+        worker_channel = await nursery_of(processes).connect()
+        return SupervisorChannel(
+            worker_channel.socket, worker_channel.process_tag, worker_channel.base
+        )
 
-    async with open_remote_custody(ask, LoopClock()) as remote:
+    async with open_remote_processes(ask, LoopClock()) as remote:
         yield Yard(remote)
 
 
-def nursery_of(custody: Processes) -> WorkerSupervisor:
-    assert custody.nursery is not None
-    return custody.nursery
+def nursery_of(processes: Processes) -> WorkerSupervisor:
+    assert processes.nursery is not None
+    return processes.nursery

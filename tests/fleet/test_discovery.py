@@ -43,7 +43,7 @@ def record(agent_id: str, clock: FakeClock, role: str = "r", *labels: str) -> Ag
 
 
 @pytest.fixture(params=["files", "memory"])
-def fabric(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Discovery:
+def discovery(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Discovery:
     return (
         FileDiscovery(tmp_path / "f", clock) if request.param == "files" else MemoryDiscovery(clock)
     )
@@ -56,72 +56,72 @@ def clock() -> FakeClock:
 
 @contract("FLEET-58")
 def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
-    fabric: Discovery, clock: FakeClock
+    discovery: Discovery, clock: FakeClock
 ) -> None:
     one, two = record("b", clock, "writer", "fast"), record("a", clock, "reader", "fast", "dear")
-    assert (fabric.discover(), fabric.gc(), fabric.resolve("a")) == ([], 0, None)
-    fabric.publish(one)
-    fabric.publish(two)
-    assert fabric.discover() == [two, one]
-    assert fabric.discover(role="writer") == [one]
-    assert fabric.discover(label="dear") == [two]
-    assert fabric.discover(role="writer", label="dear") == []
-    assert fabric.resolve("b") == one
-    fabric.withdraw("b")
-    fabric.withdraw("b")
-    assert fabric.discover() == [two]
-    assert fabric.resolve("b") is None
+    assert (discovery.discover(), discovery.gc(), discovery.resolve("a")) == ([], 0, None)
+    discovery.publish(one)
+    discovery.publish(two)
+    assert discovery.discover() == [two, one]
+    assert discovery.discover(role="writer") == [one]
+    assert discovery.discover(label="dear") == [two]
+    assert discovery.discover(role="writer", label="dear") == []
+    assert discovery.resolve("b") == one
+    discovery.withdraw("b")
+    discovery.withdraw("b")
+    assert discovery.discover() == [two]
+    assert discovery.resolve("b") is None
 
 
 @contract("FLEET-59")
 def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
-    fabric: Discovery, clock: FakeClock
+    discovery: Discovery, clock: FakeClock
 ) -> None:
     dead, live = record("a", clock), record("b", clock)
-    fabric.publish(dead)
+    discovery.publish(dead)
     clock.advance(LEASE_S)  # Not in the future any more.
     live = renewed(live, clock.now_s())
-    fabric.publish(live)
-    assert (fabric.discover(), fabric.resolve("a")) == ([live], None)
-    assert (fabric.gc(), fabric.gc()) == (1, 0)
+    discovery.publish(live)
+    assert (discovery.discover(), discovery.resolve("a")) == ([live], None)
+    assert (discovery.gc(), discovery.gc()) == (1, 0)
     clock.advance(-LEASE_S)
-    assert fabric.discover() == [live]
+    assert discovery.discover() == [live]
 
 
 @contract("FLEET-59")
 def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_token(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileDiscovery(tmp_path, clock)
+    discovery = FileDiscovery(tmp_path, clock)
     asleep = make_record(Identity("asleep"), [], "ws://e", None, clock.now_s())
     assert asleep.culm is not None
     later = replace(asleep.culm, start_ticks=asleep.culm.start_ticks + 1)
     ended = replace(asleep, agent_id="ended", culm=later)  # Another process has its pid now.
     for one in (asleep, ended):
-        fabric.publish(one)
-        fabric.token_file(one.agent_id).touch()
+        discovery.publish(one)
+        discovery.token_file(one.agent_id).touch()
     clock.advance(LEASE_S)
-    assert (fabric.discover(), fabric.gc(), fabric.records()) == ([], 1, [asleep])
+    assert (discovery.discover(), discovery.gc(), discovery.records()) == ([], 1, [asleep])
     assert sorted(one.name for one in tmp_path.iterdir()) == [".asleep.token", "asleep.json"]
 
 
 @contract("FLEET-P2")
 @pytest.mark.parametrize("agent_id", ["../a", "", ".a", "a/b", "a..b"])
 def test_an_id_that_is_no_safe_name_touches_nothing(
-    fabric: Discovery, clock: FakeClock, agent_id: str
+    discovery: Discovery, clock: FakeClock, agent_id: str
 ) -> None:
-    for act in (fabric.withdraw, fabric.resolve):
+    for act in (discovery.withdraw, discovery.resolve):
         with pytest.raises(UnsafeName):
             act(agent_id)
     with pytest.raises(UnsafeName):
-        fabric.publish(record(agent_id, clock))
+        discovery.publish(record(agent_id, clock))
 
 
 def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileDiscovery(tmp_path / "data" / "fabric", clock)
-    fabric.publish(record("a", clock))
+    discovery = FileDiscovery(tmp_path / "data" / "fabric", clock)
+    discovery.publish(record("a", clock))
     file = tmp_path / "data" / "fabric" / "a.json"
     assert [one.name for one in file.parent.iterdir()] == ["a.json"]
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -144,9 +144,9 @@ def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
 def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    fabric = FileDiscovery(tmp_path, clock)
+    discovery = FileDiscovery(tmp_path, clock)
     known = record("known", clock)
-    fabric.publish(known)
+    discovery.publish(known)
     foreign = {"later": 1, **json.loads((tmp_path / "known.json").read_text())}
     del foreign["culm"], foreign["labels"], foreign["version"]
     (tmp_path / "foreign.json").write_text(json.dumps({**foreign, "agent_id": "foreign"}))
@@ -166,14 +166,14 @@ def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
     (tmp_path / ".never.json.tmp.7").touch()
     (tmp_path / "..never.token.tmp.7").touch()
     os.utime(tmp_path / "..never.token.tmp.7", (0, 0))
-    fabric.withdraw("never")
-    fabric.withdraw("known.json")  # Not the one that is called so with all its suffixes.
+    discovery.withdraw("never")
+    discovery.withdraw("known.json")  # Not the one that is called so with all its suffixes.
     expected = replace(known, agent_id="foreign", labels=[], version="", culm=None)
-    assert fabric.discover() == fabric.records() == [expected, known]
+    assert discovery.discover() == discovery.records() == [expected, known]
     clock.advance(LEASE_S)
-    assert (fabric.discover(), fabric.records()) == ([], [expected, known])
+    assert (discovery.discover(), discovery.records()) == ([], [expected, known])
     clock.advance(-LEASE_S)
-    assert fabric.gc() == 4
+    assert discovery.gc() == 4
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
         [*kept, "known.json", "foreign.json"]
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from culm.processes.base import ProcessExit
-from tests.custody.test_escapes import parent_of
-from tests.custody.yard import WORKSPACE, gone, is_alive, open_yard
 from tests.live.harness import START_S
+from tests.processes.test_escapes import parent_of
+from tests.processes.yard import WORKSPACE, gone, is_alive, open_yard
 
 Who = Mapping[str, list[int]]
 
@@ -23,7 +23,7 @@ Who = Mapping[str, list[int]]
 @asynccontextmanager
 async def open_server(folder: Path) -> AsyncGenerator[Who]:
     """A server with two commands, each of which let something escape."""
-    command = (sys.executable, "-m", "tests.live.custody_server", str(folder))
+    command = (sys.executable, "-m", "tests.live.processes_server", str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -79,16 +79,16 @@ async def test_a_warden_that_is_stopped_does_not_keep_its_command_alive(folder: 
         os.kill(parent_of(running.held.pid), signal.SIGSTOP)
         exit_ = await running.kill(0)
         assert (exit_.lost, exit_.left, is_alive(running.held.pid)) == (True, (), False)
-        assert await yard.custody.processes(WORKSPACE) == []
+        assert await yard.processes.processes(WORKSPACE) == []
 
 
 async def test_a_keeper_that_is_stopped_is_replaced(folder: Path) -> None:
     async with open_yard(folder) as yard:
         running = await yard.bash("echo up; exec sleep 100")
         assert await running.line() == "up"
-        warden = parent_of(running.held.pid)
-        os.kill(parent_of(warden), signal.SIGSTOP)
-        os.kill(warden, signal.SIGKILL)
+        shim = parent_of(running.held.pid)
+        os.kill(parent_of(shim), signal.SIGSTOP)
+        os.kill(shim, signal.SIGKILL)
         exit_ = await running.wait()
         assert (exit_.lost, exit_.left, is_alive(running.held.pid)) == (True, (), False)
         assert await (await yard.bash("exit 3")).wait() == ProcessExit(3)

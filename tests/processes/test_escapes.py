@@ -11,7 +11,7 @@ import pytest
 from culm.processes.base import ProcessExit, ProcessStartFailed
 from culm.processes.linux import find_stat, is_subreaper, read_table
 from culm.processes.tree import descendants_of
-from tests.custody.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
+from tests.processes.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
 
 # Forks twice, leaves its session, closes all it has and forgets its environment.
 DAEMON = """
@@ -73,7 +73,7 @@ async def test_a_flood_of_children_is_listed_and_ended(tmp_path: Path) -> None:
     async with open_yard(tmp_path) as yard:
         running = await yard.bash(script)
         assert await running.line() == "up"
-        (shown,) = await yard.custody.processes(WORKSPACE)
+        (shown,) = await yard.processes.processes(WORKSPACE)
         assert len(shown.pids) >= FLOOD
         assert shown.rss_bytes > FLOOD * 100_000
         assert await running.kill(0) == ProcessExit(None, signal.SIGKILL)
@@ -88,7 +88,7 @@ async def test_a_process_that_is_always_another_one_is_ended(tmp_path: Path) -> 
             ProcessExit(0),
             ProcessExit(None, signal.SIGKILL),
         )
-        assert await yard.custody.processes(WORKSPACE) == []
+        assert await yard.processes.processes(WORKSPACE) == []
 
 
 async def test_a_command_that_kills_its_warden_gains_nothing(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_command_that_kills_its_warden_gains_nothing(tmp_path: Path) -> 
         exit_ = await running.wait()
         assert replace(exit_, swept=0) == ProcessExit(None, lost=True)
         assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
-        assert await yard.custody.processes(WORKSPACE) == []
+        assert await yard.processes.processes(WORKSPACE) == []
         assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
 
 
@@ -110,17 +110,17 @@ async def test_a_keeper_that_dies_alone_is_replaced_and_nothing_it_held_is_left(
         deaf = await yard.bash("trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done")
         daemon = await yard.python(DAEMON + "import time; time.sleep(100)")
         pids = [deaf.held.pid, daemon.held.pid, await deaf.pid(), await daemon.pid()]
-        keeper = parent_of(parent_of(deaf.held.pid))
-        os.kill(keeper, signal.SIGKILL)
+        supervisor = parent_of(parent_of(deaf.held.pid))
+        os.kill(supervisor, signal.SIGKILL)
         # The next start waits until all is done.
         assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
         assert [pid for pid in pids if is_alive(pid)] == []
         lost = [replace(await running.wait(), swept=0) for running in (deaf, daemon)]
         assert lost == [ProcessExit(None, lost=True)] * 2
-        assert await yard.custody.processes(WORKSPACE) == []
+        assert await yard.processes.processes(WORKSPACE) == []
         # Of the first keeper not even a zombie is left; of the second, itself.
         below = descendants_of(os.getpid(), read_table())
-        assert keeper not in [stat.pid for stat in below]
+        assert supervisor not in [stat.pid for stat in below]
         assert [stat.comm for stat in below if stat.comm != "culm-warden"] == ["culm-keeper"]
 
 
@@ -128,8 +128,8 @@ async def test_what_loses_warden_and_keeper_at_once_falls_to_the_server(tmp_path
     async with open_yard(tmp_path) as yard:
         running = await yard.python(DAEMON + "import time; time.sleep(100)")
         daemon = await running.pid()
-        warden = parent_of(running.held.pid)
-        both = parent_of(warden), warden
+        shim = parent_of(running.held.pid)
+        both = parent_of(shim), shim
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in both:
                 os.kill(pid, number)
@@ -144,13 +144,13 @@ async def test_many_processes_leave_no_descriptor_no_child_and_no_folder(tmp_pat
 
     async def fail(yard: Yard) -> None:
         with pytest.raises(ProcessStartFailed):
-            await yard.custody.start(make_order("no-such-command"))
+            await yard.processes.start(make_order("no-such-command"))
 
     async def succeed(yard: Yard) -> None:
         await (await yard.bash("sleep 0 &")).wait()
 
     async def hang(yard: Yard) -> None:
-        await yard.custody.start(make_order("sleep", "100"))
+        await yard.processes.start(make_order("sleep", "100"))
 
     async with open_yard(tmp_path) as yard, asyncio.TaskGroup() as group:
         for work in (fail, succeed, hang) * 8:

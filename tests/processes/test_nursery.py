@@ -16,10 +16,10 @@ from culm.processes.channel import SupervisorChannel
 from culm.processes.linux import read_table
 from culm.processes.packets import send
 from culm.processes.process_set import reap
-from culm.processes.remote import open_remote_custody
+from culm.processes.remote import open_remote_processes
 from culm.processes.tree import descendants_of
-from tests.custody.test_escapes import DAEMON, open_descriptors, parent_of
-from tests.custody.yard import (
+from tests.processes.test_escapes import DAEMON, open_descriptors, parent_of
+from tests.processes.yard import (
     ENV,
     OWNER,
     WORKSPACE,
@@ -34,7 +34,7 @@ from tests.custody.yard import (
 )
 
 # It forks two, which stay when it is gone. Each of them says its pid, and last it says its own.
-COMPANION = """
+SIDECAR = """
 import os, signal
 open("/proc/self/comm", "w").write("culm-zygote")
 for _ in range(2):
@@ -53,12 +53,12 @@ signal.pause()
 """
 
 
-async def start_companion(nursery: WorkerSupervisor) -> tuple[int, int, int]:
+async def start_sidecar(nursery: WorkerSupervisor) -> tuple[int, int, int]:
     """The pids of its two forks, and its own."""
     ear, mouth = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
-    argv = (sys.executable, "-I", "-S", "-c", COMPANION)
-    await nursery.start_companion(ProcessRequest(argv, "/", ENV, OWNER, (null, mouth, null)))
+    argv = (sys.executable, "-I", "-S", "-c", SIDECAR)
+    await nursery.start_sidecar(ProcessRequest(argv, "/", ENV, OWNER, (null, mouth, null)))
     os.close(mouth)
     os.close(null)
     said = Ear(ear)
@@ -71,23 +71,28 @@ async def test_what_a_worker_runs_ends_with_it_and_the_server_is_told_when_that_
     tmp_path: Path,
 ) -> None:
     async with open_yard(tmp_path) as server:
-        passage = await nursery_of(server.custody).connect()
-        other = await nursery_of(server.custody).connect()
-        assert (passage.mark, passage.base < other.base) == (other.mark, True)
+        worker_channel = await nursery_of(server.processes).connect()
+        other = await nursery_of(server.processes).connect()
+        assert (worker_channel.process_tag, worker_channel.base < other.base) == (
+            other.process_tag,
+            True,
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             # As a worker does it that is killed a moment later.
-            line = SupervisorChannel(passage.socket, passage.mark, passage.base)
+            line = SupervisorChannel(
+                worker_channel.socket, worker_channel.process_tag, worker_channel.base
+            )
             body = b"3\0/\0sh\0-c\0trap '' TERM; setsid sleep 100 & wait\0PATH=/usr/bin:/bin"
-            line.start(passage.base + 1, theirs.fileno(), body, [])
+            line.start(worker_channel.base + 1, theirs.fileno(), body, [])
             theirs.close()
             words = b""
             while not words.startswith(b"started"):
                 await readable(ours.fileno())
                 words = ours.recv(1000)
         pid = int(words.split()[1])
-        passage.socket.close()
-        await passage.over.wait()
+        worker_channel.socket.close()
+        await worker_channel.over.wait()
         assert (is_alive(pid), other.over.is_set()) == (False, False)
         # Nonsense ends a way, and nothing else.
         send(other.socket, b"hold 7")
@@ -102,22 +107,22 @@ async def test_a_keeper_that_dies_is_replaced_for_workers_too_and_what_it_held_i
 ) -> None:
     async with (
         open_yard(tmp_path) as server,
-        open_remote_yard(server.custody) as one,
-        open_remote_yard(server.custody) as two,
+        open_remote_yard(server.processes) as one,
+        open_remote_yard(server.processes) as two,
     ):
-        first, second, companion = await start_companion(nursery_of(server.custody))
+        first, second, sidecar = await start_sidecar(nursery_of(server.processes))
         daemon = await one.python(DAEMON + "import time; time.sleep(100)")
         plain = await two.bash("exec sleep 100")
         pids = [daemon.held.pid, plain.held.pid, await daemon.pid()]
-        keeper = parent_of(companion)
-        assert parent_of(parent_of(plain.held.pid)) == keeper
-        os.kill(keeper, signal.SIGKILL)
+        supervisor = parent_of(sidecar)
+        assert parent_of(parent_of(plain.held.pid)) == supervisor
+        os.kill(supervisor, signal.SIGKILL)
         lost = [replace(await running.wait(), swept=0) for running in (daemon, plain)]
         assert lost == [ProcessExit(None, lost=True)] * 2
         assert await (await one.bash("exit 2")).wait() == ProcessExit(2)
         assert await (await two.bash("exit 3")).wait() == ProcessExit(3)
-        assert [pid for pid in (*pids, companion) if is_alive(pid)] == []
-        assert [await yard.custody.processes(WORKSPACE) for yard in (one, two)] == [[], []]
+        assert [pid for pid in (*pids, sidecar) if is_alive(pid)] == []
+        assert [await yard.processes.processes(WORKSPACE) for yard in (one, two)] == [[], []]
         # What the companion had forked lives on, and is ours.
         assert [parent_of(pid) for pid in (first, second)] == [os.getpid()] * 2
         for pid in (first, second):
@@ -131,10 +136,10 @@ async def test_a_keeper_that_dies_is_replaced_for_workers_too_and_what_it_held_i
 
 async def test_what_a_companion_forked_outlives_it_and_is_no_stray(tmp_path: Path) -> None:
     async with open_yard(tmp_path) as server:
-        first, second, companion = await start_companion(nursery_of(server.custody))
-        keeper = parent_of(companion)
+        first, second, sidecar = await start_sidecar(nursery_of(server.processes))
+        supervisor = parent_of(sidecar)
         # A warden dies while the companion lives, and one after that.
-        for dead in ((), (companion,)):
+        for dead in ((), (sidecar,)):
             for pid in dead:
                 os.kill(pid, signal.SIGKILL)
             await gone(*dead)
@@ -144,12 +149,12 @@ async def test_what_a_companion_forked_outlives_it_and_is_no_stray(tmp_path: Pat
             assert replace(await running.wait(), swept=0) == ProcessExit(None, lost=True)
             assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
             assert [is_alive(pid) for pid in (first, second)] == [True, True]
-        assert [parent_of(pid) for pid in (first, second)] == [keeper] * 2
+        assert [parent_of(pid) for pid in (first, second)] == [supervisor] * 2
         os.kill(second, signal.SIGKILL)
         await gone(second)
         # It is collected there, and a further companion can be had.
-        *further, other = await start_companion(nursery_of(server.custody))
-        assert parent_of(other) == keeper
+        *further, other = await start_sidecar(nursery_of(server.processes))
+        assert parent_of(other) == supervisor
         assert second not in read_table()
         for pid in (first, other, *further):
             os.kill(pid, signal.SIGKILL)
@@ -158,7 +163,7 @@ async def test_what_a_companion_forked_outlives_it_and_is_no_stray(tmp_path: Pat
 @pytest.mark.live
 async def test_what_does_not_end_when_the_server_does_is_ended(tmp_path: Path) -> None:
     async with open_yard(tmp_path) as server:
-        pids = await start_companion(nursery_of(server.custody))
+        pids = await start_sidecar(nursery_of(server.processes))
     assert [is_alive(pid) for pid in pids] == [False] * 3
     assert descendants_of(os.getpid(), read_table()) == []
 
@@ -173,16 +178,18 @@ async def test_a_worker_that_gets_no_keeper_says_so_and_may_ask_again(tmp_path: 
             asked += 1
             if asked == 1:
                 raise ProcessStartFailed("there is none today")
-            passage = await nursery_of(server.custody).connect()
-            return SupervisorChannel(passage.socket, passage.mark, passage.base)
+            worker_channel = await nursery_of(server.processes).connect()
+            return SupervisorChannel(
+                worker_channel.socket, worker_channel.process_tag, worker_channel.base
+            )
 
-        async with open_remote_custody(ask, LoopClock()) as custody:
+        async with open_remote_processes(ask, LoopClock()) as processes:
             with pytest.raises(ProcessStartFailed, match="there is none today"):
-                await custody.start(make_order("true"))
+                await processes.start(make_order("true"))
             async with asyncio.TaskGroup() as group:
-                started = [group.create_task(custody.start(make_order("true"))) for _ in range(9)]
+                started = [group.create_task(processes.start(make_order("true"))) for _ in range(9)]
             assert [await task.result().wait() for task in started] == [ProcessExit(0)] * 9
         assert asked == 2
         with pytest.raises(ProcessStartFailed, match="the worker is stopping"):
-            await custody.start(make_order("true"))
+            await processes.start(make_order("true"))
     assert open_descriptors() == before
