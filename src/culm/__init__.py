@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from culm.client.blocking import connect_blocking
-    from culm.client.connect import connect
+    from culm.client.connection import connect
 
 __all__ = ["__version__", "connect", "connect_blocking"]
 __version__ = "0.1.0"

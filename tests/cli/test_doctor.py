@@ -57,7 +57,7 @@ def of_machine(desk: Desk, *args: str) -> dict[str, tuple[str, str, str]]:
     return {
         one["part"]: (
             "note" if one["is_note"] else "ok" if one["is_ok"] else "wrong",
-            one["words"],
+            one["text"],
             one["hint"],
         )
         for one in found

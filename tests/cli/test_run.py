@@ -5,7 +5,7 @@ import pytest
 from culm.cli.asking import choose_model, limits_of
 from culm.cli.render.call_lines import head_of
 from culm.cli.run_ends import ending_text
-from culm.client.ask import title_of
+from culm.client.asked_run import title_of
 from culm.errors import InvalidRequest
 from culm.ids import RunId, SessionId
 from culm.wire.config import Model, ProviderConfig, SelectedModel

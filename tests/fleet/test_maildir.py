@@ -170,8 +170,8 @@ import sys
 from pathlib import Path
 from culm.clock import LoopClock
 from culm.mail.letters import Letter, Sender
-from culm.mail.maildir import MaildirPost
-box = MaildirPost(Path(sys.argv[1]), LoopClock()).open("agent-1")
+from culm.mail.maildir import MaildirPostOffice
+box = MaildirPostOffice(Path(sys.argv[1]), LoopClock()).open("agent-1")
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(15):

@@ -262,10 +262,10 @@ import asyncio, sys
 from pathlib import Path
 from culm.clock import LoopClock
 from culm.errors import DataLocked
-from culm.workspace.roots import Roots
+from culm.workspace.roots import DataRoots
 
 async def hold() -> None:
-    async with Roots(LoopClock()).hold(Path(sys.argv[1])):
+    async with DataRoots(LoopClock()).hold(Path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
 

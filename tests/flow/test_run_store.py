@@ -160,7 +160,7 @@ async def test_a_cancel_that_cannot_be_stored_is_503_and_the_run_stops_all_the_s
         assert (await stage.rows())[-1][2] == "canceled"
 
 
-@pytest.mark.parametrize(("mended", "outcome"), [(True, "error"), (False, "interrupted")])
+@pytest.mark.parametrize(("fixed", "outcome"), [(True, "error"), (False, "interrupted")])
 async def test_an_end_that_could_not_be_stored_is_told_at_the_latest_after_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, *, fixed: bool
 ) -> None:

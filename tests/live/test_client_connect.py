@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from culm import __version__
-from culm.client.ask import open_asked
-from culm.client.connect import connect
+from culm.client.asked_run import open_asked
+from culm.client.connection import connect
 from culm.client.follower import open_mirror
 from culm.client.http import Client, open_client
 from culm.client.launch import is_answered

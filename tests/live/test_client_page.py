@@ -23,7 +23,9 @@ import ast, asyncio, json, sys
 from inspect import CO_COROUTINE
 from types import FunctionType
 
-from culm.client import connect, open_present
+from culm.client import connect
+
+from culm.client import open_present
 
 async def main(blocks):
     async with connect() as client:

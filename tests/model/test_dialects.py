@@ -66,13 +66,13 @@ def test_every_type_of_ours_is_found_and_a_stranger_is_not() -> None:
 def test_a_package_adds_a_type_which_is_made_with_the_setup(tmp_path: Path) -> None:
     code = """
 from culm.model.dialects import dialect_types, find_dialect
-from culm.model.base import Access, Setup
+from culm.model.base import ProviderAccess, ModelSetup
 from culm.wire.config import Model
 import sys
 print(dialect_types()[-6:])
 dialect = find_dialect("parrot")
 print(dialect.base_url, dialect.needs_key, dialect.needs_url, "parrots" in sys.modules)
-setup = Setup(None, Access("parrot"), Model(id="m"), 1.0, 1.0)
+setup = ModelSetup(None, ProviderAccess("parrot"), Model(id="m"), 1.0, 1.0)
 model = dialect.make(setup)
 print(type(model).__module__, model.setup is setup)
 print(find_dialect("openai").base_url)
@@ -116,7 +116,8 @@ def test_looking_at_the_types_loads_no_adapter_and_no_network() -> None:
 import sys
 from culm.model.dialects import dialect_types, find_dialect
 find_dialect("openai"), find_dialect("anthropic"), dialect_types()
-adapters = {"aiohttp", "culm.model.openai.model", "culm.model.anthropic.model", "culm.model.offline.model"}
+names = ("openai", "anthropic", "offline")
+adapters = {"aiohttp", *(f"culm.model.{name}.model" for name in names)}
 print(sorted(adapters & sys.modules.keys()))
 """
     assert python(code) == "[]\n"

@@ -30,9 +30,9 @@ BY_RULE = Allow("rule")
 
 
 def shell(*commands: str) -> ResolvedAction:
-    grains = tuple(f"bash:{one}" for one in commands)
+    coverage = tuple(f"bash:{one}" for one in commands)
     params: Json = {"command": "; ".join(commands)}
-    return ResolvedAction("bash", "execute", params=params, commands=commands, coverage=grains)
+    return ResolvedAction("bash", "execute", params=params, commands=commands, coverage=coverage)
 
 
 def untold(text: str) -> ResolvedAction:
@@ -149,7 +149,7 @@ def test_a_grant_covers_an_action_only_if_it_covers_every_grain_of_it() -> None:
     both = shell("git log", "git show")
     assert decide(both, replace(TERMS, granted={"bash:git log", "bash:git show"})) == Allow("grant")
     assert decide(both, replace(TERMS, granted={"bash:git log"})) == NOTHING
-    assert decide(replace(both, grains=()), replace(TERMS, granted={""})) == NOTHING
+    assert decide(replace(both, coverage=()), replace(TERMS, granted={""})) == NOTHING
 
 
 @contract("INV-74")
@@ -393,7 +393,7 @@ ACTIONS = st.builds(
     is_free=st.booleans(),
     paths=REAL_PATHS.map(tuple[str, ...]),
     commands=st.none() | st.lists(st.sampled_from(LINES), max_size=3).map(tuple[str, ...]),
-    grains=st.lists(st.sampled_from(["a", "b"])).map(tuple[str, ...]),
+    coverage=st.lists(st.sampled_from(["a", "b"])).map(tuple[str, ...]),
 )
 SEVERAL = st.lists(RULES, max_size=4).map(tuple[Rule, ...])
 ALL_TERMS = st.builds(

@@ -1,6 +1,6 @@
 """Worker processes, as a parent starts, reaches and ends them; and how that may go wrong.
 
-What a process does is what `culm.fleet.worker.lifecycle` does: be found, serve, watch its owner, leave.
+A process does what `culm.fleet.worker.lifecycle` does: register, serve, watch its owner, leave.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A worker process of a simulated parent: it starts, is found, serves and leaves with its owner.
 
-What a process does is what `culm.fleet.worker.lifecycle` does. What it executes, and what a parent makes
-of it, is up to the worlds that have one.
+A process does what `culm.fleet.worker.lifecycle` does. The worlds that use one decide what it
+executes and what a parent makes of it.
 """
 
 import asyncio

@@ -33,8 +33,8 @@ class Desk:
         default_factory=list[tuple[CallRequest, AgentRequest]]
     )
 
-    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
-        self.done.append((call, request))
+    async def do(self, call: CallRequest, asked: AgentRequest, watch: Watch) -> CallResult:
+        self.done.append((call, asked))
         return CallResult("It is done.", metadata='{"agents":[]}')
 
 
@@ -51,11 +51,11 @@ async def request_of(name: str, given: dict[str, Json]) -> AgentRequest:
     call = call_of(name, given)
     result = await carried_out(tool_of(name, delegation), call)
     assert result == CallResult("It is done.", metadata='{"agents":[]}')
-    ((asked, request),) = delegation.done
-    assert asked == call
+    ((made, asked),) = delegation.done
+    assert made == call
     # As a host call it is the same.
-    assert decode(encode(request), type(request)) == request
-    return request
+    assert decode(encode(asked), type(asked)) == asked
+    return asked
 
 
 ONE: dict[str, Json] = {
@@ -81,7 +81,7 @@ SEEKER = AgentAssignment(
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "errand"),
+    ("name", "given", "asked"),
     [
         ("agent", {"prompt": "Go."}, StartAgents([AgentAssignment("Go.")])),
         # Models write numbers and booleans as text, and null or nothing for what they leave out.
@@ -140,9 +140,9 @@ SEEKER = AgentAssignment(
     ],
 )
 async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_result(
-    name: str, given: dict[str, Json], request: AgentRequest
+    name: str, given: dict[str, Json], asked: AgentRequest
 ) -> None:
-    assert await request_of(name, given) == request
+    assert await request_of(name, given) == asked
 
 
 @pytest.mark.parametrize(

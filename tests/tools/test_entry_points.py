@@ -9,7 +9,7 @@ from tests.model.test_dialects import python
 PACKAGE = """\
 from dataclasses import dataclass
 from culm.model.base import ToolSpec
-from culm.tools.base import Result
+from culm.tools.base import CallResult
 
 @dataclass
 class Parrot:
@@ -23,7 +23,7 @@ class Parrot:
         return ToolSpec(self.name, "Repeats.", {"type": "object", "properties": {}})
 
     async def prepare(self, call):
-        return Result(call.input)
+        return CallResult(call.input)
 
 def one(kit): return Parrot(kit=kit)
 def two(kit): return [Parrot("grey"), Parrot("view"), Parrot("grey"), Parrot("no name!")]
@@ -63,11 +63,11 @@ print(*lines, sep="\\n")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 THROW = """
 import asyncio
-from culm.tools.base import Call
+from culm.tools.base import CallRequest
 from culm.tools.entry_points import package_tools
 async def throw(sides):
     dice = package_tools(object(), ())["dice"]
-    plan = await dice.prepare(Call("c", "dice", "", {"sides": sides}))
+    plan = await dice.prepare(CallRequest("c", "dice", "", {"sides": sides}))
     return await plan.run(print) if hasattr(plan, "run") else plan
 print(asyncio.run(throw(1)).content, asyncio.run(throw(0)).content, sep="\\n")
 """

@@ -124,8 +124,11 @@ class CallCallbacks:
     """Implements `Overseer`: shows what happens, and asks whoever sits at the terminal."""
 
     def __init__(
-        self, shower: AgentCallRenderer, lines: LineInput | None, approve: bool | None
-    ) -> None:  # noqa: FBT001
+        self,
+        shower: AgentCallRenderer,
+        lines: LineInput | None,
+        approve: bool | None,  # noqa: FBT001
+    ) -> None:
         self._shower = shower
         self._lines = lines
         self._approve = approve

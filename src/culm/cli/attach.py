@@ -20,7 +20,7 @@ from culm.cli.run_ends import status_of
 from culm.cli.server import describe_error
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
-from culm.client.connect import open_connected
+from culm.client.connection import open_connected
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter

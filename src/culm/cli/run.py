@@ -23,8 +23,8 @@ from culm.cli.server import describe_error
 from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.streams import CannotWrite, let_go, write
-from culm.client.ask import title_of
-from culm.client.connect import open_connected
+from culm.client.asked_run import title_of
+from culm.client.connection import open_connected
 from culm.client.follow_run import retry_idempotent
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 from msgspec import MsgspecError
 
 from culm.cli.server_target import ServerTarget
-from culm.client.connect import no_server, open_connected
+from culm.client.connection import no_server, open_connected
 from culm.client.http import Client, RequestRefused, open_client
 from culm.client.launch import find_token, is_answered
 from culm.client.workspace import RemoteWorkspace

@@ -27,9 +27,9 @@ from culm.cli.terminal.line_editor import LineEditor, TypedLine, parse_line, par
 from culm.cli.terminal.signals import cancelling
 from culm.cli.terminal.status_area import find_region
 from culm.cli.terminal.streams import CannotWrite, let_go, write_note
-from culm.client.ask import title_of
+from culm.client.asked_run import title_of
 from culm.client.blocking import Portal, open_portal
-from culm.client.connect import open_connected
+from culm.client.connection import open_connected
 from culm.client.follower import open_present
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from culm.client.ask import AskedRun, RunAnswer, ask, open_asked
+    from culm.client.asked_run import AskedRun, RunAnswer, ask, open_asked
     from culm.client.blocking import BlockingWorkspace, connect_blocking
-    from culm.client.connect import connect
+    from culm.client.connection import connect
     from culm.client.follow_run import RunLost
     from culm.client.follower import Follower, open_mirror, open_present
     from culm.client.http import Client, RequestRefused, open_client
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from culm.client.workspace import RemoteWorkspace
 
 __all__ = [
-    "RunAnswer",
     "AskedRun",
     "BlockingWorkspace",
     "Client",
+    "EventStream",
     "Follower",
     "Mirror",
-    "RequestRefused",
     "RemoteWorkspace",
+    "RequestRefused",
+    "RunAnswer",
     "RunLost",
-    "EventStream",
     "ServerEvent",
     "SessionTree",
     "ask",
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 _WHERE = {
-    "asking": ("Answer", "Asked", "ask", "open_asked"),
-    "blocking": ("Blocking", "connect_blocking"),
-    "connecting": ("connect",),
+    "asked_run": ("AskedRun", "RunAnswer", "ask", "open_asked"),
+    "blocking": ("BlockingWorkspace", "connect_blocking"),
+    "connection": ("connect",),
+    "follow_run": ("RunLost",),
     "follower": ("Follower", "open_mirror", "open_present"),
-    "http": ("Client", "Refused", "open_client"),
+    "http": ("Client", "RequestRefused", "open_client"),
     "mirror": ("Mirror",),
-    "stream": ("Stream", "Told"),
-    "tree": ("Tree", "open_tree"),
-    "watch": ("RunLost",),
+    "stream": ("EventStream", "ServerEvent"),
+    "tree": ("SessionTree", "open_tree"),
     "workspace": ("RemoteWorkspace",),
 }
 

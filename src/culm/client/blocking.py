@@ -21,8 +21,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from culm.client.ask import RunAnswer, ask, open_asked
-from culm.client.connect import connect
+from culm.client.asked_run import RunAnswer, ask, open_asked
+from culm.client.connection import connect
 from culm.client.follower import open_present
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed
@@ -147,7 +147,7 @@ class BlockingWorkspace:
         limits: Limits | None = None,
         approve: Approve | None = None,
     ) -> RunAnswer:
-        """Ask the agent and wait for the end of the run, as `culm.client.ask` does."""
+        """Ask the agent and wait for the end of the run, as `culm.client.asked_run` does."""
         return self.wait(
             ask(
                 self.workspace,

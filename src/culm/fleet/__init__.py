@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED",
     "CancelToken",
-    "RunControl",
+    "DenyAll",
     "EventSink",
     "Executor",
-    "RunHost",
-    "DenyAll",
-    "ServeOnce",
     "Outcome",
-    "WorkerPeer",
-    "ServeInTurn",
+    "RunControl",
+    "RunHost",
     "RunSpec",
+    "ServeInTurn",
     "ServeMany",
+    "ServeOnce",
     "SteerInbox",
     "WorkerAsk",
+    "WorkerPeer",
     "completed",
     "connect",
     "failed",
@@ -52,14 +52,14 @@ __all__ = [
 
 _HOMES: Final = {
     "executor": (
-        *("CANCELLED", "Cancelling", "Events", "Executor", "Host", "Outcome", "Steering"),
+        *("CANCELLED", "CancelToken", "EventSink", "Executor", "Outcome", "RunHost", "SteerInbox"),
         *("completed", "failed"),
     ),
-    "parent.controls": ("Controls",),
-    "parent.overseer": ("Nobody", "WorkerAsk"),
-    "parent.peer": ("Peer",),
+    "host.callbacks": ("DenyAll", "WorkerAsk"),
+    "host.peer": ("WorkerPeer",),
+    "host.run_control": ("RunControl",),
     "protocol.frames": ("RunSpec",),
-    "serving.base": ("One", "Reusable", "Service"),
+    "worker_server.base": ("ServeInTurn", "ServeMany", "ServeOnce"),
 }
 
 

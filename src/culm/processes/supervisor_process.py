@@ -13,7 +13,10 @@ from culm.processes.packets import send_with
 from culm.processes.process_set import ProcessSet
 
 # The path comes last: nothing beside our package stands in for a module of Python.
-_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from culm.processes.supervisor import main; main()"
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop()); "
+    "from culm.processes.supervisor import main; main()"
+)
 
 
 class SupervisorProcess:

@@ -48,6 +48,7 @@ from culm.subagents.replay import ReplayContext, call_of
 from culm.subagents.slots import AgentSlots
 from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
 from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
+from culm.subagents.worktree_sweeper import WorktreeSweeper
 from culm.tools.agent_requests import AgentRequest, Delegation, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.tools.question import QUESTION
@@ -57,7 +58,6 @@ from culm.wire.codec import Json, decode, encode
 from culm.wire.endings import Ending
 from culm.wire.messages import full_text
 from culm.wire.runs import Limits
-from culm.worktrees.sweeper import WorktreeSweeper
 from culm.worktrees.worktree import describe
 
 log = logging.getLogger(__name__)

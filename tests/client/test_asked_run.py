@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.ask import ask, open_asked
+from culm.client.asked_run import ask, open_asked
 from culm.client.background_task import open_background_task
 from culm.client.follower import open_mirror
 from culm.client.http import RequestRefused, open_client
@@ -137,7 +137,7 @@ async def test_what_fails_beside_a_block_ends_it_and_the_block_has_the_first_wor
 
 
 @pytest.mark.parametrize(
-    "first", ["import culm.client.connect", "from culm import connect_blocking", "pass"]
+    "first", ["import culm.client.connection", "from culm import connect_blocking", "pass"]
 )
 def test_connect_is_the_function_whatever_was_imported_before(first: str) -> None:
     program = (
