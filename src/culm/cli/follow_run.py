@@ -1,7 +1,7 @@
-"""A run on a screen, from its first word to its end: shown, answered for, stopped.
+"""Follow a run on a screen to its end: show it, answer its asks, stop it.
 
-Owns what stands between the client's mirror and a face: the live line, the person who answers what
-is asked, and what an interrupt does.
+Connects the client's mirror to a renderer. Owns the status area, the prompt for approvals, and the
+effect of an interrupt.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from culm.cli.render.call_lines import head_of
 from culm.cli.render.incremental_view import TreeView
 from culm.cli.render.json_lines import JsonRenderer
 from culm.cli.render.renderers import RunRenderer, TextRenderer
+from culm.cli.render.text import head_of
 from culm.cli.render.usage_summary import UsageSummary
 from culm.cli.terminal.approval_prompt import ApprovalPrompt, LineInput, TerminalInput
-from culm.cli.terminal.status_area import find_region, redraw_until_done
-from culm.client.follow_run import catch_up, follow_run, retry_idempotent
+from culm.cli.terminal.status_area import find_status_area, redraw_until_done
+from culm.client.follow_run import follow_run, retry_idempotent, wait_for_last_message
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
@@ -29,35 +29,35 @@ from culm.ids import RunId
 from culm.wire.messages import Message, full_text
 from culm.wire.runs import Run
 
-CANCEL_S = 10.0  # The server itself gives up on what does not stop after 5 s.
+CANCEL_S = 10.0  # The server itself gives up on a run that does not stop within 5 s.
 
-Output = Literal["text", "json", "markdown", "lines"]  # The last: one JSON object for each event.
+Output = Literal["text", "json", "markdown", "lines"]  # `lines`: one JSON object per event.
 OnInterrupt = Literal["cancel", "leave"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunScreen:
-    """Where a run is shown, and who sits there."""
+    """The output for a run, and the input of the person in front of it."""
 
     face: RunRenderer
-    plain: TextRenderer | None = None  # What draws the live line, if anything does.
-    lines: LineInput | None = None  # None if nobody can be asked here.
+    plain: TextRenderer | None = None  # The renderer that draws the status area, if one is drawn.
+    lines: LineInput | None = None  # None if nobody can be asked.
 
 
 def make_screen(output: Output, *, interactive: bool, has_rules: bool = False) -> RunScreen:
     if output == "lines":
         return RunScreen(JsonRenderer())
-    region = find_region(sys.stderr, os.environ)
-    plain = TextRenderer(has_rules=has_rules, region=region, has_answer=output == "text")
+    area = find_status_area(sys.stderr, os.environ)
+    plain = TextRenderer(has_rules=has_rules, status_area=area, has_answer=output == "text")
     return RunScreen(plain, plain, TerminalInput(plain) if interactive else None)
 
 
 class StoppedFollowing(Exception):
-    """Whoever watched has left; the run goes on."""
+    """The person stopped following; the run goes on."""
 
 
 class FollowTasks:
-    """What goes on beside a run that is shown: drawing, answering, waiting for an interrupt."""
+    """Tasks beside a run that is shown: drawing, answering asks, waiting for an interrupt."""
 
     def __init__(
         self,
@@ -66,23 +66,23 @@ class FollowTasks:
         tree: SessionTree,
         screen: RunScreen,
         interrupted: asyncio.Event,
-        meter: UsageSummary | None = None,
+        usage: UsageSummary | None = None,
     ) -> None:
         self._screen = screen
-        self._meter = meter
+        self._usage = usage
         self._interrupted = interrupted
         self._shown = asyncio.Event()
-        self._desk = None
+        self._approvals = None
         if screen.lines is not None:
-            self._desk = ApprovalPrompt(workspace, follower, tree, screen.face, screen.lines)
+            self._approvals = ApprovalPrompt(workspace, follower, tree, screen.face, screen.lines)
 
     def has_shown(self) -> None:
-        """What there was is on the screen: from here on a person can be asked."""
+        """Note that the current state is on the screen: from now on a person can be asked."""
         self._shown.set()
 
-    async def _serve(self, desk: ApprovalPrompt) -> None:
+    async def _serve(self, approvals: ApprovalPrompt) -> None:
         await self._shown.wait()
-        await desk.serve()
+        await approvals.serve()
 
     def start(
         self, tasks: asyncio.TaskGroup, on_interrupt: Callable[[], Awaitable[None]]
@@ -93,18 +93,18 @@ class FollowTasks:
             await self._interrupted.wait()
             await on_interrupt()
 
-        beside = [tasks.create_task(wait(), name="interrupt")]
-        if self._desk is not None:
-            beside.append(tasks.create_task(self._serve(self._desk), name="desk"))
-        plain, meter = self._screen.plain, self._meter
-        if plain is not None and meter is not None:
-            drawing = redraw_until_done(plain, lambda: meter.doing(loop.time()), self._interrupted)
-            beside.append(tasks.create_task(drawing, name="draw"))
-        return beside
+        background = [tasks.create_task(wait(), name="interrupt")]
+        if self._approvals is not None:
+            background.append(tasks.create_task(self._serve(self._approvals), name="approvals"))
+        plain, usage = self._screen.plain, self._usage
+        if plain is not None and usage is not None:
+            drawing = redraw_until_done(plain, lambda: usage.status(loop.time()), self._interrupted)
+            background.append(tasks.create_task(drawing, name="draw"))
+        return background
 
 
 class RunFollower:
-    """One run of a tree that is followed already."""
+    """One run of a tree that is already followed."""
 
     def __init__(
         self,
@@ -124,43 +124,43 @@ class RunFollower:
         self._run_id = run_id
         self._screen = screen
         self._on_interrupt = on_interrupt
-        self._meter = UsageSummary(tree, run_id, asyncio.get_running_loop().time())
-        self._beside = FollowTasks(workspace, follower, tree, screen, interrupted, self._meter)
+        self._usage = UsageSummary(tree, run_id, asyncio.get_running_loop().time())
+        self._background = FollowTasks(workspace, follower, tree, screen, interrupted, self._usage)
         self._shown = TreeView(
             screen.face, run_id, tree, workspace.client.id, shows_prompts=shows_prompts
         )
 
     async def to_the_end(self) -> tuple[Run, str] | None:
-        """The run and its answer; None if it was told to stop and nobody said that it did.
+        """The run and its answer; None if it was canceled and its end was not received in time.
 
-        Raises `Left` if an interrupt is to leave it, `RunLost`, `Refused`.
+        Raises `StoppedFollowing` if an interrupt stops following, `RunLost`, `RequestRefused`.
         """
         run = await self._follow()
         if run is None:
-            self._screen.face.note(f"culm: asked to cancel; no end was told in {CANCEL_S:g} s")
+            self._screen.face.note(f"culm: the run did not end within {CANCEL_S:g} s of the cancel")
             return None
-        last = await catch_up(self._workspace, self._follower, run)
+        last = await wait_for_last_message(self._workspace, self._follower, run)
         self._shown.show_all()
-        for agent in self._shown.at_work():
+        for agent in self._shown.running_agents():
             stop = f"`culm stop {agent.agent_id}` stops it"
-            self._screen.face.note(f"({head_of(agent.name)} goes on; {stop})")
+            self._screen.face.note(f"({head_of(agent.name)} is still active; {stop})")
         return run, full_text(last.parts) if last is not None else ""
 
     def messages(self) -> list[Message]:
-        """All of the run, in their order."""
+        """All messages of the run, in order."""
         return [m for m in self._tree.messages.values() if m.run_id == self._run_id]
 
     @property
     def agents(self) -> int:
-        """How many have worked for it."""
+        """The number of agents that have worked for it."""
         return self._shown.agents
 
     async def _follow(self) -> Run | None:
         try:
             async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
-                beside = self._beside.start(tasks, lambda: self._interrupt(bound))
+                background = self._background.start(tasks, lambda: self._interrupt(bound))
                 run = await follow_run(self._workspace, self._follower, self._run_id, self._show)
-                for task in beside:
+                for task in background:
                     task.cancel()
         except TimeoutError:
             return None
@@ -169,25 +169,25 @@ class RunFollower:
         return run
 
     def _show(self, mirror: Mirror) -> bool:
-        self._meter.count()  # Before: whoever is shown to the end is dropped.
+        self._usage.count()  # First: showing drops an agent that has ended.
         is_over = self._shown.show(mirror)
         if mirror.cursor:
-            self._beside.has_shown()
+            self._background.has_shown()
         return is_over
 
     async def _interrupt(self, bound: asyncio.Timeout) -> None:
         if self._on_interrupt == "leave":
             raise StoppedFollowing
         bound.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
-        self._screen.face.note("(cancelling; once more to leave at once)")
-        with suppress(RequestRefused, OSError):  # What came of it is told by the run itself.
+        self._screen.face.note("(canceling; interrupt again to exit at once)")
+        with suppress(RequestRefused, OSError):  # The outcome arrives with the events of the run.
             await retry_idempotent(
                 self._workspace, lambda: self._workspace.cancel_run(self._run_id)
             )
 
 
 class SessionFollower:
-    """All runs of a session, whoever began them."""
+    """All runs of a session, whichever client started them."""
 
     def __init__(
         self,
@@ -202,35 +202,38 @@ class SessionFollower:
         self._follower = follower
         self._tree = tree
         self._screen = screen
-        self._beside = FollowTasks(workspace, follower, tree, screen, interrupted)
+        self._background = FollowTasks(workspace, follower, tree, screen, interrupted)
         self._shown = TreeView(screen.face, None, tree, workspace.client.id, shows_prompts=True)
-        self._live: set[RunId] = set()  # Runs that go on, as far as was shown.
+        self._live: set[RunId] = set()  # Active runs, as of the last display.
 
     async def run(self, *, until_idle: bool) -> None:
-        """Show them; for ever, or until nothing goes on any more. Raises `Left`, `Refused`."""
+        """Show them until nothing is active, or forever.
+
+        Raises `StoppedFollowing`, `RequestRefused`.
+        """
 
         async def leave() -> None:
             raise StoppedFollowing
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                beside = self._beside.start(tasks, leave)
+                background = self._background.start(tasks, leave)
                 while True:
                     await self._follower.until(lambda _: self._show(until_idle=until_idle))
                     await self._report_ends()
                     if until_idle and not self._live:
                         break
-                for task in beside:
+                for task in background:
                     task.cancel()
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from exc
 
     def _show(self, *, until_idle: bool) -> bool:
-        """Show what is new; True if a run has ended, or nothing goes on."""
+        """Show new content; True if a run has ended or nothing is active."""
         if not self._tree.cursor:
-            return False  # It is not known yet.
+            return False  # The first state has not arrived.
         self._shown.show_all()
-        self._beside.has_shown()
+        self._background.has_shown()
         going = self._going()
         ended = self._live - going
         self._live |= going
@@ -240,7 +243,7 @@ class SessionFollower:
         for run_id in self._live - self._going():
             self._live.discard(run_id)
             run = await self._workspace.run(run_id)
-            last = await catch_up(self._workspace, self._follower, run)
+            last = await wait_for_last_message(self._workspace, self._follower, run)
             self._shown.show_all()
             text = full_text(last.parts) if last is not None else ""
             self._screen.face.end(run, text, self._shown.agents)

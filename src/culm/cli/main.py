@@ -1,4 +1,4 @@
-"""`culm`: the command line. Each command imports what it needs when it runs."""
+"""`culm`: the command line. A command's module is imported when the command is used."""
 
 import errno
 import os
@@ -8,59 +8,81 @@ from pathlib import Path
 import click
 
 from culm import __version__
-from culm.cli.agent_command import agent
-from culm.cli.agents_command import agents
-from culm.cli.asks_commands import answer, approve, asks, deny
-from culm.cli.attach_command import attach
-from culm.cli.commands import CommandGroup
-from culm.cli.completion_command import completion
-from culm.cli.config_commands import config, models, trust
-from culm.cli.doctor_command import doctor
 from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
-from culm.cli.logs_command import logs
-from culm.cli.mail_command import mail
-from culm.cli.options import where_of
-from culm.cli.run_command import run
-from culm.cli.serve_command import serve
-from culm.cli.sessions_command import sessions
-from culm.cli.stats_command import stats
-from culm.cli.terminal.streams import CannotWrite, fill_streams, is_terminal, let_go, write_note
-from culm.cli.work_commands import ps, steer, stop
-from culm.cli.worker_command import worker
+from culm.cli.groups import LazyCommand, LazyGroup
+from culm.cli.terminal.streams import (
+    CannotWrite,
+    close_output,
+    is_terminal,
+    replace_closed_streams,
+    write_note,
+)
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
 HELP_OPTIONS = ["-h", "--help"]
 
+# Name, module in `culm.cli.commands`, and the first sentence of the help, which a test compares
+# with the command's own. In the order of docs/cli.md.
+_TABLE = (
+    ("run", "run", "Send a prompt to the agent and print the answer."),
+    ("attach", "attach", "Follow a run or a session live, from its start."),
+    ("ps", "ps", "Show active runs, agents and processes."),
+    ("steer", "steer", "Send a message to an active run, read before its next step."),
+    ("stop", "stop", "Stop runs, sessions or agents, with everything below them."),
+    ("asks", "asks", "List open permission requests and questions."),
+    ("approve", "asks", "Approve permission requests listed by `culm asks`."),
+    ("deny", "asks", "Deny permission requests listed by `culm asks`."),
+    ("answer", "asks", "Answer a question listed by `culm asks`."),
+    ("sessions", "sessions", "List, show, rename, delete and export sessions."),
+    ("stats", "stats", "Show runs, tokens and cost by model, day and session."),
+    ("agents", "agents", "List the agents of a project as a tree."),
+    ("mail", "mail", "Send letters to agents, with or without a running server."),
+    ("serve", "serve", "Run the server until it is idle, or until SIGTERM or SIGINT."),
+    ("logs", "logs", "Show the server log, the latest entries last."),
+    ("agent", "agent", "Start, list and call standalone agents."),
+    ("worker", "worker", "Run a worker for a provision read from stdin."),
+    ("models", "models", "Show which models are usable, and why."),
+    ("config", "config", "Check and show the configuration files."),
+    ("trust", "trust", "Trust the configuration files of a project."),
+    ("doctor", "doctor", "Check the machine, the server and the stored data."),
+    ("completion", "completion", "Print a shell completion script."),
+)
+COMMANDS = tuple(
+    LazyCommand(name, f"culm.cli.commands.{module}", name, short_help)
+    for name, module, short_help in _TABLE
+)
+
 
 @click.group(
-    cls=CommandGroup,
+    cls=LazyGroup,
+    commands=COMMANDS,
     invoke_without_command=True,
     context_settings={"help_option_names": HELP_OPTIONS},
 )
 @click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def culm(ctx: click.Context) -> None:
-    """One long-lived agent server that many clients share.
+    """Run coding agents on one server that many clients share.
 
-    Without a command, on a terminal: a prompt to talk with the agent of this directory. There
-    @path in a prompt attaches a file (Tab completes it), !command runs a command of your own,
-    Escape stops what runs, what is asked is answered in place, and /help says the rest. The arrows
-    bring back what was typed before, also the last time.
+    Without a command, on a terminal, start an interactive prompt for this directory. There @path
+    attaches a file (Tab completes the path) and !command runs a shell command. Escape stops the
+    current run, and permission requests are answered in place. The arrow keys recall earlier
+    input, also of previous conversations. /help lists all commands.
 
     \b
     Example:
-      culm                                   talk, with files (@path) and commands (!command)
+      culm                                   prompt, with files (@path) and commands (!command)
       culm run what does this project do     one prompt, one answer
-      culm asks                              what it waits for you to allow
-      culm models                            which models it may ask, and why
-      culm serve                             on your own socket
+      culm asks                              open permission requests and questions
+      culm models                            usable models, and why
+      culm serve                             on the per-user socket
       culm serve --host tcp://127.0.0.1:0    on any free port, with a token
 
     \b
     Exit status:
-      0  done                    4  cancelled
-      1  failed; stderr says why 5  the budget or the time was used up
-      2  wrong usage             6  there is no server, and none can be started
+      0  success                 4  canceled
+      1  failure; see stderr     5  budget or time limit reached
+      2  usage error             6  no server, and none can be started
       3  denied                  128 + n  ended by signal n
     """
     if ctx.invoked_subcommand is not None:
@@ -68,51 +90,45 @@ def culm(ctx: click.Context) -> None:
     if not (is_terminal() and sys.stdout is not None and sys.stdout.isatty()):
         click.echo(ctx.get_help())
         ctx.exit(EXIT_USAGE)
-    where = where_of(Path(), os.environ.get("CULM_HOST"), None)
+    # Only a conversation needs these. The server starts while the second is imported, which takes
+    # about as long.
+    from culm.cli.server_target import make_target
+
+    where = make_target(Path(), os.environ.get("CULM_HOST"), None)
     starter = where.starter()
     starter.begin()
-    # What follows takes about as long to import as a server takes to start.
-    from culm.cli.talk import talk
+    from culm.cli.commands.talk import talk
 
     sys.exit(talk(where, starter))
 
 
-for command in (
-    *(run, attach, ps, steer, stop, asks, approve, deny, answer, sessions, stats, agents, mail),
-    *(serve, logs, agent, worker),
-    *(models, config, trust, doctor, completion),
-):
-    culm.add_command(command)
-
-
 def main() -> None:
-    """Run, and say what failed and what to do about it."""
-    fill_streams()
+    """Run `culm`, report an error with its hint, and exit."""
+    replace_closed_streams()
     try:
         sys.exit(culm.main(prog_name="culm", standalone_mode=False))
     except AppError as exc:
-        _say(exc.message, exc.hint)
+        _report(exc.message, exc.hint)
         sys.exit(status_of(exc))
     except click.UsageError as exc:
         about = exc.ctx.command_path if exc.ctx is not None else "culm"
-        _say(
-            " ".join(exc.format_message().split()), f"`{about} --help` explains it, with an example"
-        )
+        _report(" ".join(exc.format_message().split()), f"see `{about} --help`")
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
-        _say(exc.format_message())
+        _report(exc.format_message())
         sys.exit(exc.exit_code)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except CannotWrite as exc:
-        sys.exit(let_go(exc))
+        sys.exit(close_output(exc))
     except OSError as exc:
         if exc.errno != errno.ENOSPC:
             raise
-        sys.exit(let_go(CannotWrite(exc)))
+        sys.exit(close_output(CannotWrite(exc)))
 
 
 def status_of(exc: AppError) -> int:
+    """The exit status for an error that no command handles."""
     match exc:
         case InvalidRequest() | NotFound():
             return EXIT_USAGE
@@ -122,7 +138,7 @@ def status_of(exc: AppError) -> int:
             return EXIT_FAILED
 
 
-def _say(message: str, hint: str = "") -> None:
+def _report(message: str, hint: str = "") -> None:
     write_note(f"culm: {message}")
     if hint:
         write_note(f"hint: {hint}")

@@ -1,10 +1,10 @@
-"""What a person calls a session, a run or an agent: an id, its beginning, or a title."""
+"""Names of sessions, runs and agents as people type them: an id, a prefix of it, or a title."""
 
 import difflib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from culm.cli.render.call_lines import head_of
+from culm.cli.render.text import head_of
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NotFound, SessionNotFound
@@ -13,12 +13,12 @@ from culm.wire.codec import printable
 
 Kind = Literal["session", "run", "agent"]
 
-SHORT_CHARS = 8  # As tables show ids; more where that is not enough to tell them apart.
+SHORT_CHARS = 8  # The length in tables; more where that is ambiguous.
 NEAREST_MAX = 5
 
 
 async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
-    """By its id, also that of an agent's session, its beginning or its title."""
+    """Find a session by its id (also an agent's session), a prefix of it, or its title."""
     try:
         if text:
             return (await workspace.session(SessionId(text))).id
@@ -29,7 +29,7 @@ async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
 
 
 class NamedItem(NamedTuple):
-    """Something that can be named."""
+    """A session, run or agent that can be named."""
 
     kind: Kind
     id: str
@@ -37,7 +37,7 @@ class NamedItem(NamedTuple):
 
 
 async def all_named(workspace: RemoteWorkspace, *kinds: Kind) -> list[NamedItem]:
-    """All of these kinds in a workspace, the latest of each first."""
+    """All items of these kinds in a workspace, the latest of each first."""
     found: list[NamedItem] = []
     if "session" in kinds:
         found += [NamedItem("session", one.id, one.title) for one in await workspace.sessions()]
@@ -50,7 +50,7 @@ async def all_named(workspace: RemoteWorkspace, *kinds: Kind) -> list[NamedItem]
 
 
 def find_named(known: Sequence[NamedItem], text: str) -> NamedItem:
-    """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest."""
+    """The item with this name; raises `NotFound` or `InvalidRequest` with the nearest."""
     kinds = " or ".join(dict.fromkeys(one.kind for one in known)) or "session"
     for matches in (
         [one for one in known if one.id == text],
@@ -61,11 +61,11 @@ def find_named(known: Sequence[NamedItem], text: str) -> NamedItem:
             return matches[0]
         if matches:
             hint = f"which one: {_shown(matches[:NEAREST_MAX], known)}"
-            words = f"{len(matches)} of them are called {printable(text)}"
-            raise InvalidRequest(words, hint=hint)
+            message = f"{printable(text)!r} is ambiguous ({len(matches)} matches)"
+            raise InvalidRequest(message, hint=hint)
     near = nearest(known, text)
     hint = f"did you mean {_shown(near, known)}" if near else _list_hint(kinds)
-    raise NotFound(f"no {kinds} is called {printable(text)}", hint=hint)
+    raise NotFound(f"no {kinds} is named {printable(text)}", hint=hint)
 
 
 def _list_hint(kinds: str) -> str:
@@ -75,7 +75,7 @@ def _list_hint(kinds: str) -> str:
 
 
 def nearest(known: Sequence[NamedItem], text: str) -> list[NamedItem]:
-    """Those that somebody may have meant who mistyped or half remembers."""
+    """Items that a mistyped or half-remembered name may mean."""
     wanted = text.lower()
     if not wanted:
         return []
@@ -93,23 +93,23 @@ def nearest(known: Sequence[NamedItem], text: str) -> list[NamedItem]:
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """The beginning of each, long enough to tell it from all the others."""
+    """A prefix of each id, long enough to be unique among them."""
     short: dict[str, str] = {}
     ordered = sorted(set(ids))
-    for place, one in enumerate(ordered):
-        around = (*ordered[max(place - 1, 0) : place], *ordered[place + 1 : place + 2])
+    for index, one in enumerate(ordered):
+        around = (*ordered[max(index - 1, 0) : index], *ordered[index + 1 : index + 2])
         shared = max((_shared(one, other) for other in around), default=0)
         short[one] = one[: max(SHORT_CHARS, shared + 1)]
     return short
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common prefix."""
     pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _shown(some: Sequence[NamedItem], known: Sequence[NamedItem]) -> str:
     short = short_ids([one.id for one in known])
-    words = (f"{one.kind} {short[one.id]} ({head_of(one.title) or '-'})" for one in some)
-    return printable(", ".join(words))
+    items = (f"{one.kind} {short[one.id]} ({head_of(one.title) or '-'})" for one in some)
+    return printable(", ".join(items))

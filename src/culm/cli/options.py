@@ -1,95 +1,84 @@
-"""Options that several commands have in common. Only `click` is imported to print a help."""
+"""Options and arguments that several commands share."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from culm.cli.server_target import ServerTarget
+    from click.shell_completion import CompletionItem
 
-Command = Callable[..., None]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 directory_option = click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=".",
-    help="The workspace. Default: the current directory.",
+    help="Workspace directory. Default: the current directory.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
-_token_file_option = click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Bearer token for TCP. Default: token in the data directory.",
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def _host_option(words: str) -> Callable[[Command], Command]:
-    return click.option("--host", envvar="CULM_HOST", metavar="URL", help=words)
+def _with_data_dir(command: Callable[P, R], text: str) -> Callable[P, R]:
+    option = click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help=text)
+    return option(command)
 
 
-def at_server(command: Command) -> Command:
-    """Options that say which workspace of a running server is meant; given as `where`."""
-    host = _host_option("The server, as for `culm run`. None is started.")
-
-    @functools.wraps(command)
-    def run(
-        *args: object, directory: Path, host: str | None, token_file: Path | None, **options: object
-    ) -> None:
-        command(*args, where=where_of(directory, host, token_file), **options)
-
-    return directory_option(host(_token_file_option(run)))
+def project_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the options that select a project by its directory, read without a server."""
+    text = "Data directory, as for `culm serve`."
+    return directory_option(_with_data_dir(command, text))
 
 
-def at_own_server(command: Command) -> Command:
-    """As `at_server`, for commands that start a server if there is none."""
-    host = _host_option(
-        "The server: unix:///path, tcp://host:port or https://host:port. Default: $CULM_HOST, "
-        "or your own socket."
-    )
-    data_dir = click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="As for `culm serve`; used if a server is started, and to find the token.",
-    )
-    config = click.option(
+def discovery_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the option that selects the directory in which agents announce themselves."""
+    text = "Data directory, as for `culm serve`; its folder `fabric` is the discovery directory."
+    return _with_data_dir(command, text)
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the options that select the configuration of a directory."""
+    return directory_option(user_config_options(command))
+
+
+def user_config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the options that select the user's own configuration."""
+    config_file = click.option(
         "--config",
         "config_file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="As for `culm serve`; used if a server is started.",
+        help="Your configuration file, as for `culm serve`.",
     )
-
-    @functools.wraps(command)
-    def run(
-        *args: object,
-        directory: Path,
-        host: str | None,
-        token_file: Path | None,
-        data_dir: Path | None,
-        config_file: Path | None,
-        **options: object,
-    ) -> None:
-        where = where_of(directory, host, token_file, data_dir, config_file)
-        command(*args, where=where, **options)
-
-    return directory_option(host(_token_file_option(data_dir(config(run)))))
+    return config_file(_with_data_dir(command, "Data directory, as for `culm serve`."))
 
 
-def where_of(
-    directory: Path,
-    host: str | None,
-    token_file: Path | None,
-    data_dir: Path | None = None,
-    config_file: Path | None = None,
-) -> "ServerTarget":
-    import os
+# --- sessions
 
-    from culm.cli.server_target import ServerTarget
-    from culm.client.launch import ServerRequest
-    from culm.settings import default_host
 
-    server = ServerRequest(host or default_host(os.environ), data_dir, config_file)
-    return ServerTarget(directory.resolve(), server, token_file)
+def complete_session(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Complete the id of a session that a running server knows; no server, no completions."""
+    # Only a shell's Tab needs these, and no other command should wait for them.
+    from click.shell_completion import CompletionItem
+
+    from culm.cli.commands.completion import ids_for
+
+    host, directory = ctx.params.get("host"), ctx.params.get("directory")
+    token_file = ctx.params.get("token_file")
+    found = ids_for(
+        directory if isinstance(directory, Path) else Path(),
+        host if isinstance(host, str) else None,
+        token_file if isinstance(token_file, Path) else None,
+        incomplete,
+    )
+    return [CompletionItem(short, help=title) for short, title in found]
+
+
+session_argument = click.argument("session", metavar="SESSION", shell_complete=complete_session)
+sessions_argument = click.argument(
+    "sessions", metavar="SESSION...", nargs=-1, required=True, shell_complete=complete_session
+)

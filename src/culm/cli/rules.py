@@ -1,7 +1,7 @@
-"""What a person says on the command line instead of being asked: `--approve`, `--deny`.
+"""Permission rules of the command line: `--approve` and `--deny`. Pure.
 
-Pure. A rule is a tool, or a tool with what it works on: `edit`, `edit:src/**`, `bash:git push *`.
-What it matches is the server's to decide.
+A rule is a tool, or a tool with the command or files it works on, such as `edit`, `edit:src/**` or
+`bash:git push *`. The server decides which calls a rule matches.
 """
 
 import re
@@ -15,7 +15,7 @@ from culm.errors import InvalidRequest
 from culm.wire.codec import Json
 from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Approve, Decision, Rule
 
-# Tools that work on files, with the argument that says on which.
+# Tools that work on files, with the argument that has the path.
 FILE_TOOLS: Mapping[str, str] = {
     "view": "file_path",
     "ls": "path",
@@ -31,10 +31,10 @@ SPELLING = "TOOL, bash:COMMAND or TOOL:PATHS, as in edit, 'bash:git push *', 'wr
 
 
 def parse_rule(text: str, decision: Decision) -> Rule:
-    """One rule; raises `InvalidRequest`."""
+    """Parse one rule; raises `InvalidRequest`."""
     tool, colon, pattern = (piece.strip() for piece in text.partition(":"))
     if not tool or (colon and not pattern):
-        raise InvalidRequest(f"{text!r} is no rule", hint=SPELLING)
+        raise InvalidRequest(f"{text!r} is not a rule", hint=f"use {SPELLING}")
     if len(text) > PATTERN_CHARS_MAX:
         raise InvalidRequest(f"a rule may have at most {PATTERN_CHARS_MAX} characters")
     if not pattern:
@@ -43,22 +43,22 @@ def parse_rule(text: str, decision: Decision) -> Rule:
         return Rule(decision, tool=tool, command=pattern)
     if tool in FILE_TOOLS or set(tool) & set("*?["):
         return Rule(decision, tool=tool, path=pattern)
-    # Else a rule that denies would never do so.
-    raise InvalidRequest(f"{tool} has no command and no path to match", hint=f"say just {tool}")
+    # Otherwise a rule that denies would never match.
+    raise InvalidRequest(f"{tool} has no command and no path to match", hint=f"use just {tool}")
 
 
 MODES = ("ask", "auto", "deny")
 
 
 def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
-    """What goes with the prompt; raises `InvalidRequest`.
+    """The approval policy to send with the prompt; raises `InvalidRequest`.
 
-    `approve` are modes and rules that allow; the last mode is for what no rule names.
+    `approve` has modes and rules that allow; the last mode applies to calls that match no rule.
     """
-    modes = [word for word in approve if word in MODES]
-    allow = [word for word in approve if word not in MODES]
+    modes = [text for text in approve if text in MODES]
+    allow = [text for text in approve if text not in MODES]
     if "allow" in allow:
-        raise InvalidRequest("allow is no tool", hint="--approve auto allows everything")
+        raise InvalidRequest("allow is not a tool", hint="use --approve auto to allow everything")
     rules = (
         *(parse_rule(text, "allow") for text in allow),
         *(parse_rule(text, "deny") for text in deny),
@@ -67,7 +67,7 @@ def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
         raise InvalidRequest(f"too many rules: at most {RULES_MAX - 1}")
     match modes[-1] if modes else "ask":
         case "deny" if allow:
-            hint = "leave it out: without a terminal what nobody allowed is refused anyhow"
+            hint = "leave it out: without a terminal, calls that no rule allows are refused anyway"
             raise InvalidRequest("--approve deny denies what the rules allow", hint=hint)
         case "deny":
             return "deny"
@@ -80,18 +80,18 @@ def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
 
 
 def rule_for(tool: str, input_text: str) -> str:
-    """The rule that would allow a call, as a shell takes it."""
+    """The rule that would allow a call, quoted for a shell."""
     pattern = arguments_of(input_text).get(
         "command" if tool == "bash" else FILE_TOOLS.get(tool, "")
     )
     if isinstance(pattern, str) and _PLAIN.fullmatch(pattern):
         return shlex.quote(f"{tool}:{pattern}")
-    # Each command of a longer text is judged on its own, so no single pattern would allow it.
+    # Each command of a longer text is judged separately, so no single pattern would allow it.
     return "'bash:COMMAND' for each of its commands" if tool == "bash" else shlex.quote(tool)
 
 
 def arguments_of(input_text: str) -> Mapping[str, Json]:
-    """What a model gave a tool, as far as it is an object."""
+    """The arguments of a tool call; empty if they are not an object."""
     try:
         value = msgspec.json.decode(input_text)
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What of a configuration may be shown: a reference may, what it leads to and a literal key not."""
+"""Hide secrets in a configuration: references may be shown, values and literal keys may not."""
 
 import re
 from typing import cast
@@ -9,21 +9,21 @@ from culm.wire.codec import Json
 
 SECRET = "[secret]"
 
-# What is for a provider's eyes only.
+# Fields that only the provider may see.
 KEY_FIELDS = frozenset(
     {"api_key", "oauth", "oauth_client_secret", "oauth_token", "extra_headers", "headers"}
 )
-# Where a key may stand as well.
+# Further fields that may contain a key.
 SECRET_FIELDS = KEY_FIELDS | {"args", "env", "extra_body", "provider_options"}
 
-# A default (`${NAME:-…}`) is written out, so it is no mere reference.
+# A default (`${NAME:-…}`) is a literal, so such a text is not a mere reference.
 _REFERENCE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|\((?:[^()]|\([^()]*\))*\))", re.ASCII)
 _SCHEMES = ("", "Bearer ", "Basic ", "Token ")  # Before a reference, in a header.
-_CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In an address.
+_CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In a URL.
 
 
 def without_secrets(value: Json, path: jsonc.Path = ()) -> Json:
-    """What stands at a path of a configuration, fit to be shown to anybody."""
+    """The value at a path of a configuration, safe to show to anybody."""
     if isinstance(value, dict):
         fields = cast("Document", value)
         return {name: without_secrets(inner, (*path, name)) for name, inner in fields.items()}
@@ -43,5 +43,5 @@ def _hidden_text(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text without the user and the query of the addresses in it."""
+    """A text without the user and the query of the URLs in it."""
     return _CREDENTIALS.sub("", text) if "//" in text else text

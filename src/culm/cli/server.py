@@ -1,4 +1,4 @@
-"""Which server a command talks to, and what it says if it cannot."""
+"""Connect a command to its server, and describe the failure if that is not possible."""
 
 import asyncio
 import os
@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 from msgspec import MsgspecError
 
 from culm.cli.server_target import ServerTarget
-from culm.client.connection import no_server, open_connected
+from culm.client.connection import no_server_error, open_connected
 from culm.client.http import Client, RequestRefused, open_client
-from culm.client.launch import find_token, is_answered
+from culm.client.launch import find_token, is_listening
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, NoServer
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def visit(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
-    """Do something in the workspace; its server is started if need be. Raises `AppError`."""
+    """Run `do` in the workspace, starting its server if needed. Raises `AppError`."""
 
     async def run() -> T:
         async with open_connected(where.starter(), where.token_file) as client:
@@ -34,9 +34,9 @@ def visit(where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]]) ->
 def read_workspace(
     where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], none: T
 ) -> T:
-    """Look into the workspace; `none` if no server has it open. Raises `AppError`.
+    """Run `do` in the workspace; return `none` if no server has it open. Raises `AppError`.
 
-    It is not joined, and no server is started: where there is none, nothing is going on.
+    The workspace is not joined and no server is started: without a server nothing is active.
     """
 
     async def find(client: Client) -> T:
@@ -47,8 +47,8 @@ def read_workspace(
 
 
 def read_server(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none: T) -> T:
-    """As `look`, at all that a server has; `none` if there is no server. Raises `AppError`."""
-    if where.server.can_start and not is_answered(where.server.url):
+    """Run `do` with all that a server has; return `none` without a server. Raises `AppError`."""
+    if where.server.can_start and not is_listening(where.server.url):
         return none
 
     async def run() -> T:
@@ -59,26 +59,28 @@ def read_server(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none:
     return run_described(run(), where.server.url)
 
 
-def run_described(doing: Coroutine[None, None, T], url: str) -> T:
-    """Run to the end; what a server or a connection says against it becomes an `AppError`."""
+def run_described(work: Coroutine[None, None, T], url: str) -> T:
+    """Run to the end; a refusal by the server or a failed connection becomes an `AppError`."""
     try:
-        return asyncio.run(doing)
+        return asyncio.run(work)
     except (RequestRefused, OSError, MsgspecError, ExceptionGroup) as exc:
         raise describe_error(exc, url) from exc
 
 
 def first_of(exc: Exception) -> Exception:
-    """What went wrong first, of several things."""
+    """The first error of a group."""
     while isinstance(exc, ExceptionGroup):
-        exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]  # Python does not say of what.
+        exc = cast("ExceptionGroup[Exception]", exc).exceptions[
+            0
+        ]  # `isinstance` cannot narrow the type argument.
     return exc
 
 
 def describe_error(exc: Exception, url: str) -> Exception:
-    """What to say of what went wrong."""
+    """The error to report for a failed request."""
     exc = first_of(exc)
     if isinstance(exc, RequestRefused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     if isinstance(exc, MsgspecError):
-        return NoServer(f"what answers at {url} does not speak as culm does: {exc}")
-    return no_server(url, exc) if isinstance(exc, RequestRefused | OSError) else exc
+        return NoServer(f"{url} is not a culm server: {exc}")
+    return no_server_error(url, exc) if isinstance(exc, RequestRefused | OSError) else exc

@@ -1,4 +1,4 @@
-"""All that a server knows of one session: what `culm sessions show --json` prints."""
+"""The state of a session as the server has it: the output of `culm sessions show --json`."""
 
 from msgspec import Struct
 
@@ -15,43 +15,48 @@ AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
 
 
 class SessionState(Struct):
-    """As the wire has each of them. Not one moment's, unless the session is at rest."""
+    """The parts as on the wire, read one after another: consistent while the session is idle."""
 
     session: Session
     messages: list[Message]  # The oldest first.
     runs: list[Run]  # The latest first, as many as the server lists.
     agents: list[Agent]  # All below it, in the order they were started.
     queue: list[QueuedPrompt]
-    asks: list[AnyAsk]  # Its own that are open: permissions, then questions.
+    asks: list[AnyAsk]  # Its own open ones: permissions, then questions.
 
 
 class SessionTreeState(SessionState, omit_defaults=True):
-    """With the sessions of its agents, where those are asked for."""
+    """A session with the sessions of its agents, if requested."""
 
     below: list[SessionState] = []
 
 
 async def get_state(workspace: RemoteWorkspace, session_id: SessionId) -> SessionTreeState:
-    """Raises `Refused` if there is no such session."""
+    """Read a session; raises `RequestRefused` if it does not exist."""
     return SessionTreeState(
         session=await workspace.session(session_id),
         messages=await workspace.messages(session_id),
         runs=await workspace.runs(session_id),
         agents=await workspace.agents(session_id),
         queue=await workspace.queue(session_id),
-        asks=[*await workspace.asks(session_id), *await workspace.questions(session_id)],
+        asks=await open_asks(workspace, session_id),
     )
 
 
+async def open_asks(workspace: RemoteWorkspace, session_id: str = "") -> list[AnyAsk]:
+    """Open permissions, then open questions, the latest of each first; of one session or all."""
+    return [*await workspace.asks(session_id), *await workspace.questions(session_id)]
+
+
 async def known_sessions(workspace: RemoteWorkspace) -> list[NamedItem]:
-    """Every session that can be named: those that people began, and those of agents."""
+    """All sessions that can be named, including those of agents."""
     agents = [
         NamedItem("session", one.session_id, one.name) for one in reversed(await workspace.agents())
     ]
-    own = {one.id for one in agents}  # An agent that a client started may be listed as both.
+    own = {one.id for one in agents}  # An agent that a client started may be in both lists.
     return [one for one in await all_named(workspace, "session") if one.id not in own] + agents
 
 
 async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
-    """The one that is meant; raises `NotFound`, `InvalidRequest`."""
+    """The session with this name; raises `NotFound`, `InvalidRequest`."""
     return SessionId(find_named(await known_sessions(workspace), text).id)

@@ -1,20 +1,20 @@
-"""What `culm stop` and `culm steer` are about: a run, a session or an agent, as people name it."""
+"""Targets of `culm stop` and `culm steer`: a run, a session or an agent, as people name it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from culm.cli.names import NamedItem, find_named, short_ids
-from culm.cli.render.call_lines import head_of
+from culm.cli.render.text import head_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound
 from culm.wire.agents import Agent
 from culm.wire.runs import Run
 
-BEGUN = ("active", "waiting")  # States of runs that hear what is said to them.
+BEGUN = ("active", "waiting")  # States of runs that can be steered.
 
 
 class NamedTargets(NamedTuple):
-    """All that can be named in a workspace, and how it stands."""
+    """All that can be named in a workspace, with its state."""
 
     named: list[NamedItem]
     runs: Mapping[str, Run]  # By id; the latest first.
@@ -22,9 +22,9 @@ class NamedTargets(NamedTuple):
     short: Mapping[str, str]
 
     def get(self, text: str) -> NamedItem:
-        """The one that is meant; raises `NotFound` or `InvalidRequest` with the nearest.
+        """The target with this name; raises `NotFound` or `InvalidRequest` with the nearest.
 
-        What works is meant rather than what has ended, unless an id is given whole.
+        Active targets are preferred to ended ones, unless the id is given in full.
         """
         if any(one.id == text for one in self.named):
             return find_named(self.named, text)
@@ -33,7 +33,7 @@ class NamedTargets(NamedTuple):
             try:
                 return find_named(live, text)
             except NotFound:
-                pass  # Those that have ended may be near, too.
+                pass  # An ended one may be near.
         return find_named(self.named, text)
 
     def is_live(self, one: NamedItem) -> bool:
@@ -46,19 +46,19 @@ class NamedTargets(NamedTuple):
                 return bool(self.live_runs(one.id))
 
     def live_runs(self, session_id: str) -> list[Run]:
-        """Of a session itself, in the order they were accepted."""
+        """The runs of the session itself that have not ended, in the order they were accepted."""
         runs = [run for run in self.runs.values() if run.session_id == session_id]
         return [run for run in reversed(runs) if run.state != "ended"]
 
     def label(self, one: NamedItem) -> str:
-        """What people recognise it by."""
+        """A text by which people recognize it."""
         if one.kind == "run":
             return self.label_of_run(self.runs[one.id])
         title = head_of(one.title)
         return f"{one.kind} {self.short[one.id]}" + (f" ({title})" if title else "")
 
     def label_of_run(self, run: Run) -> str:
-        """That of the agent whose run it is, if it is one's."""
+        """The label of the run, or of the agent that it belongs to."""
         agent = self.agents.get(run.agent_id)
         if agent is not None:
             return self.label(NamedItem("agent", agent.agent_id, agent.name))
@@ -69,11 +69,11 @@ class NamedTargets(NamedTuple):
 async def all_targets(workspace: RemoteWorkspace) -> NamedTargets:
     sessions, runs = await workspace.sessions(), await workspace.runs()
     agents = await workspace.agents()
-    # The session and the runs of an agent have ids, but no titles: those are the agent's.
+    # The session and the runs of an agent have ids but no titles: the agent has the title.
     theirs: set[str] = {agent.session_id for agent in agents}
-    # A session is often called like its first prompt; the title then means all of it.
+    # A session often has its first prompt as its title; the title then means the session.
     titles: dict[str, str] = {one.id: head_of(one.title).lower() for one in sessions}
-    like_session = {run.id for run in runs if _is_called(run, titles.get(run.session_id))}
+    like_session = {run.id for run in runs if _has_title(run, titles.get(run.session_id))}
     named = [
         *(
             NamedItem("run", run.id, "" if run.agent_id or run.id in like_session else run.prompt)
@@ -82,7 +82,7 @@ async def all_targets(workspace: RemoteWorkspace) -> NamedTargets:
         *(NamedItem("agent", agent.agent_id, agent.name) for agent in reversed(agents)),
         *(NamedItem("session", one.id, "" if one.id in theirs else one.title) for one in sessions),
     ]
-    distinct = {one.id: one for one in reversed(named)}  # A caller may give any id to a run.
+    distinct = {one.id: one for one in reversed(named)}  # A caller may choose any id for a run.
     return NamedTargets(
         [*reversed(distinct.values())],
         {run.id: run for run in runs},
@@ -91,5 +91,5 @@ async def all_targets(workspace: RemoteWorkspace) -> NamedTargets:
     )
 
 
-def _is_called(run: Run, title: str | None) -> bool:
+def _has_title(run: Run, title: str | None) -> bool:
     return head_of(run.prompt).lower() == title

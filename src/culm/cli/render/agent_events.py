@@ -1,11 +1,11 @@
-"""How a call of an agent looks to a person, or to a program: what is printed, and where."""
+"""Renderers for `culm agent call`: the events of a remote agent as text or as JSON lines."""
 
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Protocol, cast
 
-from culm.cli.render.call_lines import head_of
 from culm.cli.render.renderers import TextRenderer
+from culm.cli.render.text import head_of
 from culm.cli.terminal.approval_prompt import location_lines, params_lines, whole_lines
 from culm.cli.terminal.streams import write
 from culm.fleet.executor import Outcome
@@ -14,26 +14,26 @@ from culm.ids import MessageId
 from culm.wire.codec import Json, encode
 from culm.wire.messages import ToolCall, ToolResult
 
-_OURS = ("asked", "end")  # What only we say to a program.
+_OWN_TYPES = ("asked", "end")  # Line types of this command, not of the remote agent.
 
 
 class AgentCallRenderer(Protocol):
-    """How a call is shown."""
+    """Output of one call of a remote agent."""
 
     def event(self, event: Mapping[str, Json]) -> None: ...
-    def note(self, words: str) -> None: ...
-    def asked(self, ask: WorkerAsk, *, approved: bool) -> None: ...
+    def note(self, text: str) -> None: ...
+    def answered(self, ask: WorkerAsk, *, approved: bool) -> None: ...
     def end(self, outcome: Outcome) -> None: ...
 
 
 class TextCallRenderer:
-    """For people."""
+    """Readable text for people."""
 
-    def __init__(self, face: TextRenderer) -> None:
-        self._face = face
-        self._names: dict[str, str] = {}  # Of calls that go on.
+    def __init__(self, renderer: TextRenderer) -> None:
+        self._renderer = renderer
+        self._names: dict[str, str] = {}  # Tool names of the running calls.
         self._has_text = False
-        self._in_line = False  # What is noted ends a line that was begun.
+        self._in_line = False  # The last printed text did not end its line; a note does.
 
     def event(self, event: Mapping[str, Json]) -> None:
         def text(name: str) -> str:
@@ -47,36 +47,36 @@ class TextCallRenderer:
             case "tool_start":
                 self._in_line = False
                 self._names[call_id] = text("tool_name")
-                given = encode(event.get("arguments")).decode()
-                self._face.call(ToolCall(call_id, text("tool_name"), given))
+                arguments = encode(event.get("arguments")).decode()
+                self._renderer.call(ToolCall(call_id, text("tool_name"), arguments))
             case "tool_complete":
                 self._end_call(call_id, _result_text(event.get("result")), text("metadata"))
             case "tool_error":
                 self._end_call(call_id, text("error"), "", is_error=True)
             case "answer_cleared":
-                self.note("(it begins anew)")
+                self.note("(the answer starts again)")
             case "run_retry":
-                self.note(f"({text('title')}; asking again)")
+                self.note(f"({text('title')}; retrying)")
             case _:
                 pass
 
-    def _print(self, words: str) -> None:
-        if words:
+    def _print(self, text: str) -> None:
+        if text:
             self._has_text = True
-            self._in_line = not words.endswith("\n")
-            self._face.text(MessageId(""), words)
+            self._in_line = not text.endswith("\n")
+            self._renderer.text(MessageId(""), text)
 
-    def _end_call(self, call_id: str, words: str, about: str, *, is_error: bool = False) -> None:
+    def _end_call(self, call_id: str, text: str, metadata: str, *, is_error: bool = False) -> None:
         self._in_line = False
         name = self._names.pop(call_id, "")
-        result = ToolResult(call_id, name, words, metadata=about, is_error=is_error)
-        self._face.result(result)
+        result = ToolResult(call_id, name, text, metadata=metadata, is_error=is_error)
+        self._renderer.result(result)
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         self._in_line = False
-        self._face.note(words)
+        self._renderer.note(text)
 
-    def asked(self, ask: WorkerAsk, *, approved: bool) -> None:
+    def answered(self, ask: WorkerAsk, *, approved: bool) -> None:
         state = "allowed" if approved else "denied"
         self.note(f"{state}: {head_of(ask.tool_name)}: {head_of(ask.resource or ask.question)}")
 
@@ -86,27 +86,30 @@ class TextCallRenderer:
         if self._in_line:
             self._print("\n")
         if outcome.status != "completed":
-            self._face.note(f"culm: {_describe(outcome)}")
+            self._renderer.note(f"culm: {_describe(outcome)}")
 
 
 class JsonCallRenderer:
-    """For programs: every event as it came, one object a line; what is ours is ours alone."""
+    """One JSON object per line for programs: every event as it was received.
 
-    def __init__(self, face: TextRenderer) -> None:
-        self._face = face
+    An event whose type is also one of this command's own is prefixed with `agent_`.
+    """
+
+    def __init__(self, renderer: TextRenderer) -> None:
+        self._renderer = renderer
 
     def event(self, event: Mapping[str, Json]) -> None:
         kind = event.get("type")
-        self._put({**event, "type": f"agent_{kind}"} if kind in _OURS else event)
+        self._write({**event, "type": f"agent_{kind}"} if kind in _OWN_TYPES else event)
 
-    def note(self, words: str) -> None:
-        self._face.note(words)
+    def note(self, text: str) -> None:
+        self._renderer.note(text)
 
-    def asked(self, ask: WorkerAsk, *, approved: bool) -> None:
-        self._put({**ask.body, "type": "asked", "approved": approved})
+    def answered(self, ask: WorkerAsk, *, approved: bool) -> None:
+        self._write({**ask.body, "type": "asked", "approved": approved})
 
     def end(self, outcome: Outcome) -> None:
-        self._put(
+        self._write(
             {
                 "type": "end",
                 "status": outcome.status,
@@ -115,13 +118,13 @@ class JsonCallRenderer:
             }
         )
 
-    def _put(self, value: Mapping[str, Json]) -> None:
-        # Bytes: JSON is UTF-8, whatever the terminal speaks.
+    def _write(self, value: Mapping[str, Json]) -> None:
+        # Written as bytes: JSON is UTF-8, whatever the encoding of the terminal.
         write(sys.stdout.buffer, encode(value) + b"\n")
 
 
 def ask_lines(ask: WorkerAsk) -> Iterator[str]:
-    """All that is asked: a question may be a harmless beginning."""
+    """The whole request: its question alone may look harmless."""
 
     def text(name: str) -> str:
         value = ask.body.get(name)
@@ -129,18 +132,18 @@ def ask_lines(ask: WorkerAsk) -> Iterator[str]:
 
     head = head_of(ask.question or ask.resource)
     yield f"? {head_of(ask.tool_name)}: {head}"
-    about = [*whole_lines(ask.resource)] if ask.resource else []
-    yield from about
-    if given := ask.body.get("params"):
-        params = [*params_lines(ask.tool_name, given)]
-        yield from params if params != about else ()
+    resource = [*whole_lines(ask.resource)] if ask.resource else []
+    yield from resource
+    if params := ask.body.get("params"):
+        lines = [*params_lines(ask.tool_name, params)]
+        yield from lines if lines != resource else ()
     elif len(ask.question) > len(head):
         yield from whole_lines(ask.question)
     yield from location_lines(text("path"), text("why"))
 
 
 def _result_text(result: Json) -> str:
-    """What a tool said: hosts of another kind have it in an object."""
+    """The text of a tool result; hosts other than culm wrap it in an object."""
     inner = cast("dict[str, Json]", result).get("result") if isinstance(result, dict) else result
     return inner if isinstance(inner, str) else encode(inner).decode()
 
@@ -148,8 +151,8 @@ def _result_text(result: Json) -> str:
 def _describe(outcome: Outcome) -> str:
     match outcome.status:
         case "cancelled":
-            return "cancelled"
+            return "canceled"
         case "suspended":
-            return "the agent stopped to wait for others, which nobody here can do"
+            return "the agent was suspended to wait for other agents, which is not supported here"
         case _:
-            return outcome.error or "it failed, and did not say why"
+            return outcome.error or "the agent failed without giving a reason"

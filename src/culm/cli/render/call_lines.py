@@ -1,33 +1,36 @@
-"""A call and what came of it, as a person reads it: few lines, bounded, nothing a terminal obeys.
+"""Tool calls and their results as a few bounded lines without control characters.
 
-Pure, from what the wire has to lines of text.
+The functions are pure and turn wire values into lines. `CallNotes` tracks the running calls and how
+much of their output was shown; a subclass decides where a line is printed.
 """
 
 import difflib
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import msgspec
 from msgspec import Struct
 
-from culm.cli.rules import arguments_of
+from culm.cli.render.text import HEAD_CHARS, head_of
+from culm.cli.rules import arguments_of, rule_for
+from culm.wire.asks import AskChanged
 from culm.wire.codec import Json, printable
 from culm.wire.messages import ToolCall, ToolResult
 
-HEAD_CHARS = 200  # Of a call's input or an error, on one line.
-LINES_MAX = 12  # Of what one call put out or changed ...
-LINES_LAST = 3  # ... with its end, where a command says how it went.
+LINES_MAX = 12  # Lines shown of the output or the changes of one call ...
+LINES_LAST = 3  # ... including its last ones, where a command reports its result.
 DIFF_CHARS_MAX = 50_000  # Comparing more takes longer than a person looks at it.
-ASSIGNMENTS_SHOWN_MAX = 10  # More are not read on one line.
+ASSIGNMENTS_SHOWN_MAX = 10  # Nobody reads more on one line.
 MARGIN = "  | "
 
-# All but tab and newline; and what turns the direction of reading, or is half a character.
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-# The arguments that say what a call is about.
-_TELLING: Mapping[str, tuple[str, ...]] = {
+# The server's text for refusing a call that nobody is there to approve; a test compares them.
+_NOBODY_TO_ASK = "Not allowed: this needs a person's permission"
+_AGENT_TOOLS = ("agent", "agent_wait", "agent_send")  # The sub-agents' own lines show more.
+_PARTIAL_LINE_CHARS_MAX = 1000  # Limit of a line whose end has not arrived.
+
+# The arguments that identify a call.
+_SHOWN_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "bash": ("command",),
     "view": ("file_path",),
     "ls": ("path",),
@@ -47,7 +50,7 @@ _TELLING: Mapping[str, tuple[str, ...]] = {
 
 
 class _Change(Struct):
-    """What a tool that changes files tells about a result."""
+    """The metadata of a result of a tool that changes files."""
 
     additions: int | None = None
     removals: int | None = None
@@ -56,28 +59,18 @@ class _Change(Struct):
     diff: str = ""
 
 
-def without_controls(text: str) -> str:
-    return _CONTROL.sub("", text)
-
-
-def head_of(text: str) -> str:
-    """The beginning of a text, on one line that no terminal obeys."""
-    words = without_controls(" ".join(text[: 2 * HEAD_CHARS].split()))
-    return words if len(words) <= HEAD_CHARS else words[: HEAD_CHARS - 1] + "…"
-
-
 def call_line(call: ToolCall) -> str:
-    """What is called, and with what."""
-    given = arguments_of(call.input)
-    assignments = given.get("assignments")
+    """The tool and its most important arguments."""
+    arguments = arguments_of(call.input)
+    assignments = arguments.get("assignments")
     if call.name == "agent" and isinstance(assignments, list):
         several = cast("list[Json]", assignments)
-        told = [f"{len(several):,}:", "; ".join(map(_task_of, several[:ASSIGNMENTS_SHOWN_MAX]))]
+        shown = [f"{len(several):,}:", "; ".join(map(_task_of, several[:ASSIGNMENTS_SHOWN_MAX]))]
     else:
-        values = [given.get(name) for name in _TELLING.get(call.name, ())]
-        told = [value for value in values if isinstance(value, str) and value]
-    said = " ".join(told) or ("" if call.input == "{}" else call.input)
-    return f"→ {printable(call.name)} {head_of(said)}".rstrip()
+        values = [arguments.get(name) for name in _SHOWN_ARGUMENTS.get(call.name, ())]
+        shown = [value for value in values if isinstance(value, str) and value]
+    text = " ".join(shown) or ("" if call.input == "{}" else call.input)
+    return f"→ {printable(call.name)} {head_of(text)}".rstrip()
 
 
 def _task_of(assignment: Json) -> str:
@@ -88,8 +81,8 @@ def _task_of(assignment: Json) -> str:
             return "?"
 
 
-def result_lines(result: ToolResult, passed: int = 0) -> Iterator[str]:
-    """What came of a call; `passed` lines of it were shown while it ran."""
+def result_lines(result: ToolResult, shown: int = 0) -> Iterator[str]:
+    """The result of a call, without the first `shown` lines, which were shown while it ran."""
     if result.is_error:
         yield f"✗ {result.name}: {head_of(result.content)}"
         return
@@ -100,19 +93,19 @@ def result_lines(result: ToolResult, passed: int = 0) -> Iterator[str]:
         yield from block(diff)
     elif result.name == "bash":
         lines = result.content.rstrip("\n").split("\n")
-        if len(lines) == 1 and not passed:
+        if len(lines) == 1 and not shown:
             yield f"← bash: {head_of(lines[0])}"
             return
-        yield from block(lines, passed)
+        yield from block(lines, shown)
         yield f"← bash: {len(lines):,} lines"
     else:
         yield f"← {result.name}: {len(result.content):,} chars"
 
 
-def block(lines: Sequence[str], passed: int = 0) -> Iterator[str]:
-    """Lines with a margin, without those that were shown; of many the first and the last."""
-    left = lines[passed:]
-    room = max(LINES_MAX - passed, LINES_LAST + 1)
+def block(lines: Sequence[str], shown: int = 0) -> Iterator[str]:
+    """Lines with a margin, without the first `shown`; if there are many, the first and the last."""
+    left = lines[shown:]
+    room = max(LINES_MAX - shown, LINES_LAST + 1)
     missing = len(left) - room
     if missing > 0:
         yield from map(margined, left[: room - LINES_LAST - 1])
@@ -127,7 +120,7 @@ def margined(line: str) -> str:
 
 
 def diff_lines(before: str, after: str) -> list[str]:
-    """What changes in a text, with a line around it; nothing if that takes too long to find."""
+    """The changes of a text with one line of context, or a note if it is too long to compare."""
     if max(len(before), len(after)) > DIFF_CHARS_MAX:
         return ["(too much to compare here)"]
     found = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
@@ -139,3 +132,69 @@ def _change_of(result: ToolResult) -> _Change:
         return msgspec.json.decode(result.metadata or "{}", type=_Change)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _Change()
+
+
+class CallNotes(ABC):
+    """Reports the progress of calls, one line per step."""
+
+    def __init__(self, *, has_rules: bool = False) -> None:
+        self.has_rules = has_rules
+        self._calls: dict[str, ToolCall] = {}  # The running calls ...
+        # ... and of each the number of lines seen and the line whose end has not arrived.
+        self._outputs: dict[str, tuple[int, str]] = {}
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Show a line to the user."""
+
+    def call(self, call: ToolCall) -> None:
+        self._calls[call.id] = call
+        self.note(call_line(call))
+
+    def output(self, call_id: str, text: str) -> None:
+        call = self._calls.get(call_id)
+        if call is not None and call.name in _AGENT_TOOLS:
+            return
+        seen, partial = self._outputs.get(call_id, (0, ""))
+        *lines, partial = (partial + text).split("\n")
+        for line in lines[: max(LINES_MAX - seen, 0)]:
+            self.note(margined(line))
+        # Output is counted but not stored, because a call may write without end.
+        self._outputs[call_id] = seen + len(lines), partial[:_PARTIAL_LINE_CHARS_MAX]
+
+    def result(self, result: ToolResult) -> None:
+        call = self._calls.pop(result.tool_call_id, None)
+        seen, _ = self._outputs.pop(result.tool_call_id, (0, ""))
+        for line in result_lines(result, min(seen, LINES_MAX)):
+            self.note(line)
+        if call is not None and result.is_error and result.content.startswith(_NOBODY_TO_ASK):
+            self.note(f"hint: --approve auto, or --approve {rule_for(call.name, call.input)}")
+
+    def allowed(self, call: ToolCall) -> None:
+        by = "--approve" if self.has_rules else "an earlier answer, or a hook"
+        self.note(f"allowed: {call.name}: by {by}")
+
+    def ask(self, ask: AskChanged) -> None:
+        self.note(f"? {ask.tool_name}: {head_of(ask.description)}")
+        if ask.deadline:
+            short = ask.ask_id[:8]
+            self.note(f"hint: answer with `culm approve {short}` or `culm deny {short}`")
+
+    def answered(self, ask: AskChanged, *, by_us: bool) -> None:
+        self.note(f"{ask.state}: {ask.tool_name}: {closed_by_text(ask, by_us=by_us)}")
+
+
+def closed_by_text(ask: AskChanged, *, by_us: bool) -> str:
+    """The reason why an ask is closed, or the client that answered it."""
+    match ask.state:
+        case "expired":
+            return "nobody answered in time"
+        case "withdrawn":
+            return "no longer needed"
+        case _:
+            return "by you" if by_us else "by another client"
+
+
+def path_text(names: Sequence[str]) -> str:
+    """The chain of agents that leads to an ask."""
+    return " > ".join(map(head_of, names))

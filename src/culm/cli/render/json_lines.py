@@ -1,13 +1,13 @@
-"""How a run looks to a program: one JSON object a line on stdout; stderr is for people still."""
+"""A run as JSON lines for programs: one object per line on stdout; notes go to stderr."""
 
 import sys
 
 from msgspec import Struct
 
+from culm.cli.exits import run_status
 from culm.cli.render import run_lines
 from culm.cli.render.renderers import note_line
-from culm.cli.render.run_lines import RunLine, of_agent
-from culm.cli.run_ends import status_of
+from culm.cli.render.run_lines import RunLine, as_agent_line
 from culm.cli.terminal.streams import write
 from culm.ids import MessageId
 from culm.wire.agents import Agent
@@ -18,7 +18,7 @@ from culm.wire.runs import Run
 
 
 class JsonRenderer:
-    """Of a run, or of an agent that works for it."""
+    """The lines of a run, or of one of its sub-agents."""
 
     def __init__(self, agent: Agent | None = None) -> None:
         self._agent = agent
@@ -27,7 +27,7 @@ class JsonRenderer:
         return JsonRenderer(agent)
 
     def started(self, agent: Agent) -> None:
-        put_line(
+        write_line(
             run_lines.StartedLine(
                 agent_id=agent.agent_id,
                 session_id=agent.session_id,
@@ -42,7 +42,7 @@ class JsonRenderer:
         )
 
     def ended(self, agent: Agent) -> None:
-        put_line(
+        write_line(
             run_lines.EndedLine(
                 agent_id=agent.agent_id,
                 session_id=agent.session_id,
@@ -54,26 +54,26 @@ class JsonRenderer:
             )
         )
 
-    def said(self, message_id: MessageId, text: str) -> None:
-        self._put(run_lines.PromptLine(text, message_id))
+    def user_message(self, message_id: MessageId, text: str) -> None:
+        self._write(run_lines.PromptLine(text, message_id))
 
     def text(self, message_id: MessageId, text: str) -> None:
-        self._put(run_lines.TextLine(text, message_id))
+        self._write(run_lines.TextLine(text, message_id))
 
-    def again(self, message_id: MessageId) -> None:
-        self._put(run_lines.RestartLine(message_id))
+    def restarted(self, message_id: MessageId) -> None:
+        self._write(run_lines.RestartLine(message_id))
 
     def call(self, call: ToolCall) -> None:
-        self._put(run_lines.CallLine(call.id, call.name, call.input))
+        self._write(run_lines.CallLine(call.id, call.name, call.input))
 
     def output(self, call_id: str, text: str) -> None:
-        self._put(run_lines.OutputLine(call_id, text))
+        self._write(run_lines.OutputLine(call_id, text))
 
     def allowed(self, call: ToolCall) -> None:
-        self._put(run_lines.AllowedLine(call.id))
+        self._write(run_lines.AllowedLine(call.id))
 
     def ask(self, ask: AskChanged) -> None:
-        self._put(
+        self._write(
             run_lines.AskLine(
                 id=ask.ask_id,
                 call_id=ask.tool_call_id,
@@ -86,23 +86,23 @@ class JsonRenderer:
         )
 
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        self._put(run_lines.AnsweredLine(ask.ask_id, ask.tool_call_id, ask.state, ask.by))
+        self._write(run_lines.AnsweredLine(ask.ask_id, ask.tool_call_id, ask.state, ask.by))
 
     def result(self, result: ToolResult) -> None:
-        self._put(run_lines.ResultLine(result.tool_call_id, result.is_error, result.content))
+        self._write(run_lines.ResultLine(result.tool_call_id, result.is_error, result.content))
 
-    def note(self, words: str) -> None:
-        note_line(words)
+    def note(self, text: str) -> None:
+        note_line(text)
 
     def end(self, run: Run, text: str, agents: int = 0) -> None:
-        put_line(end_of(run, text, agents))
+        write_line(end_line(run, text, agents))
 
-    def _put(self, line: RunLine) -> None:
+    def _write(self, line: RunLine) -> None:
         agent = self._agent
-        put_line(line if agent is None else of_agent(line, agent.agent_id, agent.session_id))
+        write_line(line if agent is None else as_agent_line(line, agent.agent_id, agent.session_id))
 
 
-def end_of(run: Run, text: str, agents: int) -> run_lines.EndLine:
+def end_line(run: Run, text: str, agents: int) -> run_lines.EndLine:
     return run_lines.EndLine(
         outcome=run.outcome or run.state,
         run_id=run.id,
@@ -118,10 +118,10 @@ def end_of(run: Run, text: str, agents: int) -> run_lines.EndLine:
         agents=agents,
         tree_tokens=run.tree_tokens,
         tree_cost=run.tree_cost,
-        exit_status=status_of(run),
+        exit_status=run_status(run),
     )
 
 
-def put_line(line: Struct) -> None:
-    # Bytes: JSON is UTF-8, whatever the terminal speaks.
+def write_line(line: Struct) -> None:
+    # Written as bytes: JSON is UTF-8, whatever the encoding of the terminal.
     write(sys.stdout.buffer, encode(line) + b"\n")

@@ -1,19 +1,18 @@
-"""How a run is shown, and how it looks to a person: what is printed of it, and where.
+"""The renderer interfaces of a run, and the renderer that prints a run for people.
 
-Data goes to stdout, all else to stderr.
+Data goes to stdout, everything else to stderr.
 """
 
 import sys
 from collections import deque
 from typing import Protocol
 
+from culm.cli.exits import ending_text
 from culm.cli.render.agent_lines import AgentLines, label_of, used_text
-from culm.cli.render.call_lines import without_controls
-from culm.cli.render.call_notes import CallNotes
-from culm.cli.run_ends import ending_text
-from culm.cli.terminal.status_area import StatusArea
-from culm.cli.terminal.status_lines import RunStatus
-from culm.cli.terminal.streams import write
+from culm.cli.render.call_lines import CallNotes
+from culm.cli.render.text import without_controls
+from culm.cli.terminal.status_area import RunStatus, StatusArea
+from culm.cli.terminal.streams import print_output, write
 from culm.ids import MessageId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged
@@ -21,89 +20,89 @@ from culm.wire.codec import printable
 from culm.wire.messages import ToolCall, ToolResult
 from culm.wire.runs import Run
 
-HELD_LINES_MAX = 1000  # Of agents that talk while a person thinks; the latest are kept.
+HELD_LINES_MAX = 1000  # Agent lines held back while the user types; the latest are kept.
 
 
 class ActivityRenderer(Protocol):
-    """How what an agent does is shown."""
+    """Output of the activity of one agent."""
 
-    def said(self, message_id: MessageId, text: str) -> None:
-        """What a person, or another agent, has said to it."""
+    def user_message(self, message_id: MessageId, text: str) -> None:
+        """Show a message that a person or another agent has sent to the agent."""
         ...
 
     def text(self, message_id: MessageId, text: str) -> None: ...
-    def again(self, message_id: MessageId) -> None:
-        """All text of the message is void; it begins anew."""
+    def restarted(self, message_id: MessageId) -> None:
+        """Show that the text of the message is void and starts again from the beginning."""
         ...
 
     def call(self, call: ToolCall) -> None: ...
     def output(self, call_id: str, text: str) -> None:
-        """A call that goes on has put out more."""
+        """Show more output of a running call."""
         ...
 
     def result(self, result: ToolResult) -> None: ...
     def allowed(self, call: ToolCall) -> None:
-        """A call that needs permission goes ahead, and nobody was asked."""
+        """Show that a call that needs permission was allowed without an ask."""
         ...
 
     def ask(self, ask: AskChanged) -> None: ...
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
-        """What was asked is closed, whoever did it."""
+        """Show that an ask was closed, by this client or another."""
         ...
 
-    def note(self, words: str) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class AgentRenderer(ActivityRenderer, Protocol):
-    """How an agent that works for a run is shown."""
+    """Output of one sub-agent of a run."""
 
     def started(self, agent: Agent) -> None:
-        """It was given something to do; perhaps not for the first time."""
+        """Show that the agent starts an assignment; it may have had others before."""
         ...
 
     def ended(self, agent: Agent) -> None: ...
 
 
 class RunRenderer(ActivityRenderer, Protocol):
-    """How a run is shown."""
+    """Output of a run and its sub-agents."""
 
     def agent(self, agent: Agent) -> AgentRenderer:
-        """The face of one that works for the run, or for an agent that has one."""
+        """Return the renderer of a sub-agent, at any depth."""
         ...
 
     def end(self, run: Run, text: str, agents: int = 0) -> None:
-        """It is over; so many agents have worked for it."""
+        """Show the end of the run; `agents` is the number of its sub-agents."""
         ...
 
 
 class TextRenderer(CallNotes):
-    """For people: the answer on stdout, one line for everything else on stderr.
+    """Text for people: the answer on stdout, one line for everything else on stderr.
 
-    With a region, what goes on just now is drawn below all that. Without `has_answer` stdout is for
-    something else.
+    With a status area, the current activity is drawn below that. Without `has_answer` stdout is
+    used for something else.
     """
 
     def __init__(
         self,
         *,
         has_rules: bool = False,
-        region: StatusArea | None = None,
+        status_area: StatusArea | None = None,
         has_answer: bool = True,
         has_prompt: bool = False,
     ) -> None:
         super().__init__(has_rules=has_rules)
         self._has_prompt = has_prompt
-        self._region = region
+        self._status_area = status_area
         self._has_answer = has_answer
-        self._asking = False  # A person may be typing, whatever was noted since.
-        self._in_line = False  # Of stdout.
-        self._in_prompt = False  # Somebody is asked to type something ...
-        self._held: deque[str] = deque(maxlen=HELD_LINES_MAX)  # ... while agents say this.
+        self._asking = False  # The user may be typing, even below later notes.
+        self._in_line = False  # The last text on stdout did not end its line.
+        self._in_prompt = False  # The cursor is behind a prompt ...
+        self._held: deque[str] = deque(maxlen=HELD_LINES_MAX)  # ... and these lines wait.
         self._message_id = ""
         self._is_screen = sys.stdout.isatty()
-        self._paths: dict[str, tuple[str, ...]] = {}  # Of agents, as they are named here.
+        self._paths: dict[str, tuple[str, ...]] = {}  # The labels of an agent and its ancestors.
 
-    def said(self, message_id: MessageId, text: str) -> None:
+    def user_message(self, message_id: MessageId, text: str) -> None:
         self.note("\n".join(f"> {line}" for line in text.split("\n")))
 
     def text(self, message_id: MessageId, text: str) -> None:
@@ -112,40 +111,37 @@ class TextRenderer(CallNotes):
         if message_id != self._message_id or self._in_prompt:
             self.end_line()
             self._message_id = message_id
-        # A model may repeat what stands in a file; a terminal would obey it.
+        # A model may repeat control characters of a file, which a terminal would execute.
         shown = without_controls(text) if self._is_screen else text
         self.erase()
-        try:
-            write(sys.stdout, shown)
-        except UnicodeEncodeError:
-            write(sys.stdout, shown.encode("ascii", "backslashreplace").decode())
+        print_output(shown)
         self._in_line = not text.endswith("\n")
 
-    def again(self, message_id: MessageId) -> None:
+    def restarted(self, message_id: MessageId) -> None:
         self.note("(asked again)")
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         self.end_line()
-        note_line(words)
+        note_line(text)
 
-    def prompt(self, words: str) -> None:
-        """Ask for a line; what is noted next comes below, with or without an answer."""
+    def prompt(self, text: str) -> None:
+        """Ask for a line; the next note comes below it, with or without an answer."""
         self.end_line()
-        write(sys.stderr, printable(words))
+        write(sys.stderr, printable(text))
         self._in_prompt = self._asking = True
 
     def typed(self) -> None:
-        """It was typed, with its end."""
+        """Record that the user has typed the line, including its end."""
         self._in_prompt = False
 
     def close_prompt(self) -> None:
-        """Nobody is asked any more; what agents have said meanwhile follows."""
+        """End the prompt and print the agent lines held back meanwhile."""
         self.end_line()
         self._asking = False
         held = list(self._held)
         self._held.clear()
         if len(held) == HELD_LINES_MAX:
-            note_line("(what agents have said before is left out)")
+            note_line("(earlier lines of agents are left out)")
         for line in held:
             note_line(line)
 
@@ -153,10 +149,10 @@ class TextRenderer(CallNotes):
         above = self._paths.get(agent.parent_id, ())
         taken = {path[-1] for path in self._paths.values()}
         path = self._paths[agent.agent_id] = (*above, label_of(agent, taken))
-        return AgentLines(path, self._aside, has_rules=self.has_rules)
+        return AgentLines(path, self._agent_line, has_rules=self.has_rules)
 
-    def _aside(self, line: str) -> None:
-        """A line of an agent; it must not come between a question and its answer."""
+    def _agent_line(self, line: str) -> None:
+        """Print a line of an agent, but never between a question and its answer."""
         if self._in_prompt:
             self._held.append(line)
         else:
@@ -167,25 +163,25 @@ class TextRenderer(CallNotes):
         if agents:
             self.note(f"tree: {agents + 1:,} agents, {used_text(run.tree_tokens, run.tree_cost)}")
         if run.outcome != "end_turn":
-            words, hint = ending_text(run)
-            self.note(f"culm: {words}")
-            # At a prompt one goes on by typing.
+            message, hint = ending_text(run)
+            self.note(f"culm: {message}")
+            # At the prompt of `culm` the user simply types the next request.
             if not (self._has_prompt and run.outcome in ("canceled", "denied")):
                 self.note(f"hint: {hint}")
 
-    def draw(self, doing: RunStatus) -> None:
-        """Show what goes on, where there is room: not in a begun line, nor where a person types."""
+    def draw(self, status: RunStatus) -> None:
+        """Draw the status area, except below an unfinished line or while the user types."""
         in_line = self._in_line and self._is_screen
-        if self._region is not None and not (in_line or self._asking):
-            self._region.show(doing)
+        if self._status_area is not None and not (in_line or self._asking):
+            self._status_area.show(status)
 
     def erase(self) -> None:
-        """Leave nothing of what was drawn."""
-        if self._region is not None:
-            self._region.erase()
+        """Erase the status area."""
+        if self._status_area is not None:
+            self._status_area.erase()
 
     def end_line(self) -> None:
-        """What comes next begins a line."""
+        """End an unfinished line, so that the next output starts a new one."""
         self.erase()
         if self._in_prompt:
             write(sys.stderr, "\n")
@@ -195,9 +191,9 @@ class TextRenderer(CallNotes):
             self._in_line = False
 
 
-def note_line(words: str) -> None:
-    """Tell a person. What files, models and providers say must not move the terminal."""
-    lines = "\n".join(map(printable, words.split("\n")))
+def note_line(text: str) -> None:
+    """Print a note on stderr, without control characters of files, models or providers."""
+    lines = "\n".join(map(printable, text.split("\n")))
     try:
         write(sys.stderr, f"{lines}\n")
     except UnicodeEncodeError:

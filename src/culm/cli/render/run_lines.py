@@ -1,6 +1,6 @@
-"""The lines of `culm run --json` and `culm attach --json`: one object each, told apart by `type`.
+"""The lines of `culm run --json` and `culm attach --json`: one object each, tagged by `type`.
 
-Programs rely on them. Their schema is published as docs/run-lines.schema.json, made from here.
+Programs rely on them. This module generates their schema, docs/run-lines.schema.json.
 """
 
 from typing import Any, Union
@@ -12,11 +12,11 @@ from culm.wire.codec import Json
 
 
 class RunLine(Struct, tag_field="type"):
-    """Of a run itself; of an agent that works for it, the type begins with `agent_`."""
+    """A line of a run. The same line of a sub-agent has a type that begins with `agent_`."""
 
 
 class PromptLine(RunLine, tag="said"):
-    """What it was asked, or told meanwhile; only `culm attach` tells it."""
+    """A prompt, or a message sent to the running agent; only `culm attach` prints it."""
 
     text: str
     message_id: str
@@ -30,7 +30,7 @@ class TextLine(RunLine, tag="text"):
 
 
 class RestartLine(RunLine, tag="again"):
-    """The text of this message so far is void; it begins anew."""
+    """The text of this message is void; it starts again from the beginning."""
 
     message_id: str
 
@@ -44,28 +44,28 @@ class CallLine(RunLine, tag="call"):
 
 
 class OutputLine(RunLine, tag="output"):
-    """What a call puts out while it runs; bounded, and for watching only."""
+    """Output of a running call; bounded, and for display only."""
 
     id: str
     text: str
 
 
 class AllowedLine(RunLine, tag="allowed"):
-    """A call that needs permission has it, by a rule or an earlier answer."""
+    """A call that needs permission was allowed by a rule or by an earlier answer."""
 
     call_id: str
 
 
 class AskLine(RunLine, tag="ask"):
-    """Somebody must answer before the call goes on."""
+    """A call waits for permission."""
 
     id: str
     call_id: str
     tool: str
     action: str
     description: str
-    deadline: int  # When it is refused, in seconds since 1970; 0 for never.
-    agent_path: list[str]  # Which agents lead to it.
+    deadline: int  # Time of refusal in seconds since 1970; 0 for never.
+    agent_path: list[str]  # The chain of agents that leads to it.
 
 
 class AnsweredLine(RunLine, tag="answered"):
@@ -78,7 +78,7 @@ class AnsweredLine(RunLine, tag="answered"):
 
 
 class ResultLine(RunLine, tag="result"):
-    """What a call came to."""
+    """The result of a call."""
 
     id: str
     is_error: bool
@@ -86,7 +86,7 @@ class ResultLine(RunLine, tag="result"):
 
 
 class EndLine(RunLine, tag="end"):
-    """The last line: how the run ended, its whole answer, and what was used up."""
+    """The last line: the outcome of the run, its whole answer and its usage."""
 
     outcome: str
     run_id: str
@@ -99,21 +99,21 @@ class EndLine(RunLine, tag="end"):
     prompt_tokens: int
     completion_tokens: int
     cost: float  # USD.
-    agents: int  # How many have worked for it; with them:
+    agents: int  # Number of sub-agents, which the next two include.
     tree_tokens: int
     tree_cost: float
-    exit_status: int  # Of `culm run`.
+    exit_status: int  # The exit status of `culm run`.
 
 
 class DetachedLine(RunLine, tag="detached"):
-    """The only line of `--detach`: the run goes on."""
+    """The only line of `--detach`: the run continues in the background."""
 
     run_id: str
     session_id: str
 
 
 class StartedLine(Struct, tag_field="type", tag="agent_started"):
-    """An agent was given something to do."""
+    """A sub-agent has started to work on an assignment."""
 
     agent_id: str
     session_id: str
@@ -127,7 +127,7 @@ class StartedLine(Struct, tag_field="type", tag="agent_started"):
 
 
 class EndedLine(Struct, tag_field="type", tag="agent_ended"):
-    """An agent is done with that."""
+    """A sub-agent has ended its assignment."""
 
     agent_id: str
     session_id: str
@@ -138,7 +138,7 @@ class EndedLine(Struct, tag_field="type", tag="agent_ended"):
     cost: float
 
 
-OF_RUNS: tuple[type[RunLine], ...] = (
+RUN_LINES: tuple[type[RunLine], ...] = (
     PromptLine,
     TextLine,
     RestartLine,
@@ -151,8 +151,8 @@ OF_RUNS: tuple[type[RunLine], ...] = (
 )
 
 
-def _of_agent(kind: type[RunLine]) -> type[Struct]:
-    """The same line, told of an agent."""
+def _agent_kind(kind: type[RunLine]) -> type[Struct]:
+    """The same line with the ids of an agent."""
     fields = [(field.name, field.type) for field in msgspec.structs.fields(kind)]
     return msgspec.defstruct(
         f"Agent{kind.__name__}",
@@ -162,18 +162,18 @@ def _of_agent(kind: type[RunLine]) -> type[Struct]:
     )
 
 
-OF_AGENTS: dict[type[RunLine], type[Struct]] = {kind: _of_agent(kind) for kind in OF_RUNS}
-ALL = (*OF_RUNS, EndLine, DetachedLine, StartedLine, EndedLine, *OF_AGENTS.values())
+AGENT_LINES: dict[type[RunLine], type[Struct]] = {kind: _agent_kind(kind) for kind in RUN_LINES}
+ALL_LINES = (*RUN_LINES, EndLine, DetachedLine, StartedLine, EndedLine, *AGENT_LINES.values())
 
 
-def of_agent(line: RunLine, agent_id: str, session_id: str) -> Struct:
-    """What a line of a run is if an agent's session tells it."""
-    return OF_AGENTS[type(line)](agent_id, session_id, *msgspec.structs.astuple(line))
+def as_agent_line(line: RunLine, agent_id: str, session_id: str) -> Struct:
+    """Turn a line of a run into the same line of a sub-agent."""
+    return AGENT_LINES[type(line)](agent_id, session_id, *msgspec.structs.astuple(line))
 
 
 def json_schema() -> dict[str, Json]:
-    """Of every line there is."""
-    schema: dict[str, Any] = msgspec.json.schema(Union[ALL])  # noqa: UP007 - made of a tuple
+    """The schema of all lines."""
+    schema: dict[str, Any] = msgspec.json.schema(Union[ALL_LINES])  # noqa: UP007 - built from a tuple
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of culm run --json",

@@ -1,9 +1,8 @@
 """A conversation as a Markdown page.
 
-Pure: messages in, pieces of text out. What somebody said cannot leave its place on the page: a
-fence is longer than any run of backticks inside it, a fence that a text left open is closed, its
-headings are below that of its message, and HTML that would go on to the end of the page is shown
-instead of obeyed.
+Pure: messages in, pieces of text out. The text of a message cannot affect the rest of the page: a
+fence is longer than any run of backticks inside it, an open fence is closed, headings are below
+the heading of their message, and HTML that would extend to the end of the page is escaped.
 """
 
 import json
@@ -11,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from culm.cli.render.call_lines import head_of, without_controls
+from culm.cli.render.text import head_of, without_controls
 from culm.wire.messages import (
     Binary,
     BinaryPart,
@@ -30,18 +29,18 @@ from culm.wire.messages import (
 )
 from culm.wire.sessions import Session
 
-FENCE_MIN = 3  # As Markdown has it.
-GOOD_ENDS = ("", "stop", "end_turn", "tool_use")  # Nothing is to be said of these.
+FENCE_MIN = 3  # The minimum of Markdown.
+GOOD_ENDS = ("", "stop", "end_turn", "tool_use")  # These need no remark.
 _BACKTICKS = re.compile(r"`+")
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
-# The HTML blocks that no empty line ends.
+# The HTML blocks that an empty line does not end.
 _HTML = re.compile(r" {0,3}<(!--|\?|![a-z]|!\[cdata\[|/?(script|pre|style|textarea)\b)", re.I)
 _HEADING = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
-_UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")  # It makes a heading of what is above.
+_UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")  # It turns the line above into a heading.
 HEADING_MAX = 6
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~])")
 
-Results = Mapping[str, ToolResult]  # By the call they answer.
+Results = Mapping[str, ToolResult]  # Keyed by the id of the call.
 
 
 def markdown_of(
@@ -50,9 +49,9 @@ def markdown_of(
     level: int = 1,
     step: Callable[[int], None] = lambda n: None,
 ) -> Iterator[str]:
-    """The page, in pieces; with a higher `level` it is a section of another one.
+    """Yield the page in pieces; with a higher `level` it is a section of another page.
 
-    `step` hears of each message when it is told.
+    `step` is called after each message.
     """
     yield f"{'#' * level} {plain(session.title) or 'Untitled'}\n"
     yield "\n" + "\n".join(f"- {line}" for line in _header(session, messages)) + "\n"
@@ -60,7 +59,7 @@ def markdown_of(
 
 
 def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
-    """What was asked and all that came of it; a prompt among the messages is not repeated."""
+    """A prompt and all messages of its run; a prompt among the messages is not repeated."""
     yield f"# {plain(prompt) or 'Untitled'}\n"
     if not any(message.role == "user" for message in messages):
         yield from _section("## User", [quoted(prompt, 2)])
@@ -70,7 +69,7 @@ def markdown_of_run(prompt: str, messages: Sequence[Message]) -> Iterator[str]:
 def _header(session: Session, messages: Sequence[Message]) -> Iterator[str]:
     yield f"Session: `{head_of(session.id)}`"
     yield f"Date: {date_text(session.created_at)}"
-    models = dict.fromkeys(active for active in map(_author, messages) if active)
+    models = dict.fromkeys(author for author in map(_author, messages) if author)
     if models:
         yield f"Model: {', '.join(plain(model) for model in models)}"
     yield f"Cost: ${session.cost:.4f}"
@@ -81,10 +80,10 @@ def _message_lines(
 ) -> Iterator[str]:
     results, shown = _results_in(messages), set[str]()
     for message in messages:
-        told = [_part_of(message, part, results, level) for part in message.parts]
-        parts = [piece for pieces in told for piece in pieces]
+        pieces_of_parts = [_part_of(message, part, results, level) for part in message.parts]
+        parts = [piece for pieces in pieces_of_parts for piece in pieces]
         shown |= {part.data.id for part in message.parts if isinstance(part, ToolCallPart)}
-        # A result stands below its call, whoever brings it.
+        # A result is below its call, whichever message contains it.
         parts += [
             piece
             for part in message.parts
@@ -112,8 +111,8 @@ def _heading(message: Message) -> str:
     if message.is_summary_message:
         return "Summary"
     name = message.role.capitalize()
-    active = _author(message)
-    return f"{name} ({plain(active)})" if active else name
+    author = _author(message)
+    return f"{name} ({plain(author)})" if author else name
 
 
 def _author(message: Message) -> str:
@@ -125,7 +124,7 @@ def _author(message: Message) -> str:
 def _part_of(message: Message, part: Part, results: Results, level: int) -> Iterator[str]:
     match part:
         case TextPart(data=data) if data.text.strip():
-            # What people type is no Markdown, and is shown as they typed it.
+            # User input is not Markdown and is shown as it was typed.
             is_typed = message.role == "user"
             yield quoted(data.text, level) if is_typed else contained(data.text, level)
         case ReasoningPart(data=data) if data.thinking.strip():
@@ -133,7 +132,7 @@ def _part_of(message: Message, part: Part, results: Results, level: int) -> Iter
         case BinaryPart(data=data):
             yield _attachment(data)
         case ImageUrlPart(data=data):
-            # A picture in an address would be repeated here whole.
+            # A data URL would repeat the whole image here.
             yield f"Attachment: {plain(data.url.partition(';base64,')[0])}"
         case ToolCallPart(data=data):
             yield from _call(data, results.get(data.id))
@@ -159,7 +158,7 @@ def _call(call: ToolCall, result: ToolResult | None) -> Iterator[str]:
 
 
 def _input_of(call: ToolCall) -> tuple[str, str]:
-    """What was given, laid out if it is JSON; and its language."""
+    """The input, pretty-printed if it is JSON, and the language of its block."""
     try:
         return json.dumps(json.loads(call.input), indent=2, ensure_ascii=False), "json"
     except (ValueError, RecursionError):
@@ -177,20 +176,20 @@ def _result(result: ToolResult) -> Iterator[str]:
 def _end(finish: Finish) -> Iterator[str]:
     reason = finish.culm_reason or finish.reason
     if reason not in GOOD_ENDS:
-        words = ": ".join(filter(None, (reason, finish.message, finish.details)))
-        yield f"*Ended: {plain(words)}*"
+        text = ": ".join(filter(None, (reason, finish.message, finish.details)))
+        yield f"*Ended: {plain(text)}*"
 
 
-# --- text that stays where it is put
+# --- text that cannot affect the rest of the page
 
 
 def plain(text: str) -> str:
-    """The beginning of a text on one line, without anything that Markdown would obey."""
+    """The beginning of a text on one line, with Markdown syntax escaped."""
     return _SPECIAL.sub(r"\\\1", head_of(text))
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code that nothing inside can end."""
+    """A block of code whose fence does not occur inside it."""
     shown = without_controls(text)
     longest = max(map(len, _BACKTICKS.findall(shown)), default=0)
     fence = "`" * max(FENCE_MIN, longest + 1)
@@ -199,21 +198,21 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def quoted(text: str, level: int = 0) -> str:
-    """A quotation; whatever is begun inside ends with it."""
+    """A quotation that ends all blocks opened inside it."""
     return "\n".join(f"> {line}".rstrip() for line in contained(text, level).split("\n"))
 
 
 def contained(text: str, level: int = 0) -> str:
-    """Markdown as somebody wrote it, with what would go on below ended or not begun.
+    """Markdown as written, with open blocks closed or escaped.
 
-    Its headings are those of a section whose own has that `level`.
+    Its headings are moved below a heading of `level`.
     """
     lines: list[str] = []
-    fence = ""  # That is open.
+    fence = ""  # The open fence.
     for line in without_controls(text).strip("\n").split("\n"):
         found = _FENCE.match(line)
         if fence:
-            # It is ended by one of its kind, at least as long, with nothing behind it.
+            # A fence of the same kind, at least as long and alone on its line, ends it.
             if found and found[1].startswith(fence) and not line.strip().strip(fence[0]):
                 fence = ""
             lines.append(line)
@@ -226,7 +225,7 @@ def contained(text: str, level: int = 0) -> str:
 
 
 def _put_below(line: str, level: int, *, below_text: bool) -> str:
-    """A line that is in no block of code, without power over what is around it."""
+    """A line outside a block of code, made unable to affect the lines around it."""
     if found := _HEADING.match(line):
         return "#" * min(len(found[1]) + level, HEADING_MAX) + line[found.end() :]
     if _HTML.match(line):
@@ -237,5 +236,5 @@ def _put_below(line: str, level: int, *, below_text: bool) -> str:
 
 
 def date_text(at: int) -> str:
-    """A moment by the clock of the world, as pages that travel need it."""
+    """A time in UTC, because pages are read in other time zones."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"

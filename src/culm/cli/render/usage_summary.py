@@ -1,14 +1,14 @@
-"""What a run and all who work for it do at this moment, and what they have used up by now.
+"""Current activity and usage of a run and its sub-agents, for the status area.
 
-Reads the mirror that the client keeps. Agents that have ended are dropped from it, and a session
-knows the tokens of its latest step only, so both are summed up here as they pass.
+Reads the client's mirror. The mirror drops agents that have ended, and a session has the tokens of
+its latest step only, so this module adds up both as they change.
 """
 
 from collections.abc import Iterator
 
 from culm.cli.render.agent_lines import label_of
 from culm.cli.render.call_lines import call_line
-from culm.cli.terminal.status_lines import AgentStatus, RunStatus
+from culm.cli.terminal.status_area import AgentStatus, RunStatus
 from culm.client.mirror import Mirror
 from culm.client.tree import AgentBranch, SessionTree
 from culm.ids import AgentId, RunId, SessionId
@@ -27,25 +27,25 @@ _WAITS = {
     "question": "waits for an answer",
     "agents": "waits for its agents",
 }
-_OF_AGENTS = ("agent", "agent_wait")  # What these are about stands below: those at work.
+_AGENT_TOOLS = ("agent", "agent_wait")  # Their agents have lines of their own below.
 
 
 class UsageSummary:
-    """Counts from when it is made. Whoever takes events in has it `count` before they are shown."""
+    """Counts from its creation on. Call `count` after every event, before it is shown."""
 
     def __init__(self, tree: SessionTree, run_id: RunId, started_s: float) -> None:
         self._tree = tree
         self._run_id = run_id
         self._started_s = started_s
         self._step = self._step_now()
-        self._step_tokens = 0  # Of the run's own steps.
+        self._step_tokens = 0  # Tokens of the run's own steps.
         self._cost_before = self._cost_now()
-        self._first: dict[AgentId, int] = {}  # Tokens of agents that work for it, at first ...
-        self._last: dict[AgentId, int] = {}  # ... and by now. Both with all below them.
+        self._first: dict[AgentId, int] = {}  # Tokens of its direct sub-agents at first ...
+        self._last: dict[AgentId, int] = {}  # ... and now, both including all agents below them.
         self._labels: dict[AgentId, str] = {}
 
     def count(self) -> None:
-        """Take in what was used up since the last time."""
+        """Add the usage since the last call."""
         step = self._step_now()
         if step != self._step:
             self._step = step
@@ -58,28 +58,28 @@ class UsageSummary:
                 self._first.setdefault(agent.agent_id, agent.tokens)
                 self._last[agent.agent_id] = agent.tokens
 
-    def doing(self, now_s: float) -> RunStatus:
-        """The whole tree at this moment."""
+    def status(self, now_s: float) -> RunStatus:
+        """The activity and usage of the whole tree now."""
         self.count()
-        active = _latest_answer(self._tree)
+        answer = _latest_answer(self._tree)
         calls = [call_text(call) for call in running_calls(self._tree)]
         return RunStatus(
-            model="/".join(filter(None, (active.provider, active.model))) if active else "",
+            model="/".join(filter(None, (answer.provider, answer.model))) if answer else "",
             elapsed_s=max(now_s - self._started_s, 0.0),
             tokens=self._step_tokens + sum(self._last.values()) - sum(self._first.values()),
-            # What agents cost is part of what the session costs.
+            # The cost of a session includes that of its agents.
             cost=max(self._cost_now() - self._cost_before, 0.0),
             calls=calls if self._has_begun() else [],
-            state=_thinking(self._tree) if self._has_begun() else "waits for its turn",
+            state=_model_activity(self._tree) if self._has_begun() else "waits for its turn",
             agents=list(self._agents()),
         )
 
     def _agents(self) -> Iterator[AgentStatus]:
-        """Those at work, each above those that work for it."""
+        """The running agents, parents before children."""
         top, branches = self._tree.top, self._tree.branches
         below: dict[SessionId, list[AgentBranch]] = {}
         for branch in branches.values():
-            # Who has nobody above it that is known here works for the run all the same.
+            # An agent whose parent is unknown here is shown directly below the run.
             above = SessionId(branch.agent.parent_session_id)
             below.setdefault(above if above in branches else top, []).append(branch)
         left = [(branch, 0) for branch in reversed(below.get(top, ()))]
@@ -105,18 +105,18 @@ class UsageSummary:
 
 
 def activity_of(branch: AgentBranch) -> str:
-    """What an agent does, in a few words."""
+    """A short text for the current activity of an agent."""
     if branch.agent.state == "pending":
         return "starts"
     if branch.agent.waiting_for in ("ask", "question", "slot"):
         return _WAITS[branch.agent.waiting_for]
     if calls := running_calls(branch.mirror):
         return ", ".join(map(call_text, calls))
-    return _WAITS.get(branch.agent.waiting_for) or _thinking(branch.mirror)
+    return _WAITS.get(branch.agent.waiting_for) or _model_activity(branch.mirror)
 
 
 def running_calls(mirror: Mirror) -> list[ToolCall]:
-    """Calls of the latest answer that are whole and have no result."""
+    """The complete calls of the latest answer that have no result."""
     answered: set[str] = set()
     for message in reversed(mirror.messages.values()):
         answered.update(p.data.tool_call_id for p in message.parts if isinstance(p, ToolResultPart))
@@ -127,20 +127,20 @@ def running_calls(mirror: Mirror) -> list[ToolCall]:
 
 
 def call_text(call: ToolCall) -> str:
-    return call.name if call.name in _OF_AGENTS else call_line(call).removeprefix("→ ")
+    return call.name if call.name in _AGENT_TOOLS else call_line(call).removeprefix("→ ")
 
 
-def _thinking(mirror: Mirror) -> str:
-    """What a model does that makes no call."""
-    active = _latest_answer(mirror)
-    if active is None or is_finished(active.parts):
+def _model_activity(mirror: Mirror) -> str:
+    """A short text for the activity of a model without running calls."""
+    answer = _latest_answer(mirror)
+    if answer is None or is_finished(answer.parts):
         return "asks the model"
-    is_thinking = not active.parts or isinstance(active.parts[-1], ReasoningPart)
+    is_thinking = not answer.parts or isinstance(answer.parts[-1], ReasoningPart)
     return "thinks" if is_thinking else "writes"
 
 
 def _latest_answer(mirror: Mirror) -> Message | None:
-    """The latest answer, begun or whole."""
+    """The latest answer, complete or not."""
     return next(filter(_is_answer, reversed(mirror.messages.values())), None)
 
 

@@ -1,7 +1,7 @@
-"""The person at the terminal: is shown what a run and its agents ask, and answers it.
+"""The approval prompt: shows the asks and questions of a run and its agents, and reads answers.
 
-Owns the conversation and what is typed. Whoever answers first counts, here or elsewhere, so a
-prompt that another client has answered closes by itself.
+The first answer counts, from here or from another client, so a prompt closes by itself when
+another client has answered.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from culm.cli.render.call_lines import MARGIN, diff_lines, head_of
-from culm.cli.render.call_notes import path_text
+from culm.cli.render.call_lines import MARGIN, diff_lines, path_text
 from culm.cli.render.renderers import RunRenderer, TextRenderer
+from culm.cli.render.text import head_of
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused
 from culm.client.mirror import Mirror
@@ -31,8 +31,8 @@ from culm.wire.asks import (
 )
 from culm.wire.codec import Json, encode, printable
 
-LINE_BYTES_MAX = 4096  # No terminal has longer lines while they can still be edited.
-AGAIN_S = 1.0  # A server that restarts answers in a moment.
+LINE_BYTES_MAX = 4096  # The limit of a terminal in line mode.
+RETRY_S = 1.0  # A server that restarts answers soon.
 COVERAGE_SHOWN_MAX = 5
 _WITH_COMMAND = ("bash", "job_kill")
 _WITH_CHANGE = ("edit", "multiedit", "write")
@@ -46,41 +46,41 @@ ANSWERS = {
 
 
 class LineInput(Protocol):
-    """Where a person types."""
+    """A source of lines typed by a person."""
 
     async def read(self, prompt: str) -> str:
-        """A line with its end; nothing if there will be no more."""
+        """Return a line including its end, or nothing at the end of input."""
         ...
 
 
 class TerminalInput:
-    """Standard input, which is a terminal, below what is shown on it."""
+    """Standard input of a terminal, with the prompt below the printed output."""
 
-    def __init__(self, face: TextRenderer) -> None:
-        self._face = face
+    def __init__(self, renderer: TextRenderer) -> None:
+        self._renderer = renderer
 
     async def read(self, prompt: str) -> str:
-        # What was typed before the question was there is no answer to it.
+        # Input typed before the question was shown cannot be an answer to it.
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        self._face.prompt(prompt)
+        self._renderer.prompt(prompt)
         try:
-            said = (await _readable(sys.stdin.fileno())).decode(errors="replace")
-            if said:
-                self._face.typed()
-            return said
+            line = (await _read_when_ready(sys.stdin.fileno())).decode(errors="replace")
+            if line:
+                self._renderer.typed()
+            return line
         finally:
-            self._face.close_prompt()
+            self._renderer.close_prompt()
 
 
-async def _readable(descriptor: int) -> bytes:
-    """What can be read, as soon as there is something."""
+async def _read_when_ready(descriptor: int) -> bytes:
+    """Wait until the descriptor is readable, then read it without blocking."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[bytes] = loop.create_future()
 
     def read() -> None:
         loop.remove_reader(descriptor)
         data = b""
-        with suppress(OSError):  # The terminal is gone: nobody will answer.
+        with suppress(OSError):  # The terminal is gone, which counts as the end of input.
             data = os.read(descriptor, LINE_BYTES_MAX)
         if not found.done():
             found.set_result(data)
@@ -93,25 +93,25 @@ async def _readable(descriptor: int) -> bytes:
 
 
 class ApprovalPrompt:
-    """Answers what one run and its agents ask, one thing after the other."""
+    """Reads answers for the asks and questions of one run and its agents, one after the other."""
 
     def __init__(
         self,
         workspace: RemoteWorkspace,
         follower: Follower,
         tree: SessionTree,
-        face: RunRenderer,
+        renderer: RunRenderer,
         lines: LineInput,
     ) -> None:
         self._workspace = workspace
         self._follower = follower
         self._tree = tree
-        self._face = face
+        self._renderer = renderer
         self._lines = lines
         self._seen: set[AskId] = set()
 
     async def serve(self) -> None:
-        """Answer for as long as the caller lets it."""
+        """Prompt until the task is canceled."""
         while True:
             await self._follower.until(lambda _: bool(self._open()))
             for ask in self._open():
@@ -120,11 +120,11 @@ class ApprovalPrompt:
                     await self._ask(ask)
                     self._seen.add(ask_id)
                 except (RequestRefused, OSError) as exc:
-                    self._face.note(f"(cannot answer: {exc}; trying again)")
-                    await asyncio.sleep(AGAIN_S)
+                    self._renderer.note(f"(cannot answer: {exc}; trying again)")
+                    await asyncio.sleep(RETRY_S)
 
     def _open(self) -> list[AskChanged | QuestionChanged]:
-        asked = self._tree.asked()
+        asked = self._tree.all_asks()
         return [ask for ask in asked if ask.state == "open" and id_of(ask) not in self._seen]
 
     async def _ask(self, asked: AskChanged | QuestionChanged) -> None:
@@ -137,26 +137,26 @@ class ApprovalPrompt:
 
     async def _permit(self, ask: Ask[PermissionRequest], asked: AskChanged) -> None:
         asked_by = list(self._path_lines(ask.agent_path))
-        for line in (*asked_by, *lines_of(ask)):
-            self._face.note(line)
-        # That of an agent is its own: what the run above it does is asked about again.
-        whose = "this agent's" if asked_by else "this"
-        wider = f", [s] for {whose} session, [w] for this workspace" if ask.grains else ""
+        for line in (*asked_by, *permission_lines(ask)):
+            self._renderer.note(line)
+        # An agent has a session of its own: the run above it asks again for the same.
+        owner = "this agent's" if asked_by else "this"
+        wider = f", [s] for {owner} session, [w] for this workspace" if ask.grains else ""
         action = None
         while action is None:
-            said = await self._line(asked, f"allow it? [y] once{wider}, [n]o: ")
-            if said is None:
+            line = await self._line(asked, f"allow it? [y] once{wider}, [n]o: ")
+            if line is None:
                 return
-            # Who closes the terminal has not agreed.
-            action = ANSWERS.get(said.strip().lower()) if said else "deny"
-        await self._workspace.answer(ask, action)  # What came of it is told to everybody.
+            # A closed terminal is not a consent.
+            action = ANSWERS.get(line.strip().lower()) if line else "deny"
+        await self._workspace.answer(ask, action)  # An event reports the result to all clients.
 
     async def _answer_questions(self, asked: QuestionChanged) -> None:
         for ask in await self._workspace.questions():
             if ask.request.id != asked.batch_id:
                 continue
             for line in self._path_lines(ask.agent_path):
-                self._face.note(line)
+                self._renderer.note(line)
             responses: list[QuestionResponse] = []
             for question in ask.request.questions:
                 response = await self._answer_one(asked, question)
@@ -168,22 +168,22 @@ class ApprovalPrompt:
     async def _answer_one(
         self, asked: QuestionChanged, question: Question
     ) -> QuestionResponse | None:
-        """None if somebody else has answered, or nobody here will."""
+        """Return None if another client has answered, or the terminal was closed."""
         for line in question_lines(question):
-            self._face.note(line)
+            self._renderer.note(line)
         while True:
-            said = await self._line(asked, HOW[question.type])
-            if said is None:
+            line = await self._line(asked, QUESTION_PROMPTS[question.type])
+            if line is None:
                 return None
-            if not said:
+            if not line:
                 await self._workspace.cancel_questions(asked.batch_id)
                 return None
-            response = parse_response(question, said.strip())
+            response = parse_response(question, line.strip())
             if response is not None:
                 return response
 
     async def _line(self, asked: AskChanged | QuestionChanged, prompt: str) -> str | None:
-        """What is typed; None if the ask is closed before."""
+        """Read a line; None if the ask is closed first."""
 
         def is_closed(_: Mirror) -> bool:
             return self._tree.is_closed(asked)
@@ -192,21 +192,21 @@ class ApprovalPrompt:
             reading = tasks.create_task(self._lines.read(prompt), name="read a line")
             closing = tasks.create_task(self._follower.until(is_closed), name="closed elsewhere")
             await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
-            is_said = reading.done()
+            is_typed = reading.done()
             reading.cancel()
             closing.cancel()
-        return reading.result() if is_said else None
+        return reading.result() if is_typed else None
 
     def _path_lines(self, path: Sequence[str]) -> Iterator[str]:
-        if names := self._tree.titles(path):
+        if names := self._tree.agent_names(path):
             yield f"  asked by {path_text(names)}"
 
 
-# --- what a person reads
+# --- the lines of a prompt
 
 
-def lines_of(ask: Ask[PermissionRequest]) -> Iterator[str]:
-    """What would be done, exactly; why it is asked; and what a wider consent means."""
+def permission_lines(ask: Ask[PermissionRequest]) -> Iterator[str]:
+    """The exact call, the reason for the ask, and the coverage of a wider consent."""
     request = ask.request
     yield from params_lines(request.tool_name, request.params)
     yield from location_lines(request.path, ask.why)
@@ -217,14 +217,14 @@ def lines_of(ask: Ask[PermissionRequest]) -> Iterator[str]:
 
 
 def params_lines(tool_name: str, params: Json) -> Iterator[str]:
-    """What a tool is given. Only of our own tools is it known which part says it all."""
+    """The input of a tool: all of it, unless one part of a culm tool contains everything."""
     match params:
         case {"old_content": str(before), "new_content": str(after)} if tool_name in _WITH_CHANGE:
-            yield from map(_whole, diff_lines(before, after))
+            yield from map(_with_margin, diff_lines(before, after))
         case {"command": str(command)} if tool_name in _WITH_COMMAND:
             yield from whole_lines(command)
         case _:
-            yield _whole(encode(params or {}).decode())
+            yield _with_margin(encode(params or {}).decode())
 
 
 def location_lines(path: str, why: str) -> Iterator[str]:
@@ -235,15 +235,15 @@ def location_lines(path: str, why: str) -> Iterator[str]:
 
 
 def whole_lines(text: str) -> Iterator[str]:
-    """Nothing of it is left out: whoever agrees has seen all of it."""
-    return map(_whole, text.split("\n"))
+    """All lines of a text: a person who agrees must have seen everything."""
+    return map(_with_margin, text.split("\n"))
 
 
-def _whole(line: str) -> str:
+def _with_margin(line: str) -> str:
     return f"{MARGIN}{printable(line)}"
 
 
-HOW = {
+QUESTION_PROMPTS = {
     "yes_no": "[y]es or [n]o, empty to skip: ",
     "single_choice": "a number, or your own words, empty to skip: ",
     "multi_choice": "numbers, or your own words, empty to skip: ",
@@ -260,31 +260,31 @@ def question_lines(question: Question) -> Iterator[str]:
         yield f"  {number}. {choice.label}{about}"
 
 
-def parse_response(question: Question, said: str) -> QuestionResponse | None:
-    """What was typed as an answer; None if it is none. Nothing skips the question."""
+def parse_response(question: Question, text: str) -> QuestionResponse | None:
+    """The response for a typed text; None if it is not valid. An empty text skips the question."""
     response = QuestionResponse(question.id)
-    if not said:
+    if not text:
         return response
     match question.type:
         case "yes_no":
-            action = ANSWERS.get(said.lower())
+            action = ANSWERS.get(text.lower())
             response.yes = {"allow": True, "deny": False}.get(action or "")
             return None if response.yes is None else response
         case "free_text":
-            response.fill_in_text = said
+            response.fill_in_text = text
         case _:
-            numbers = _numbers(said, len(question.choices))
+            numbers = _numbers(text, len(question.choices))
             if question.type == "single_choice" and len(numbers) > 1:
                 return None
             response.selected_ids = [question.choices[number - 1].id for number in numbers]
-            response.fill_in_text = "" if numbers else said
+            response.fill_in_text = "" if numbers else text
     return response
 
 
-def _numbers(said: str, most: int) -> Sequence[int]:
-    """The choices that were named; none if it is something else."""
-    words = said.replace(",", " ").split()
-    if not all(word.isascii() and word.isdecimal() for word in words):
+def _numbers(text: str, number_max: int) -> Sequence[int]:
+    """The chosen numbers; empty if the text has anything else, or a number out of range."""
+    parts = text.replace(",", " ").split()
+    if not all(part.isascii() and part.isdecimal() for part in parts):
         return ()
-    numbers = list(dict.fromkeys(int(word[:9]) for word in words))
-    return numbers if all(1 <= number <= most for number in numbers) else ()
+    numbers = list(dict.fromkeys(int(part[:9]) for part in parts))
+    return numbers if all(1 <= number <= number_max for number in numbers) else ()

@@ -1,6 +1,6 @@
-"""Keys that a person types while a run goes on: Escape stops it, the rest is for the next prompt.
+"""Keys typed during a run: Escape stops the run, other text is kept for the next prompt.
 
-Owns the mode of the terminal: as it was is how it is left, whatever happens in between.
+Owns the mode of the terminal, and always restores it.
 """
 
 import asyncio
@@ -12,26 +12,26 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 KEYS_BYTES_MAX = 1024
-_TAKEN_BACK = re.compile("[^\x7f\b]?[\x7f\b]")
-ESCAPE = b"\x1b"  # Alone: more behind it is an arrow, or something pasted.
+_BACKSPACE = re.compile("[^\x7f\b]?[\x7f\b]")
+ESCAPE = b"\x1b"  # Only when alone: with more bytes it is an arrow key or pasted text.
 
 
 class KeyListener:
-    """Listens to a terminal. `paused` while somebody types a line."""
+    """Reads single keys from a terminal. Use `paused` while the user types a line."""
 
     def __init__(self, descriptor: int, on_escape: Callable[[], None]) -> None:
         self._descriptor = descriptor
         self._on_escape = on_escape
-        self._typed = b""  # What may be meant for the next prompt.
+        self._typed = b""  # Text for the next prompt.
         self._is_listening = False
-        self._typing = termios.tcgetattr(descriptor)  # As it is for whoever types lines.
+        self._typing = termios.tcgetattr(descriptor)  # The mode for typing lines.
         self._listening = termios.tcgetattr(descriptor)
-        # Ctrl-C and Ctrl-Z are signals still.
+        # Ctrl-C and Ctrl-Z still send signals.
         self._listening[3] &= ~(termios.ICANON | termios.ECHO)
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Within the block, which runs in an event loop."""
+        """Read keys within the block, which runs in an event loop."""
         self._listen()
         try:
             yield
@@ -40,7 +40,7 @@ class KeyListener:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Within the block lines are typed as always."""
+        """Restore line mode within the block."""
         self._stop()
         try:
             yield
@@ -48,24 +48,24 @@ class KeyListener:
             self._listen()
 
     def typed(self) -> str:
-        """What was typed meanwhile, as one line."""
+        """The text typed so far, as one line."""
         text = self._typed.decode(errors="replace")
-        while "\x7f" in text or "\b" in text:  # What was taken back.
-            text = _TAKEN_BACK.sub("", text, count=1)
+        while "\x7f" in text or "\b" in text:  # Backspace removes the character before it.
+            text = _BACKSPACE.sub("", text, count=1)
         return " ".join("".join(one for one in text if one.isprintable() or one.isspace()).split())
 
     @contextmanager
     def stopping(self) -> Generator[None]:
-        """Within the block, of the main thread, Ctrl-Z stops us with the terminal as it was.
+        """Restore the terminal before Ctrl-Z stops the process, within a block of the main thread.
 
-        Whoever goes on is listened to again: shells do not bring the mode back.
+        After the process is resumed it reads keys again: shells do not restore the mode.
         """
 
         def stop(*_: object) -> None:
             self.restore()
-            os.kill(os.getpid(), signal.SIGSTOP)  # Until somebody wants us to go on.
+            os.kill(os.getpid(), signal.SIGSTOP)  # Returns when the process is resumed.
             with suppress(OSError):
-                # In the background the terminal is another's.
+                # In the background the terminal belongs to another process.
                 if self._is_listening and os.tcgetpgrp(self._descriptor) == os.getpgrp():
                     self._set(self._listening)
 
@@ -76,7 +76,7 @@ class KeyListener:
             signal.signal(signal.SIGTSTP, before)
 
     def restore(self) -> None:
-        """Leave the terminal as it was; from any thread."""
+        """Restore the mode of the terminal; callable from any thread."""
         self._set(self._typing)
 
     def _set(self, mode: list[int | list[bytes | int]]) -> None:
@@ -98,9 +98,9 @@ class KeyListener:
             keys = os.read(self._descriptor, KEYS_BYTES_MAX)
         except OSError:
             keys = b""
-        if not keys:  # Nobody sits there any more.
+        if not keys:  # The terminal was closed.
             asyncio.get_running_loop().remove_reader(self._descriptor)
-        elif not keys.strip(ESCAPE):  # Once, or more than once by who is in a hurry.
+        elif not keys.strip(ESCAPE):  # Pressed once, or repeatedly in a hurry.
             self._on_escape()
-        elif ESCAPE not in keys:  # An arrow has nothing to move in.
+        elif ESCAPE not in keys:  # Arrow keys and the like have no meaning here.
             self._typed = (self._typed + keys)[:KEYS_BYTES_MAX]

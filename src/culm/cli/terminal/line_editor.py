@@ -1,4 +1,4 @@
-"""What a person types at the prompt of `culm`: a line, edited, remembered and understood."""
+"""The prompt of `culm`: line editing, history, completion, and parsing of the typed line."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HISTORY_LINES = 1000
 MATCHES_MAX = 100
-# What ends a sentence ends a name.
+# Punctuation at the end is not part of a file name.
 _FILE = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S*[^\s,.;:!?)]))')
 _NAMES = {"help", "new", "sessions", "session", "model", "quit"}
 
@@ -24,24 +24,24 @@ Kind = Literal["nothing", "prompt", "shell", "help", "new", "sessions", "session
 
 @dataclass(frozen=True, slots=True)
 class TypedLine:
-    """A line and what it means."""
+    """A typed line and its kind."""
 
     kind: Kind
     text: str = ""
 
 
 def parse_line(line: str) -> TypedLine | None:
-    """What is meant; None if it begins like a command and is none."""
+    """Parse a line; None if it looks like a command but is not one."""
     text = line.strip()
     if not text:
         return TypedLine("nothing")
     if text.startswith("!"):
         return TypedLine("shell", text[1:].strip()) if text[1:].strip() else TypedLine("nothing")
-    # A path is no command.
-    word, _, rest = text.partition(" ")
-    if not re.fullmatch(r"/[a-z?]*", word):
+    # A path is not a command.
+    name, _, rest = text.partition(" ")
+    if not re.fullmatch(r"/[a-z?]*", name):
         return TypedLine("prompt", text)
-    name = {"/exit": "quit", "/?": "help", "/": "help"}.get(word, word[1:])
+    name = {"/exit": "quit", "/?": "help", "/": "help"}.get(name, name[1:])
     for kind in ("help", "new", "sessions", "session", "model", "quit"):
         if name == kind:
             return TypedLine(kind, rest.strip())
@@ -49,20 +49,20 @@ def parse_line(line: str) -> TypedLine | None:
 
 
 class TypedPrompt(NamedTuple):
-    """What the agent is asked, with the files that go with it."""
+    """The prompt for the agent, with its attached files."""
 
     text: str
     files: list[Path]
-    others: list[str]  # Names behind an @ that are no files.
+    others: list[str]  # Names after an @ that are not files.
 
 
 def parse_prompt(text: str, directory: Path) -> TypedPrompt:
-    """Files that are named with an @ are attached, and their names stay."""
+    """Attach the files named with an @; the names stay in the text, without the @."""
     files: dict[Path, None] = {}
     others: dict[str, None] = {}
 
     def name(found: re.Match[str]) -> str:
-        # A home nobody has, a name too long for a file: whatever it is, it is none.
+        # An unknown home directory or an invalid name is not a file.
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             file = directory / Path(found[1] or found[2]).expanduser()
             if file.is_file():
@@ -81,23 +81,23 @@ class LineEditor:
         self._directory = directory
         self._history = history
         self._matches: Sequence[str] = ()
-        self._signs = ("› ", "… ") if _knows("›…", sys.stdout.encoding) else ("> ", ". ")
+        self._prompts = ("› ", "… ") if _can_encode("›…", sys.stdout.encoding) else ("> ", ". ")
 
     def __enter__(self) -> "LineEditor":
-        with contextlib.suppress(OSError):  # Without history one can type as well.
+        with contextlib.suppress(OSError):  # The prompt works without a history.
             self._history.parent.mkdir(parents=True, exist_ok=True)
-            # What was typed may be secret.
+            # Typed lines may contain secrets.
             os.close(os.open(self._history, os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
             readline.read_history_file(self._history)
         readline.set_history_length(HISTORY_LINES)
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n")
-        # What is no letter in this encoding is no reason to end. It is a terminal's own stream.
+        # Undecodable input must not end the prompt. Stdin is a terminal, so it is a text stream.
         cast("TextIOWrapper", sys.stdin).reconfigure(errors="replace")
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
         if not is_libedit:
-            # Else each line that is pasted would be a prompt, or a command; Python has it off.
+            # Without it every pasted line would be sent by itself; Python turns it off.
             readline.parse_and_bind("set enable-bracketed-paste on")
         return self
 
@@ -106,13 +106,13 @@ class LineEditor:
         with contextlib.suppress(OSError):
             readline.write_history_file(self._history)
 
-    def read(self, begun: str = "") -> str:
-        """What is typed, with the lines it goes on in; raises `EOFError`, `KeyboardInterrupt`.
+    def read(self, initial: str = "") -> str:
+        """Read a line and its continuation lines; raises `EOFError`, `KeyboardInterrupt`.
 
-        `begun` stands there already, and can be changed.
+        `initial` is the editable text that the line starts with.
         """
-        first, more = self._signs
-        readline.set_startup_hook(lambda: readline.insert_text(begun))
+        first, more = self._prompts
+        readline.set_startup_hook(lambda: readline.insert_text(initial))
         try:
             lines = [input(first)]
         finally:
@@ -127,24 +127,24 @@ class LineEditor:
         return self._matches[state] if state < len(self._matches) else None
 
 
-def _knows(signs: str, encoding: str) -> bool:
+def _can_encode(text: str, encoding: str) -> bool:
     try:
-        signs.encode(encoding)
+        text.encode(encoding)
     except UnicodeEncodeError:
         return False
     return True
 
 
 def completions(text: str, directory: Path) -> Iterator[str]:
-    """What a word may become."""
+    """The completions of a command or of a path after an @."""
     if text.startswith("/") and "/" not in text[1:]:
         yield from sorted(f"/{name} " for name in _NAMES if name.startswith(text[1:]))
     elif text.startswith("@"):
         folder, slash, start = text[1:].rpartition("/")
         with contextlib.suppress(OSError, RuntimeError, ValueError):
-            place = directory / Path(folder + slash).expanduser()
-            names = sorted(entry.name for entry in os.scandir(place))
+            location = directory / Path(folder + slash).expanduser()
+            names = sorted(entry.name for entry in os.scandir(location))
             found = [n for n in names if n.startswith(start) and (start or not n.startswith("."))]
             for name in found[:MATCHES_MAX]:
-                end = "/" if (place / name).is_dir() else " "
+                end = "/" if (location / name).is_dir() else " "
                 yield f"@{folder}{slash}{name}{end}"

@@ -1,4 +1,4 @@
-"""What a signal does to a command that waits for a run: the first cancels, the second leaves."""
+"""Signals to a command that waits for a run: the first cancels the run, the second exits."""
 
 import asyncio
 import os
@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
-ECHO_S = 0.2  # One request may come as two signals: `timeout` sends one to us and one to our group.
+# One request may arrive as two signals: `timeout` signals the process and its process group.
+ECHO_S = 0.2
 
 
 @contextmanager
@@ -16,14 +17,14 @@ def cancelling(
     cancel: Callable[[], None],
     leave: Callable[[], object] = lambda: None,
 ) -> Generator[None]:
-    """Within the block the first signal has `cancel` called, and a second one ends us at once.
+    """Call `cancel` at the first signal within the block, and exit at once at the second.
 
-    `cancel` is called in the loop, which may be another thread's; `leave` just before the end.
+    `cancel` is called in the loop, which may run in another thread; `leave` just before the exit.
     """
     first_s: float | None = None
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        # Not a handler of the loop: it must be heard while a write to stdout blocks.
+        # Not a handler of the loop: it must run even while a write to stdout blocks.
         nonlocal first_s
         if first_s is None:
             first_s = loop.time()

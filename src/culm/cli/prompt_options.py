@@ -1,0 +1,147 @@
+"""Text, model, budget, time limit and files that go with a prompt, parsed from the command line.
+
+All of it is read before anything is started, so that a mistake starts nothing. Only files and stdin
+are I/O.
+"""
+
+import mimetypes
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from culm.errors import InvalidRequest
+from culm.wire.agent import Attachment
+from culm.wire.codec import printable
+from culm.wire.config import ProviderConfig, SelectedModel
+from culm.wire.runs import Limits
+
+T = TypeVar("T", int, float)
+FILE_BYTES_MAX = 10 << 20  # The limit of the server; a test compares them.
+FILES_BYTES_MAX = 44 << 20  # The limit for all of them, in their encoding on the wire.
+FILES_MAX = 100
+AMOUNT_MAX = 10**15  # More is a typo, and does not fit on the wire.
+_MONEY = re.compile(r"\$?(\d+(?:\.\d+)?)\$?(?:usd)?", re.IGNORECASE)
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)\s*tok(?:ens?)?", re.IGNORECASE)
+_STEPS = re.compile(r"(\d+)\s*steps?", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def choose_model(text: str, providers: Mapping[str, ProviderConfig]) -> SelectedModel:
+    """Resolve PROVIDER/MODEL, or a MODEL that only one provider has; raises `InvalidRequest`."""
+    usable = {name: one for name, one in providers.items() if not one.disable}
+    provider, _, model = text.partition("/")
+    if provider in usable and model:
+        return SelectedModel(model=model, provider=provider)
+    owners = [name for name, one in usable.items() if text in {m.id for m in one.models}]
+    if len(owners) == 1:
+        return SelectedModel(model=text, provider=owners[0])
+    if owners:
+        hint = "use " + " or ".join(f"{name}/{text}" for name in owners)
+        raise InvalidRequest(f"more than one provider has the model {text}", hint=hint)
+    known = [f"{name}/{model.id}" for name, one in usable.items() for model in one.models]
+    hint = f"known: {', '.join(known[:5])}" if known else "docs/models.md explains how to add one"
+    raise InvalidRequest(f"no provider has a model {text}", hint=hint)
+
+
+def limits_of(budgets: Sequence[str], timeout: str) -> Limits:
+    """Parse the limits of a run; raises `InvalidRequest`."""
+    limits = Limits(wall_s=_seconds(timeout) if timeout else 0)
+    for text in budgets:
+        amount = text.strip().replace(",", "")
+        if (money := _MONEY.fullmatch(amount)) is not None:
+            limits.cost = _positive(_counted(float(money[1]), text), text)
+        elif (tokens := _TOKENS.fullmatch(amount)) is not None:
+            factor = _FACTORS[tokens[2].lower()]
+            limits.tokens = _positive(int(_counted(float(tokens[1]) * factor, text)), text)
+        elif (steps := _STEPS.fullmatch(amount)) is not None:
+            limits.steps = _positive(int(_counted(float(steps[1]), text)), text)
+        else:
+            hint = "use 0.50 (USD), 200ktokens or 20steps; one option for each"
+            raise InvalidRequest(f"{printable(text)} is not a budget", hint=hint)
+    return limits
+
+
+def _seconds(text: str) -> float:
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise InvalidRequest(f"{printable(text)} is not a time", hint="use 90, 90s, 5m or 1h")
+    value = float(found[1]) * _SECONDS[(found[2] or "s").lower()]
+    return _positive(_counted(value, text), text)
+
+
+def _counted(value: float, text: str) -> float:
+    """Refuse a number with so many digits that it is infinite: on the wire that means no limit."""
+    if value > AMOUNT_MAX:
+        raise InvalidRequest(f"{printable(text)} is too large", hint="use a smaller number")
+    return value
+
+
+def _positive(value: T, text: str) -> T:
+    """Refuse 0: on the wire it means no limit."""
+    if value <= 0:
+        raise InvalidRequest(f"{printable(text)} is not a positive limit", hint="use more than 0")
+    return value
+
+
+def read_attachments(files: Sequence[Path]) -> list[Attachment]:
+    """Read the files; raises `InvalidRequest` with the one that cannot be attached."""
+    if len(files) > FILES_MAX:
+        raise InvalidRequest(f"at most {FILES_MAX} files can be attached")
+    found = [_attachment(file) for file in files]
+    if sum(len(one.content) for one in found) > FILES_BYTES_MAX:
+        raise InvalidRequest(f"the attached files exceed {FILES_BYTES_MAX >> 20} MiB")
+    return found
+
+
+def _attachment(file: Path) -> Attachment:
+    name = printable(str(file))
+    try:
+        if file.is_dir():
+            hint = "attach its files, or name it in the prompt"
+            raise InvalidRequest(f"cannot attach {name}: it is a directory", hint=hint)
+        if not file.is_file() and file.exists():
+            raise InvalidRequest(f"cannot attach {name}: it is not a regular file")
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        hint = "paths are relative to the current directory"
+        raise InvalidRequest(f"cannot attach {name}: {exc.strerror}", hint=hint) from exc
+    if len(content) > FILE_BYTES_MAX:
+        hint = "name it in the prompt, and the agent can read parts of it"
+        message = f"cannot attach {name}: it is larger than {FILE_BYTES_MAX >> 20} MiB"
+        raise InvalidRequest(message, hint=hint)
+    kind = _type_of(file, content)
+    if not kind.startswith(("text/", "image/")):
+        hint = "attach text or an image"
+        raise InvalidRequest(f"cannot attach {name}: {kind} is not supported", hint=hint)
+    return Attachment(str(file.absolute()), file.name, kind, content)
+
+
+def _type_of(file: Path, content: bytes) -> str:
+    """The type by the name for an image; otherwise by the content, whatever the name."""
+    guessed = mimetypes.guess_type(file.name)[0] or ""
+    if guessed.startswith("image/") and guessed != "image/svg+xml":
+        return guessed
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return guessed or "application/octet-stream"
+    return guessed if guessed.startswith("text/") else "text/plain"
+
+
+def read_text(words: Sequence[str], bytes_max: int) -> str:
+    """The text from the command line, or from stdin for `-`; raises `InvalidRequest`."""
+    if list(words) != ["-"]:
+        text = " ".join(words)
+    elif sys.stdin is None:
+        raise InvalidRequest("cannot read the text: stdin is closed")
+    else:
+        # One byte over the limit is enough for the text to be refused as too large.
+        text = sys.stdin.buffer.read(bytes_max + 1).decode(errors="replace")
+    if not text.strip():
+        raise InvalidRequest("the text is empty", hint="give a text, or use - to read stdin")
+    return text
