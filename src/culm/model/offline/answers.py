@@ -1,6 +1,6 @@
-"""What the offline model says: what tools found, in a few words and with bounds, and what it is.
+"""Texts of the offline model: tool results, titles and summaries, all of bounded length.
 
-Pure. Which tools are called is `offline.py`; what was asked for is `offline_intents.py`.
+Pure. `model.py` decides which tools are called; `intents.py` parses the request.
 """
 
 import re
@@ -10,173 +10,147 @@ from typing import assert_never
 import msgspec
 from msgspec import Struct
 
-from culm.model.offline.intents import (
-    CountFilesIntent,
-    CountLinesIntent,
-    CountMatchesIntent,
-    DelegateIntent,
-    DownloadIntent,
-    FetchIntent,
-    FindIntent,
-    Intent,
-    ListIntent,
-    ReadFirstIntent,
-    ReadIntent,
-    ReplaceIntent,
-    RunIntent,
-    SearchIntent,
-    WriteIntent,
-)
-from culm.wire.messages import BinaryPart, Message, ToolResult
+from culm.model.offline.intents import Intent, without_courtesy
+from culm.wire.messages import Message, ToolCallPart, ToolResult, ToolResultPart, full_text
 
 INTRODUCTION = (
     "I am culm's offline model: a few rules, not an LLM. Set OPENAI_API_KEY or ANTHROPIC_API_KEY, "
     "start a local model server, or see `culm models`.\n\n"
 )
 LISTED_LINES = 30
-READ_LINES = 40
-READ_LINES_MAX = 200  # However many were asked for.
+READ_LINES, READ_LINES_MAX = 40, 200  # By default, and if more were asked for.
 LINE_CHARS = 200
 ERROR_LINES = 8
 NAME_CHARS = 40
-# The line below each report, with the agent's id and what it has cost; a test holds culm to it.
+TITLE_CHARS, TITLE_READ_CHARS = 50, 1000
+SUMMARY_REQUESTS_MAX, SUMMARY_CALLS_MAX = 20, 40  # The newest ones.
+SUMMARY_ANSWER_CHARS = 2000
+# The line below each report with the agent's id and cost; a test checks that it still matches.
 _FACTS = re.compile(r"^\[agent [^\n]*\]$\n?", re.MULTILINE)
-_REFUSED = "Not allowed: "  # How a refusal begins that the model may go on after.
+_REFUSED = "Not allowed: "  # The beginning of a refusal after which the turn continues.
 
 
 class _Metadata(Struct):
-    """What tools tell clients about a result, as far as it counts here."""
+    """The metadata of tool results that is used here."""
 
     number_of_files: int | None = None
     number_of_matches: int | None = None
     truncated: bool = False
-    content: str | None = None  # Of a file, without line numbers ...
-    number_of_lines: int | None = None  # ... and how many it has, if it was read to its end.
+    content: str | None = None  # A file's text without line numbers.
+    number_of_lines: int | None = None  # Of the file, if it was read to its end.
 
 
 def describe_result(intent: Intent, result: ToolResult) -> str:
-    """What came of an intent."""
+    """The outcome of an intent."""
     if result.is_error:
         return _failure(result)
-    about = _metadata_of(result)
-    match intent:
-        case ListIntent(path=path):
-            return _listing(result, about, "entry", f"in {path or 'this directory'}")
-        case FindIntent(pattern=pattern, path=path):
-            return _listing(result, about, "file", f"like `{pattern}`{_in(path)}")
-        case CountFilesIntent(pattern=pattern, path=path):
-            like = "" if pattern == "**/*" else f" like `{pattern}`"
-            count = _number(about.number_of_files, result, about)
-            return f"Found {_plural(count, 'file')}{like}{_in(path)}."
-        case SearchIntent():
-            return _matches(intent, result, about)
-        case CountMatchesIntent(search=search):
-            count = _number(about.number_of_matches, result, about)
-            return (
-                f"Found {_plural(count, 'matching line')} for `{search.pattern}`{_scope(search)}."
-            )
-        case CountLinesIntent(path=path):
-            return f"{path} has {_plural(_lines_of(result, about), 'line')}."
-        case ReadIntent(path=path, lines=lines):
-            return _file(path, min(lines or READ_LINES, READ_LINES_MAX), result, about)
-        case ReadFirstIntent(pattern=pattern, path=path):
-            return f"There is no file like `{pattern}`{_in(path)}."
-        case RunIntent(command=command):
-            return f"`{command}`:\n{_block(result.content, READ_LINES)}"
-        case ReplaceIntent() | WriteIntent() | DownloadIntent():
+    match intent.kind:
+        case "list" | "find" | "search" | "count_files" | "count_matches":
+            return _found(intent, result)
+        case "read":
+            return _file(intent.path, min(intent.lines or READ_LINES, READ_LINES_MAX), result)
+        case "replace" | "write":
             done, _, lines = result.content.partition("\n")
             return f"{done}\n{_block(lines, READ_LINES)}" if lines.strip() else done
-        case FetchIntent(url=url):
-            return f"{url}:\n{_block(result.content, READ_LINES)}"
-        case DelegateIntent(prompts=prompts):
-            return _reports(result, len(prompts))
+        case "run":
+            return f"`{intent.command}`:\n{_block(result.content, READ_LINES)}"
+        case "fetch":
+            return f"{intent.url}:\n{_block(result.content, READ_LINES)}"
+        case "delegate":
+            return _reports(result, len(intent.prompts))
         case _:
-            assert_never(intent)
+            assert_never(intent.kind)
 
 
-def name_of(intent: Intent) -> str:
-    """A few words for whoever does it; nothing if its own are as good."""
-    match intent:
-        case ReadIntent(path=path):
-            words = f"read {path}"
-        case (
-            SearchIntent(pattern=pattern) | CountMatchesIntent(search=SearchIntent(pattern=pattern))
-        ):
-            words = f"search {pattern}"
-        case ReplaceIntent(path=path):
-            words = f"edit {path}"
-        case WriteIntent(path=path):
-            words = f"write {path}"
-        case RunIntent(command=command):
-            words = f"run {command}"
-        case _:
-            return ""
-    return " ".join(words.split())[:NAME_CHARS]
-
-
-def first_path(result: ToolResult) -> str:
-    """The first of the files that were found, by depth and name; empty if there is none."""
-    if result.is_error:
+def agent_name(intent: Intent) -> str:
+    """A short name for an agent that begins with this intent; empty if it needs none."""
+    if intent.kind not in ("read", "search", "count_matches", "replace", "write", "run"):
         return ""
-    # Notes stand behind the paths.
-    paths = result.content.splitlines()[: _metadata_of(result).number_of_files]
-    return min(filter(None, paths), key=lambda path: (path.count("/"), path), default="")
+    verb = {"count_matches": "search", "replace": "edit"}.get(intent.kind, intent.kind)
+    target = intent.command or intent.pattern or intent.path
+    return " ".join(f"{verb} {target}".split())[:NAME_CHARS]
 
 
-def is_unread(result: ToolResult) -> bool:
-    """Whether a file was not changed because the session does not know it as it is."""
-    return result.is_error and "view it" in result.content
+_ABILITIES = (  # The tool, its use, and an example.
+    ("ls", "list directories", "list the files"),
+    ("view", "read files", "read README.md"),
+    ("grep", "search in files", "how many times does TODO occur?"),
+    ("glob", "find and count files", ""),
+    ("bash", "run commands", "run `make test`"),
+    ("edit", "replace text in files", "replace `teh` by `the` in README.md"),
+    ("write", "create files", ""),
+    ("fetch", "fetch pages", ""),
+    ("agent", "have sub-agents work", "have one agent read README.md and another search for TODO"),
+)
 
 
-def missing(tool: str) -> str:
-    return f"That needs the tool `{tool}`, which is not here yet."
+def describe_abilities(tools: Collection[str]) -> str:
+    """Help for a prompt without a request that can be parsed."""
+    *uses, last = [use for tool, use, _ in _ABILITIES if tool in tools] or [""]
+    if not last:
+        return "Without tools I can do nothing here."
+    listed = " and ".join(filter(None, (", ".join(uses), last)))
+    examples = "".join(f"\n- {eg}" for tool, _, eg in _ABILITIES if eg and tool in tools)
+    return f"I can {listed}." + (f" Type, for example:{examples}" if examples else "")
 
 
-def unanswered(tool: str) -> str:
-    return f"I have no result of `{tool}`."
+# --- titles and summaries
 
 
-def abilities(tools: Collection[str], message: Message | None) -> str:
-    """What it understands, for a prompt that it does not."""
-    can = [
-        what
-        for tool, what in (
-            ("ls", "list directories"),
-            ("view", "read files"),
-            ("grep", "search in files"),
-            ("glob", "find and count files"),
-            ("bash", "run commands"),
-            ("edit", "replace text in files"),
-            ("write", "create files"),
-            ("fetch", "fetch pages"),
-            ("agent", "have sub-agents work"),
-        )
-        if tool in tools
-    ]
-    if not can:
-        return f"{_attachments(message)}Without tools I can do nothing here."
-    examples = "\n".join(
-        f"- {example}"
-        for tool, example in (
-            ("ls", "list the files"),
-            ("view", "read README.md"),
-            ("grep", "how many times does TODO occur?"),
-            ("edit", "replace `teh` by `the` in README.md"),
-            ("bash", "run `make test`"),
-            ("agent", "have one agent read README.md and another search for TODO"),
-        )
-        if tool in tools
+def title_of(messages: Sequence[Message]) -> str:
+    """The beginning of the first prompt; empty if there is none."""
+    prompt = next((full_text(message.parts) for message in messages if message.role == "user"), "")
+    plain = prompt[:TITLE_READ_CHARS].translate({ord(sign): " " for sign in '`*#"“”'})
+    text = " ".join(plain.split())
+    text = (without_courtesy(text) or text).rstrip(" .!?,;:")
+    if len(text) > TITLE_CHARS:
+        whole, _, _ = text[:TITLE_CHARS].rpartition(" ")
+        text = (whole or text[: TITLE_CHARS - 1]).rstrip(" .,;:") + "…"
+    return text[:1].upper() + text[1:]
+
+
+def summary_of(messages: Sequence[Message]) -> str:
+    """The requests, the calls with the first line of each result, and the last answer.
+
+    The last message is the request for the summary; the tasks that it lists are kept.
+    """
+    history, request = messages[:-1], messages[-1:]
+    requests: list[str] = []
+    calls: list[str] = []
+    answer = ""
+    inputs: dict[str, str] = {}
+    for message in history:
+        if message.role == "user":
+            requests.append(_first_line(full_text(message.parts)))
+        elif message.role == "assistant":
+            answer = full_text(message.parts).strip() or answer
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                inputs[part.data.id] = _first_line(part.data.input)
+            elif isinstance(part, ToolResultPart):
+                result = part.data
+                called = f"{result.name} {inputs.get(result.tool_call_id, '')}"
+                failed = "failed: " if result.is_error else ""
+                calls.append(f"{called} → {failed}{_first_line(result.content)}")
+    asked = "".join(full_text(message.parts) for message in request).splitlines()
+    sections = (
+        ("The person asked:", _newest(requests, SUMMARY_REQUESTS_MAX)),
+        ("Calls and the first line of each result:", _newest(calls, SUMMARY_CALLS_MAX)),
+        ("Tasks:", [_first_line(line[2:]) for line in asked if line.startswith("- [")]),
     )
-    return f"{_attachments(message)}I can {_and(can)}. Type, for example:\n{examples}"
+    texts = ["\n- ".join((title, *lines)) for title, lines in sections if lines]
+    if answer:
+        texts.append(f"The last answer was:\n{answer[:SUMMARY_ANSWER_CHARS]}")
+    return "\n\n".join(texts) or "The conversation is empty."
 
 
-def _attachments(message: Message | None) -> str:
-    files = [p.data for p in message.parts if isinstance(p, BinaryPart)] if message else []
-    if not files:
-        return ""
-    names = [f"{file.path or 'a file'} ({_size(len(file.data))})" for file in files[:5]]
-    more = [f"{len(files) - 5} more"] if len(files) > 5 else []
-    return f"You attached {_and([*names, *more])}. "
+def _newest(lines: list[str], count: int) -> list[str]:
+    left = len(lines) - count
+    return lines if left <= 0 else [f"({left} earlier ones are left out)", *lines[left:]]
+
+
+def _first_line(text: str) -> str:
+    return _head(text[: 4 * LINE_CHARS].strip(), 1)[0].rstrip()
 
 
 # --- sections
@@ -189,98 +163,65 @@ def _failure(result: ToolResult) -> str:
     return f"`{result.name}` failed:\n{_block(result.content, ERROR_LINES)}"
 
 
-def _listing(result: ToolResult, about: _Metadata, noun: str, where: str) -> str:
-    number = _number(about.number_of_files, result, about)
-    if number == "0":
-        return f"Found nothing {where}."
-    return f"Found {_plural(number, noun)} {where}:\n{_block(result.content, LISTED_LINES)}"
+def _found(intent: Intent, result: ToolResult) -> str:
+    """A count, and the first entries, files or matches unless only the count was asked for."""
+    about, place = _metadata_of(result), f" in {intent.path}" if intent.path else ""
+    count, noun, target = about.number_of_files, "file", f" like `{intent.pattern}`{place}"
+    if intent.kind == "list":
+        noun, target = "entry", place or " in this directory"
+    elif intent.kind in ("search", "count_matches"):
+        noun, target = "matching line", f" for `{intent.pattern}`{place}"
+        count = about.number_of_matches
+    elif intent.pattern == "**/*":
+        target = place
+    if count is None:
+        count = sum(1 for line in result.content.splitlines() if line.strip())
+    is_listed = intent.kind not in ("count_files", "count_matches")
+    if not count and is_listed:
+        return f"Found nothing{target}."
+    found = f"Found {'at least ' if about.truncated else ''}{_plural(count, noun)}{target}"
+    return f"{found}:\n{_block(result.content, LISTED_LINES)}" if is_listed else f"{found}."
 
 
-def _matches(search: SearchIntent, result: ToolResult, about: _Metadata) -> str:
-    number = _number(about.number_of_matches, result, about)
-    if number == "0":
-        return f"Found nothing that matches `{search.pattern}`{_scope(search)}."
-    found = f"Found {_plural(number, 'matching line')} for `{search.pattern}`{_scope(search)}"
-    return f"{found}:\n{_block(result.content, LISTED_LINES)}"
-
-
-def _scope(search: SearchIntent) -> str:
-    return _in(search.path) + (f" in files like `{search.include}`" if search.include else "")
-
-
-def _file(path: str, lines_max: int, result: ToolResult, about: _Metadata) -> str:
-    text = result.content if about.content is None else about.content
-    shown, left = _head(text, lines_max)
+def _file(path: str, lines_max: int, result: ToolResult) -> str:
+    about = _metadata_of(result)
+    shown, left = _head(result.content if about.content is None else about.content, lines_max)
     if not shown:
         return f"{path} is empty."
     answer = f"{path}:\n{_fenced(shown)}"
     is_whole = about.content is None or about.number_of_lines is not None
     if is_whole and not left:
         return answer
-    more = f"{left} more {_noun(str(left), 'line')}" if is_whole else "More lines"
-    asked = f"read the first {min(4 * lines_max, READ_LINES_MAX)} lines of {path}"
-    hint = f" To see them: `{asked}`." if lines_max < READ_LINES_MAX else ""
+    more = _plural(left, "more line") if is_whole else "More lines"
+    request = f"read the first {min(4 * lines_max, READ_LINES_MAX)} lines of {path}"
+    hint = f" To see them: `{request}`." if lines_max < READ_LINES_MAX else ""
     return f"{answer}\n{more} not shown.{hint}"
 
 
 def _reports(result: ToolResult, count: int) -> str:
-    """What agents have reported, without their ids: whoever reads this has seen who it was."""
-    who = "The sub-agent" if count == 1 else f"The {count} sub-agents"
+    """The reports of agents, without the ids and costs that clients show elsewhere."""
+    agents = "The sub-agent" if count == 1 else f"The {count} sub-agents"
     shown, left = _head(_FACTS.sub("", result.content), count * READ_LINES)
-    more = f"\n{left} more {_noun(str(left), 'line')} not shown." if left else ""
-    return f"{who} answered:\n\n{shown}{more}"
+    more = f"\n{_plural(left, 'more line')} not shown." if left else ""
+    return f"{agents} answered:\n\n{shown}{more}"
 
 
-# --- numbers and texts
+# --- numbers and blocks
 
 
 def _metadata_of(result: ToolResult) -> _Metadata:
     try:
         return msgspec.json.decode(result.metadata or "{}", type=_Metadata)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return _Metadata()  # Not of a tool that we know.
+        return _Metadata()  # Of an unknown tool.
 
 
-def _number(count: int | None, result: ToolResult, about: _Metadata) -> str:
-    """How many there are, if need be counted in the result itself."""
-    if count is None:
-        count = sum(1 for line in result.content.splitlines() if line.strip())
-    return f"at least {count}" if about.truncated else str(count)
-
-
-def _lines_of(result: ToolResult, about: _Metadata) -> str:
-    if about.number_of_lines is not None:
-        return str(about.number_of_lines)
-    if about.content is None:
-        return str(len(result.content.splitlines()))
-    return f"at least {len(about.content.splitlines())}" if about.content else "0"
-
-
-_PLURALS = {"file": "files", "line": "lines", "matching line": "matching lines", "entry": "entries"}
-
-
-def _plural(number: str, noun: str) -> str:
-    return f"{number} {_noun(number, noun)}"
-
-
-def _noun(number: str, noun: str) -> str:
-    return noun if number == "1" else _PLURALS[noun]
-
-
-def _in(path: str) -> str:
-    return f" in {path}" if path else ""
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes} bytes" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} kB"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun if count == 1 else {'entry': 'entries'}.get(noun, f'{noun}s')}"
 
 
 def _head(text: str, lines_max: int) -> tuple[str, int]:
-    """The first lines, none too long, and how many lines are left."""
+    """The first lines, each cut to a bounded length, and the number of lines left out."""
     text = text.strip("\n")
     lines = text[: lines_max * 4 * LINE_CHARS].split("\n", lines_max)[:lines_max]
     cut = (line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + "…" for line in lines)
@@ -289,11 +230,9 @@ def _head(text: str, lines_max: int) -> tuple[str, int]:
 
 def _block(text: str, lines_max: int) -> str:
     shown, left = _head(text, lines_max)
-    return (
-        _fenced(shown) + (f"\n{left} more {_noun(str(left), 'line')}." if left else "")
-        if shown
-        else "(nothing)"
-    )
+    if not shown:
+        return "(nothing)"
+    return _fenced(shown) + (f"\n{_plural(left, 'more line')}." if left else "")
 
 
 def _fenced(text: str) -> str:

@@ -1,15 +1,15 @@
 """`offline`, the embedded model: rules instead of an LLM, so that culm works with nothing set up.
 
-It reads the last prompt for a few intents, calls real tools and answers from their results. The
-same request gets the same answer. It has no state, so all it knows of a turn is in the messages:
-it goes through the steps since the prompt again, and does what is left of them.
+It parses the last prompt, calls real tools and answers from their results. The same request gets
+the same answer. It is stateless: each step replays the results since the prompt and makes the
+calls that are still missing.
 """
 
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never, cast
+from typing import cast
 
 from culm.model.base import (
     AnswerDone,
@@ -23,69 +23,47 @@ from culm.model.base import (
 )
 from culm.model.offline.answers import (
     INTRODUCTION,
-    abilities,
+    agent_name,
+    describe_abilities,
     describe_result,
-    first_path,
-    is_unread,
-    missing,
-    name_of,
-    unanswered,
+    summary_of,
+    title_of,
 )
-from culm.model.offline.intents import (
-    CountFilesIntent,
-    CountLinesIntent,
-    CountMatchesIntent,
-    DelegateIntent,
-    DownloadIntent,
-    FetchIntent,
-    FindIntent,
-    Intent,
-    ListIntent,
-    ReadFirstIntent,
-    ReadIntent,
-    ReplaceIntent,
-    RunIntent,
-    SearchIntent,
-    WriteIntent,
-    parse_intents,
-)
-from culm.model.offline.texts import summary_of, title_of
+from culm.model.offline.intents import Intent, IntentKind, parse_intents
 from culm.wire.codec import Json, encode
 from culm.wire.messages import Message, ToolCallPart, ToolResult, ToolResultPart, full_text
 
-# How the system prompts begin that ask for something else than a turn; a test holds them to it.
-TITLE_WORDS = "Write a title"
-SUMMARY_WORDS = "Summarize this conversation"
-# What a system prompt says to one that works for another agent, which has introduced itself.
-FOR_AGENT_WORDS = "You work on a part of a larger task, for another agent."
+# How the system prompts of titles and summaries begin; a test checks that they still do.
+TITLE_SYSTEM_START = "Write a title"
+SUMMARY_SYSTEM_START = "Summarize this conversation"
+# Part of a sub-agent's system prompt. The agent above it has already introduced itself.
+SUBAGENT_SYSTEM_PART = "You work on a part of a larger task, for another agent."
 
-_PIECES = re.compile(r"\s*(?:\S+\s*){1,3}|\s+")  # About as much as an LLM says at a time.
+_PIECES = re.compile(r"\s*(?:\S+\s*){1,3}|\s+")  # About the size of an LLM's deltas.
 
 
 class OfflineModel:
-    """Made like every adapter, but there is nothing to reach and nothing to pay."""
+    """Made like every adapter, but without a connection and free of charge."""
 
     def __init__(self, setup: ModelSetup | None = None) -> None:
         del setup
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-        """Answer by the rules. Never fails, and others go on between two pieces."""
+        """Answer by the rules. Never fails, and yields to other tasks between two pieces."""
         answer = answer_to(request)
         for piece in _PIECES.findall(answer.text):
             yield TextDelta(piece)
             await asyncio.sleep(0)
-        for key, use in enumerate(answer.uses):
+        for key, call in enumerate(answer.calls):
             # Unique in the session: some providers refuse a history with the same id twice.
-            yield CallStarted(key, f"offline_{len(request.messages)}_{key}", use.tool)
-            yield CallDelta(key, encode(use.arguments).decode())
-        # Nobody counted tokens: culm then estimates them, and an estimate costs nothing.
-        yield AnswerDone("tool_use" if answer.uses else "end_turn")
+            yield CallStarted(key, f"offline_{len(request.messages)}_{key}", call.tool)
+            yield CallDelta(key, encode(call.arguments).decode())
+        # Without a token count culm estimates one, and an estimate costs nothing.
+        yield AnswerDone("tool_use" if answer.calls else "end_turn")
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineCall:
-    """A call to make."""
-
     tool: str
     arguments: Mapping[str, Json]
 
@@ -93,72 +71,65 @@ class OfflineCall:
 @dataclass(frozen=True, slots=True)
 class OfflineAnswer:
     text: str
-    uses: tuple[OfflineCall, ...] = ()
+    calls: tuple[OfflineCall, ...] = ()
 
 
 def answer_to(request: ModelRequest) -> OfflineAnswer:
-    """What to say and what to call, in this step of a turn."""
+    """The text and the calls of this step of a turn."""
     messages = request.messages
-    if not request.tools and request.system.startswith(TITLE_WORDS):
+    if not request.tools and request.system.startswith(TITLE_SYSTEM_START):
         return OfflineAnswer(title_of(messages))
-    if not request.tools and request.system.startswith(SUMMARY_WORDS):
+    if not request.tools and request.system.startswith(SUMMARY_SYSTEM_START):
         return OfflineAnswer(summary_of(messages))
-    answered = any(message.role == "assistant" for message in messages)
-    introduction = "" if answered or FOR_AGENT_WORDS in request.system else INTRODUCTION
-    place = next((n for n in reversed(range(len(messages))) if messages[n].role == "user"), None)
-    prompt = None if place is None else messages[place]
-    intents = parse_intents(full_text(prompt.parts)) if prompt else ()
+    is_first = not any(message.role == "assistant" for message in messages)
+    introduction = "" if SUBAGENT_SYSTEM_PART in request.system or not is_first else INTRODUCTION
+    prompt = next((n for n in reversed(range(len(messages))) if messages[n].role == "user"), None)
+    intents = () if prompt is None else parse_intents(full_text(messages[prompt].parts))
     offered = {spec.name: spec for spec in request.tools}
-    if place is None or not intents:
-        return OfflineAnswer(introduction + abilities(offered, prompt))
-    turn = _replay(intents, _steps_in(messages[place + 1 :]), offered)
-    if turn.uses:
-        uses = tuple(_fitting(use, offered[use.tool]) for use in turn.uses)
-        return OfflineAnswer(introduction.strip(), uses)
-    told = (_tell(*one, offered) for one in zip(intents, turn.results, strict=True))
-    return OfflineAnswer(introduction + "\n\n".join(told))
+    if prompt is None or not intents:
+        return OfflineAnswer(introduction + describe_abilities(offered))
+    calls, results = _replay(intents, _steps_in(messages[prompt + 1 :]), offered)
+    if calls:
+        fitting = tuple(_fitting(call, offered[call.tool]) for call in calls)
+        return OfflineAnswer(introduction.strip(), fitting)
+    texts = (_describe(*one, offered) for one in zip(intents, results, strict=True))
+    return OfflineAnswer(introduction + "\n\n".join(texts))
 
 
-# --- a turn: looking around at once, everything else one after the other
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineTurn:
-    """Where a turn stands: the calls to make now, and what came of each intent so far."""
-
-    uses: tuple[OfflineCall, ...]
-    results: Sequence[Sequence[ToolResult]]
+# --- a turn: calls that only look are made at once, all others one after the other
 
 
 def _replay(
     intents: Sequence[Intent], steps: Sequence[list[ToolResult]], offered: Collection[str]
-) -> OfflineTurn:
-    """Go through the steps that were made, to where no step answers what comes next."""
+) -> tuple[list[OfflineCall], list[list[ToolResult]]]:
+    """Assign the results of past steps; returns the calls to make now and each intent's results."""
     results: list[list[ToolResult]] = [[] for _ in intents]
     left = [list(step) for step in steps]
     for group in _groups(intents):
-        going = set(group)
-        while uses := {n: use for n in sorted(going) if (use := _use_of(intents[n], results[n]))}:
-            going = {n for n, use in uses.items() if use.tool in offered}
-            if not going:
+        open_ = set(group)
+        while calls := {n: c for n in sorted(open_) if (c := _next_call(intents[n], results[n]))}:
+            open_ = {n for n, call in calls.items() if call.tool in offered}
+            if not open_:
                 break
             if not left:
-                return OfflineTurn(tuple(uses[n] for n in sorted(going)), results)
+                return [calls[n] for n in sorted(open_)], results
             step = left.pop(0)
-            for n in sorted(going):
-                result = _take(step, uses[n])
-                if result is None:  # It was never answered.
-                    going.discard(n)
+            for n in sorted(open_):
+                # The calls of a step were made in the order of the intents.
+                result = next((r for r in step if r.name == calls[n].tool), None)
+                if result is None:
+                    open_.discard(n)  # Never answered, and not repeated.
                 else:
+                    step.remove(result)
                     results[n].append(result)
-    return OfflineTurn((), results)
+    return [], results
 
 
 def _groups(intents: Sequence[Intent]) -> Iterator[list[int]]:
-    """The places of intents that may be worked on at once: what only looks."""
+    """The indexes of intents that may be worked on at once."""
     group: list[int] = []
     for n, intent in enumerate(intents):
-        if isinstance(intent, RunIntent | ReplaceIntent | WriteIntent | DownloadIntent):
+        if intent.kind in ("run", "replace", "write"):
             yield group
             yield [n]
             group = []
@@ -168,7 +139,7 @@ def _groups(intents: Sequence[Intent]) -> Iterator[list[int]]:
 
 
 def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
-    """The results of each step that called something, in the order of the calls."""
+    """The results of each step with calls, in the order of the calls."""
     steps: list[list[ToolResult]] = []
     for message in messages:
         if message.role == "assistant":
@@ -179,109 +150,76 @@ def _steps_in(messages: Sequence[Message]) -> list[list[ToolResult]]:
     return steps
 
 
-def _take(results: list[ToolResult], use: OfflineCall) -> ToolResult | None:
-    """The next result of that tool. Calls were made in the order of the intents."""
-    for n, result in enumerate(results):
-        if result.name == use.tool:
-            return results.pop(n)
-    return None
-
-
-def _tell(intent: Intent, results: Sequence[ToolResult], offered: Collection[str]) -> str:
-    use = _use_of(intent, results)
-    if use is not None:
-        return unanswered(use.tool) if use.tool in offered else missing(use.tool)
-    if isinstance(intent, ReadFirstIntent) and len(results) > 1:
-        intent = ReadIntent(first_path(results[0]))
-    return describe_result(intent, results[-1])
+def _describe(intent: Intent, results: Sequence[ToolResult], offered: Collection[str]) -> str:
+    call = _next_call(intent, results)
+    if call is None:
+        return describe_result(intent, results[-1])
+    if call.tool in offered:
+        return f"`{call.tool}` returned no result."
+    return f"That needs the tool `{call.tool}`, which is not available."
 
 
 # --- calls
 
+# The tool of each kind of intent, and the field for each of its arguments.
+_CALLS: Mapping[IntentKind, tuple[str, Mapping[str, str]]] = {
+    "list": ("ls", {"path": "path"}),
+    "read": ("view", {"file_path": "path", "limit": "lines"}),
+    "find": ("glob", {"pattern": "pattern", "path": "path"}),
+    "count_files": ("glob", {"pattern": "pattern", "path": "path"}),
+    "search": ("grep", {"pattern": "pattern", "path": "path"}),
+    "count_matches": ("grep", {"pattern": "pattern", "path": "path"}),
+    "run": ("bash", {"command": "command"}),
+    "replace": ("view", {"file_path": "path"}),  # A file must be read before it is changed.
+    "write": ("write", {"file_path": "path"}),
+    "fetch": ("fetch", {"url": "url"}),
+    "delegate": ("agent", {}),
+}
 
-def _use_of(intent: Intent, results: Sequence[ToolResult]) -> OfflineCall | None:
-    """The call that an intent needs next, after these results; None if it is done."""
-    match intent, results:
-        case ReadFirstIntent(), [found]:
-            path = first_path(found)
-            return OfflineCall("view", {"file_path": path}) if path else None
-        case ReplaceIntent(path=path, old=old, new=new), [seen] if not seen.is_error:
-            wish: dict[str, Json] = {"file_path": path, "old_string": old, "new_string": new}
-            return OfflineCall("edit", {**wish, "replace_all": True})
-        case WriteIntent(path=path), [refused] if is_unread(refused):
-            return OfflineCall("view", {"file_path": path})
-        case WriteIntent(), [_, seen] if not seen.is_error:
-            return _first_use(intent)
-        case _, []:
-            return _first_use(intent)
+
+def _next_call(intent: Intent, results: Sequence[ToolResult]) -> OfflineCall | None:
+    """The call that an intent needs after these results; None if it is done."""
+    match intent.kind, results:
+        case "replace", [seen] if not seen.is_error:
+            change: dict[str, Json] = {"old_string": intent.old, "new_string": intent.new}
+            return OfflineCall("edit", {"file_path": intent.path, **change, "replace_all": True})
+        case "write", [refused] if refused.is_error and "view it" in refused.content:
+            return OfflineCall("view", {"file_path": intent.path})
+        case (_, []) | ("write", [_, ToolResult(is_error=False)]):
+            return _first_call(intent)
         case _:
             return None
 
 
-def _first_use(intent: Intent) -> OfflineCall:
-    match intent:
-        case ListIntent(path=path):
-            return _use("ls", path=path)
-        case ReadIntent(path=path, lines=lines):
-            return _use("view", file_path=path, limit=lines)
-        case CountLinesIntent(path=path):
-            return _use("view", file_path=path)
-        case FindIntent(pattern=pattern, path=path) | CountFilesIntent(pattern=pattern, path=path):
-            return _use("glob", pattern=pattern, path=path)
-        case ReadFirstIntent(pattern=pattern, path=path):
-            return _use("glob", pattern=pattern, path=path)
-        case SearchIntent():
-            return _grep(intent)
-        case CountMatchesIntent(search=search):
-            return _grep(search)
-        case RunIntent(command=command):
-            return OfflineCall("bash", {"command": command, "description": f"Run {command[:60]}"})
-        case ReplaceIntent(path=path):
-            return OfflineCall("view", {"file_path": path})  # Nobody may change what was not read.
-        case FetchIntent(url=url):
-            return OfflineCall("fetch", {"url": url, "format": "markdown"})
-        case DownloadIntent(url=url, path=path):
-            return OfflineCall("download", {"url": url, "file_path": path})
-        case WriteIntent(path=path, content=content):
-            return OfflineCall("write", {"file_path": path, "content": content})
-        case DelegateIntent(prompts=(prompt,)):
-            return OfflineCall("agent", _assignment(prompt))
-        case DelegateIntent(prompts=prompts):
-            return OfflineCall(
-                "agent", {"assignments": [_assignment(prompt) for prompt in prompts]}
-            )
+def _first_call(intent: Intent) -> OfflineCall:
+    tool, fields = _CALLS[intent.kind]
+    arguments: dict[str, Json] = {
+        name: value for name, field in fields.items() if (value := getattr(intent, field))
+    }
+    match intent.kind:
+        case "search" | "count_matches":
+            arguments["literal_text"] = True
+        case "run":
+            arguments["description"] = f"Run {intent.command[:60]}"
+        case "write":
+            arguments["content"] = intent.content
+        case "fetch":
+            arguments["format"] = "markdown"
+        case "delegate":
+            first, *others = [_assignment(prompt) for prompt in intent.prompts]
+            arguments = {"assignments": [first, *others]} if others else first
         case _:
-            assert_never(intent)
+            pass
+    return OfflineCall(tool, arguments)
 
 
 def _assignment(prompt: str) -> dict[str, Json]:
-    """What an agent is told, and what it is called: the first thing it will do."""
-    first = next(iter(parse_intents(prompt)), None)
-    name = "" if first is None else name_of(first)
+    """The arguments for one agent, named after the first thing that it will do."""
+    name = "".join(agent_name(intent) for intent in parse_intents(prompt)[:1])
     return {"prompt": prompt, "name": name} if name else {"prompt": prompt}
 
 
-def _grep(search: SearchIntent) -> OfflineCall:
-    return _use(
-        "grep",
-        pattern=search.pattern,
-        path=search.path,
-        include=search.include,
-        literal_text=search.literal,
-    )
-
-
-def _use(tool: str, **arguments: Json) -> OfflineCall:
-    """A call without the arguments that say nothing."""
-    return OfflineCall(tool, {name: value for name, value in arguments.items() if value})
-
-
-def _fitting(use: OfflineCall, spec: ToolSpec) -> OfflineCall:
-    """The call with those arguments only that the tool knows."""
-    known = spec.parameters.get("properties")
-    if not isinstance(known, dict):
-        return use
-    names = cast("dict[str, Json]", known)
-    return OfflineCall(
-        use.tool, {name: value for name, value in use.arguments.items() if name in names}
-    )
+def _fitting(call: OfflineCall, spec: ToolSpec) -> OfflineCall:
+    """The call with only those arguments that the tool has."""
+    known = cast("dict[str, Json]", spec.parameters.get("properties", call.arguments))
+    return OfflineCall(call.tool, {k: v for k, v in call.arguments.items() if k in known})
