@@ -1,7 +1,7 @@
-"""The client: typed requests, one resumable event stream, a state that keeps itself up to date.
+"""The client: typed requests, a resumable event stream, and a mirror of a workspace's state.
 
-What most programs need is named here; docs/client.md shows it. Each name is imported when it is
-first used, as the commands start faster without those they do not need.
+Exports the names that most programs need; see docs/client.md. Each name is imported on first use,
+so that a command does not load modules that it does not need.
 """
 
 from importlib import import_module
@@ -42,7 +42,7 @@ __all__ = [
     "open_tree",
 ]
 
-_WHERE = {
+_MODULES = {
     "asked_run": ("AskedRun", "RunAnswer", "ask", "open_asked"),
     "blocking": ("BlockingWorkspace", "connect_blocking"),
     "connection": ("connect",),
@@ -57,7 +57,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _WHERE.items():
+    for module, names in _MODULES.items():
         if name in names:
             found = getattr(import_module(f"culm.client.{module}"), name)
             globals()[name] = found

@@ -1,6 +1,6 @@
-"""Ask an agent something and hear the answer: the few lines that most programs need.
+"""Send a prompt to an agent and receive the answer, in the few lines that most programs need.
 
-A run belongs to the server. Whoever leaves the block stops listening, and stops nothing.
+A run belongs to the server. Leaving the block stops receiving, but does not stop the run.
 """
 
 import asyncio
@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from culm.client.background_task import open_background_task
-from culm.client.follow_run import catch_up, follow_run, retry_idempotent
-from culm.client.follower import Follower
+from culm.client.follow_run import follow_run, retry_idempotent, wait_for_last_message
+from culm.client.follower import Follower, open_background_task
 from culm.client.mirror import Mirror
 from culm.client.tree import open_tree
 from culm.client.workspace import RemoteWorkspace
@@ -26,33 +25,34 @@ TITLE_CHARS = 50
 
 @dataclass(frozen=True, slots=True)
 class RunAnswer:
-    """How a run ended, and what was answered last."""
+    """The last answer of a run, and the run itself."""
 
     text: str
     run: Run
 
     @property
     def is_complete(self) -> bool:
-        """Whether the agent came to its end; `run.outcome` says why not."""
+        """True if the agent completed its turn; otherwise see `run.outcome`."""
         return self.run.outcome == "end_turn"
 
 
 class AskedRun:
-    """A run that was asked for. Made by `open_asked`."""
+    """A run started by this client. Created by `open_asked`."""
 
     def __init__(self, workspace: RemoteWorkspace, session_id: SessionId, run_id: RunId) -> None:
         self.id = run_id
         self.session_id = session_id
         self._workspace = workspace
-        self._pieces: list[str] = []  # That nobody has taken yet.
+        self._pieces: list[str] = []  # Text that `pieces` has not yielded yet.
         self._shown: dict[MessageId, str] = {}
         self._changed = asyncio.Event()
         self._answer: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
 
     async def pieces(self) -> AsyncGenerator[str]:
-        """The text as it comes, of all answers of the run, until its end.
+        """Yield the text of all answers of the run as it arrives, until the run ends.
 
-        A model that fails midway is asked again, and says it again; `answer` has the last word.
+        A model that fails in the middle is asked again and repeats its text; `answer` returns the
+        final one.
         """
         while True:
             self._changed.clear()
@@ -64,23 +64,23 @@ class AskedRun:
             await self._changed.wait()
 
     async def answer(self) -> RunAnswer:
-        """Wait for the end; raises `RunLost`, `Refused`."""
+        """Wait for the end of the run; raises `RunLost`, `RequestRefused`."""
         return await asyncio.shield(self._answer)
 
     async def cancel(self) -> CancelAnswer:
-        """Stop it, and hear what came of that."""
+        """Cancel the run, and return the result of the request."""
         return await self._workspace.cancel_run(self.id)
 
     async def follow(self, follower: Follower) -> None:
         try:
             run = await follow_run(self._workspace, follower, self.id, self._show)
-            last = await catch_up(self._workspace, follower, run)
+            last = await wait_for_last_message(self._workspace, follower, run)
             self._show(follower.mirror)
             text = full_text(last.parts) if last is not None else ""
             self._answer.set_result(RunAnswer(text, run))
-        except Exception as exc:  # boundary: whoever waits for the answer is told
+        except Exception as exc:  # boundary: `answer` raises it
             self._answer.set_exception(exc)
-            self._answer.exception()  # Who does not wait need not hear of it.
+            self._answer.exception()  # Marked as retrieved: the caller need not wait.
         finally:
             self._changed.set()
 
@@ -93,7 +93,7 @@ class AskedRun:
                     continue
                 self._shown[message.id] = text
                 new = text[len(before) :] if before and text.startswith(before) else text
-                # Each answer of a run begins a line.
+                # Each further answer of a run starts a new line.
                 self._pieces.append(new if before or len(self._shown) == 1 else f"\n{new}")
                 self._changed.set()
         run = mirror.runs.get(self.id)
@@ -111,20 +111,21 @@ async def open_asked(
     limits: Limits | None = None,
     approve: Approve | None = None,
 ) -> AsyncGenerator[AskedRun]:
-    """Ask, and listen while in the block; without a `session_id` it is a new session.
+    """Send a prompt and follow its run while in the block; the default is a new session.
 
-    Nobody is asked for permission here: `approve` says what is allowed (`"allow"`, `"deny"`, or
-    rules), and without it people at other clients may answer; else it is refused. Raises `Refused`.
+    This client does not answer asks: `approve` decides them (`"allow"`, `"deny"`, or rules).
+    Without it people at other clients may answer; if there are none, calls that need permission
+    are refused. Raises `RequestRefused`.
     """
     if session_id is None:
-        # One that is begun and not used harms nobody.
+        # An unused session does no harm, so creating it is safe to retry.
         title = title_of(prompt)
         session_id = (await retry_idempotent(workspace, lambda: workspace.create_session(title))).id
     run_id = Ids().run()
     async with open_tree(workspace, session_id, run_id) as (follower, _):
         await follower.connected()
         asked = AskedRun(workspace, session_id, run_id)
-        # The same run id is the same run, however often it is told.
+        # The server starts one run per run id, however often it is sent.
         await retry_idempotent(
             workspace,
             lambda: workspace.prompt(
@@ -151,8 +152,11 @@ async def ask(
     limits: Limits | None = None,
     approve: Approve | None = None,
 ) -> RunAnswer:
-    """As `open_asked`, for whoever wants only the end; raises `RunLost`, `Refused`."""
-    asking = open_asked(
+    """Send a prompt as `open_asked` does and wait for the end of the run.
+
+    Raises `RunLost`, `RequestRefused`.
+    """
+    opening = open_asked(
         workspace,
         prompt,
         session_id=session_id,
@@ -161,11 +165,11 @@ async def ask(
         limits=limits,
         approve=approve,
     )
-    async with asking as asked:
+    async with opening as asked:
         return await asked.answer()
 
 
 def title_of(prompt: str) -> str:
-    """What a session is called until a model has named it."""
-    words = " ".join(prompt[: 4 * TITLE_CHARS].split())
-    return words if len(words) <= TITLE_CHARS else words[: TITLE_CHARS - 1] + "…"
+    """The title of a session until a model generates one."""
+    line = " ".join(prompt[: 4 * TITLE_CHARS].split())
+    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1] + "…"

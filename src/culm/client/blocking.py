@@ -1,6 +1,6 @@
-"""The client for programs that do not wait by themselves: scripts, notebooks, prompts.
+"""The client for programs without an event loop: scripts, notebooks, interactive prompts.
 
-Owns a thread with an event loop, in which the client lives for as long as the block.
+Owns a thread with an event loop, in which the client runs until the end of the block.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from culm.wire.sessions import Session
 
 T = TypeVar("T")
 
-CLOSE_S = 10.0  # To let go of a server takes a moment; nobody waits longer for one that hangs.
+CLOSE_S = 10.0  # Leaving a server is fast; do not wait longer for one that hangs.
 
 
 class PortalClosed(Failed):
@@ -48,79 +48,79 @@ class PortalClosed(Failed):
 
 
 class Portal:
-    """An event loop in another thread. Made by `open_portal`."""
+    """An event loop in another thread. Created by `open_portal`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._is_over = False
-        self._cancels: set[Callable[[], bool]] = set()  # Of what was started and is not done.
+        self._has_ended = False
+        self._cancels: set[Callable[[], bool]] = set()  # Of the coroutines that are not done.
 
-    def start(self, doing: Coroutine[None, None, T]) -> Future[T]:
-        """Do it there; raises `Failed` if that has come to its end."""
+    def start(self, coroutine: Coroutine[None, None, T]) -> Future[T]:
+        """Start a coroutine in the loop; raises `PortalClosed` if the loop has ended."""
         if self.loop.is_closed():
-            doing.close()
+            coroutine.close()
             raise PortalClosed
-        future = asyncio.run_coroutine_threadsafe(doing, self.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         self._cancels.add(future.cancel)
         future.add_done_callback(lambda done: self._cancels.discard(done.cancel))
-        if self._is_over:  # Meanwhile: a loop that has stopped begins nothing.
+        if self._has_ended:  # It ended meanwhile, and will not run the coroutine.
             future.cancel()
         return future
 
     def result(self, future: Future[T]) -> T:
-        """Wait for what was started; raises `Failed` if its loop ends before."""
+        """Wait for a started coroutine; raises `PortalClosed` if the loop ends first."""
         try:
             return future.result()
         except CancelledError:
-            if self._is_over:
+            if self._has_ended:
                 raise PortalClosed from None
             raise
 
-    def wait(self, doing: Coroutine[None, None, T]) -> T:
-        """Do it there, and wait for it here. Ctrl-C cancels it."""
-        future = self.start(doing)
+    def wait(self, coroutine: Coroutine[None, None, T]) -> T:
+        """Run a coroutine in the loop and wait for it. Ctrl-C cancels it."""
+        future = self.start(coroutine)
         try:
             return self.result(future)
         finally:
             future.cancel()
 
     def end(self) -> None:
-        """Nothing is done there any more; whoever still waits is told."""
-        self._is_over = True
+        """Mark the loop as ended and cancel everything that is not done."""
+        self._has_ended = True
         for cancel in list(self._cancels):
             cancel()
 
 
 @contextmanager
-def open_portal(opening: AbstractAsyncContextManager[T]) -> Generator[tuple[Portal, T]]:
-    """Enter a context in a loop of another thread, and leave it there at the end of the block."""
+def open_portal(context: AbstractAsyncContextManager[T]) -> Generator[tuple[Portal, T]]:
+    """Enter an async context in a loop of another thread, and exit it after the block."""
     opened: Future[tuple[Portal, T, asyncio.Event]] = Future()
 
-    async def live() -> None:
+    async def hold_open() -> None:
         portal = Portal(asyncio.get_running_loop())
         try:
-            async with opening as inside:
+            async with context as value:
                 stop = asyncio.Event()
-                opened.set_result((portal, inside, stop))
+                opened.set_result((portal, value, stop))
                 await stop.wait()
         finally:
             portal.end()
 
     def run() -> None:
         try:
-            asyncio.run(live())
-        except BaseException as exc:  # boundary: whoever waits in the other thread is told
+            asyncio.run(hold_open())
+        except BaseException as exc:  # boundary: raised in the thread that waits
             if not opened.done():
                 opened.set_exception(exc)
 
     thread = threading.Thread(target=run, name="culm client", daemon=True)
     try:
         thread.start()
-        portal, inside, stop = opened.result()
+        portal, value, stop = opened.result()
     finally:
-        opened.cancel()  # Nobody waits any more, after a Ctrl-C: it leaves as soon as it is there.
+        opened.cancel()  # After Ctrl-C nobody waits: `set_result` fails and the thread ends.
     try:
-        yield portal, inside
+        yield portal, value
     finally:
         if not portal.loop.is_closed():
             portal.loop.call_soon_threadsafe(stop.set)
@@ -128,15 +128,15 @@ def open_portal(opening: AbstractAsyncContextManager[T]) -> Generator[tuple[Port
 
 
 class BlockingWorkspace:
-    """A workspace whose methods return when they are done. Made by `connect_blocking`."""
+    """A workspace with blocking methods. Created by `connect_blocking`."""
 
     def __init__(self, portal: Portal, workspace: RemoteWorkspace) -> None:
-        self.workspace = workspace  # All else it can do is `wait(workspace.…())`.
+        self.workspace = workspace  # For everything else: `wait(workspace.…())`.
         self._portal = portal
 
-    def wait(self, doing: Coroutine[None, None, T]) -> T:
-        """The result of any method of `workspace`."""
-        return self._portal.wait(doing)
+    def wait(self, coroutine: Coroutine[None, None, T]) -> T:
+        """Wait for the result of any method of `workspace`."""
+        return self._portal.wait(coroutine)
 
     def ask(
         self,
@@ -147,7 +147,7 @@ class BlockingWorkspace:
         limits: Limits | None = None,
         approve: Approve | None = None,
     ) -> RunAnswer:
-        """Ask the agent and wait for the end of the run, as `culm.client.asked_run` does."""
+        """Send a prompt and wait for the end of the run, as `culm.client.ask` does."""
         return self.wait(
             ask(
                 self.workspace,
@@ -166,7 +166,7 @@ class BlockingWorkspace:
         session_id: SessionId | None = None,
         approve: Approve | None = None,
     ) -> Iterator[str]:
-        """Ask the agent; the answer as it comes. Who stops reading stops nothing."""
+        """Send a prompt and yield the answer as it arrives; leaving early does not stop the run."""
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         async def pump() -> None:
@@ -174,7 +174,7 @@ class BlockingWorkspace:
             async with opening as asked:
                 async for piece in asked.pieces():
                     pieces.put(piece)
-                await asked.answer()  # Raises what went wrong.
+                await asked.answer()  # Raises the error of the run.
 
         pumping = self._portal.start(pump())
         pumping.add_done_callback(lambda _: pieces.put(None))
@@ -217,7 +217,7 @@ def connect_blocking(
     config_file: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Generator[BlockingWorkspace]:
-    """As `connect`, in the workspace of a directory, for a program without an event loop."""
+    """Connect as `connect` does, and open the workspace of a directory."""
 
     @asynccontextmanager
     async def opening() -> AsyncGenerator[RemoteWorkspace]:

@@ -1,29 +1,33 @@
-"""What a workspace can be extended by: skills, language servers, MCP servers."""
+"""Requests about the extensions of a workspace: skills, language servers, MCP servers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from culm.wire.lsp import Diagnostic, LspInfo, StartLsp
-from culm.wire.mcp import (
+from culm.wire.extensions import (
     AuthUrl,
+    Diagnostic,
     GetPrompt,
+    LspInfo,
     McpInfo,
     McpName,
     McpPrompt,
     PendingAuth,
     PromptText,
     ReadResource,
+    ReadSkill,
     Resource,
+    SkillContent,
+    SkillInfo,
+    StartLsp,
 )
-from culm.wire.skills import ReadSkill, SkillContent, SkillInfo
 
 if TYPE_CHECKING:
     from culm.client.workspace import RemoteWorkspace
 
 
 class RemoteSkills:
-    """The skills of a workspace. It is `RemoteWorkspace.skills`."""
+    """The skills of a workspace, as `RemoteWorkspace.skills`."""
 
     def __init__(self, workspace: "RemoteWorkspace") -> None:
         self._client = workspace.client
@@ -38,23 +42,23 @@ class RemoteSkills:
 
 
 class RemoteLsps:
-    """The language servers of a workspace. It is `RemoteWorkspace.lsps`."""
+    """The language servers of a workspace, as `RemoteWorkspace.lsps`."""
 
     def __init__(self, workspace: "RemoteWorkspace") -> None:
         self._client = workspace.client
         self._path = workspace.path
 
     async def states(self) -> dict[str, LspInfo]:
-        """How each stands, by its name."""
+        """The state of each server, by name."""
         return await self._client.ask("GET", self._path("/lsps"), dict[str, LspInfo])
 
     async def diagnostics(self, name: str) -> dict[str, list[Diagnostic]]:
-        """What one of them found, by the URI of the file."""
+        """The diagnostics of one server, by the URI of the file."""
         path = self._path(f"/lsps/{quote(name, safe='')}/diagnostics")
         return await self._client.ask("GET", path, dict[str, list[Diagnostic]])
 
     async def start(self, path: str) -> None:
-        """Start those that know about a file."""
+        """Start the servers that handle a file."""
         await self._client.request("POST", self._path("/lsps/start"), StartLsp(path))
 
     async def stop(self) -> None:
@@ -63,27 +67,27 @@ class RemoteLsps:
 
 
 class RemoteMcp:
-    """The MCP servers of a workspace. It is `RemoteWorkspace.mcp`."""
+    """The MCP servers of a workspace, as `RemoteWorkspace.mcp`."""
 
     def __init__(self, workspace: "RemoteWorkspace") -> None:
         self._client = workspace.client
         self._workspace = workspace
 
     async def states(self) -> dict[str, McpInfo]:
-        """How each stands, by its name."""
+        """The state of each server, by name."""
         return await self._client.ask("GET", self._path("states"), dict[str, McpInfo])
 
     async def pending_auth(self) -> list[PendingAuth]:
-        """Those that wait for a person to log in."""
+        """The servers that wait for a person to log in."""
         return await self._client.ask("GET", self._path("pending-auth"), list[PendingAuth])
 
     async def auth_url(self, name: str) -> str:
-        """Where to log in; empty if it does not wait for that."""
+        """The login URL of a server; empty if it does not wait for a login."""
         path = self._path(f"auth-url?name={quote(name, safe='')}")
         return (await self._client.ask("GET", path, AuthUrl)).auth_url
 
     async def authenticate(self, name: str) -> dict[str, str]:
-        """Log in, and wait until the person has; the caller bounds the wait."""
+        """Start a login and wait until the person has completed it; the caller bounds the wait."""
         body = McpName(name)
         return await self._client.ask(
             "POST", self._path("auth"), dict[str, str], body, timeout_s=None
@@ -103,16 +107,16 @@ class RemoteMcp:
         return await self._client.ask("POST", self._path("read-resource"), list[Resource], body)
 
     async def prompts(self) -> list[McpPrompt]:
-        """What all servers offer."""
+        """The prompts of all servers."""
         return await self._client.ask("GET", self._path("prompts"), list[McpPrompt])
 
     async def fill_prompt(self, name: str, prompt_id: str, args: Mapping[str, str]) -> str:
-        """One of the prompts of a server, with these arguments in it."""
+        """A prompt of a server, filled in with arguments."""
         body = GetPrompt(name, prompt_id, dict(args))
         return (await self._client.ask("POST", self._path("get-prompt"), PromptText, body)).prompt
 
     async def enable_docker(self) -> None:
-        """Turn the MCP server of Docker on."""
+        """Enable the MCP server of Docker."""
         await self._client.request("POST", self._path("docker/enable"))
 
     async def disable_docker(self) -> None:

@@ -1,7 +1,7 @@
-"""Follow a run to its end, through everything but a server that is gone for good.
+"""Follow a run to its end, through everything but the permanent loss of the server.
 
-The event stream shows how a run goes on; that it is over is asked, as a server that died tells
-nobody.
+The event stream shows the progress of a run. Its end is confirmed by a request, because a server
+that died publishes nothing.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ from culm.wire.runs import Run
 
 T = TypeVar("T")
 
-AGAIN_S = 0.05
-LOOK_S = 2.0  # A server that died says nothing, so it is asked as often as this.
-GONE_S = 8.0  # Somebody who restarts it has done so by then, on a busy machine too.
-CATCH_UP_S = 2.0  # What is stored has been told; it may still be on its way.
+RETRY_S = 0.05
+POLL_S = 2.0  # A server that died publishes nothing, so the run is polled.
+SERVER_GONE_S = 8.0  # A restart takes less, even on a busy machine.
+LAST_EVENTS_S = 2.0  # Stored events are already published, but may still be in transit.
 
 
 class RunLost(Failed):
-    """Nobody says any more how a run stands. It was not cancelled."""
+    """The state of a run cannot be read any more. The run was not canceled."""
 
     code = "run_lost"
 
 
-async def retry_idempotent(workspace: RemoteWorkspace, do: Callable[[], Awaitable[T]]) -> T:
-    """Do what may be told twice, in spite of a server that dies of it or just now restarts.
+async def retry_idempotent(workspace: RemoteWorkspace, request: Callable[[], Awaitable[T]]) -> T:
+    """Retry an idempotent request while the server restarts.
 
-    Raises as `do` does, `OSError` only if the server stays away.
+    Raises the errors of `request`, but `OSError` only if the server does not come back.
     """
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + GONE_S
+    end_s = loop.time() + SERVER_GONE_S
     while True:
         try:
-            return await do()
+            return await request()
         except OSError:
             if loop.time() > end_s:
                 raise
@@ -51,7 +51,7 @@ async def retry_idempotent(workspace: RemoteWorkspace, do: Callable[[], Awaitabl
                 raise
             with suppress(RequestRefused, OSError):
                 await workspace.rejoin()
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RETRY_S)
 
 
 async def follow_run(
@@ -60,58 +60,60 @@ async def follow_run(
     run_id: RunId,
     show: Callable[[Mirror], bool],
 ) -> Run:
-    """Show each new state until the run has ended or is held; raises `RunLost`, `Refused`.
+    """Show each new state until the run has ended or is held; raises `RunLost`, `RequestRefused`.
 
-    `show` returns True when it takes the run for over, which is then asked.
+    `show` returns True when the run seems to be over, which a request then confirms.
     """
     loop = asyncio.get_running_loop()
-    heard_s = loop.time()
+    last_seen_s = loop.time()
     while True:
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(POLL_S):
                 await follower.until(show)
         run = await _find_run(workspace, run_id)
         if run is not None and run.state in ("ended", "held"):
             return run
         if run is not None:
-            heard_s = loop.time()
-        elif loop.time() - heard_s > GONE_S:
+            last_seen_s = loop.time()
+        elif loop.time() - last_seen_s > SERVER_GONE_S:
             raise RunLost(
-                f"the server has gone in the middle of run {run_id}, which was not cancelled",
-                hint=f"`culm attach {run_id}` starts it again and shows what became of the run",
+                f"lost the server during run {run_id}; the run was not canceled",
+                hint=f"run `culm attach {run_id}` to restart the server and see the result",
             )
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RETRY_S)
 
 
 async def _find_run(workspace: RemoteWorkspace, run_id: RunId) -> Run | None:
-    """How the run stands; None while nobody says. Raises `Refused` if it was removed."""
+    """The run; None if the server cannot be reached. Raises `RequestRefused` if it was removed."""
     try:
-        async with asyncio.timeout(GONE_S):
+        async with asyncio.timeout(SERVER_GONE_S):
             return await workspace.run(run_id)
     except OSError:
         return None
     except RequestRefused as exc:
-        if exc.code == RunNotFound.code:  # With its session.
+        if exc.code == RunNotFound.code:  # Removed with its session.
             raise
-    # The server restarted. The stream joins the workspace again, but may sleep for long.
+    # The server restarted. The stream rejoins the workspace, but maybe after a long backoff.
     with suppress(RequestRefused, OSError):
         await workspace.rejoin()
     return None
 
 
-async def catch_up(workspace: RemoteWorkspace, follower: Follower, run: Run) -> Message | None:
-    """The last answer of a run that is over, once the mirror has all of it and of the run."""
+async def wait_for_last_message(
+    workspace: RemoteWorkspace, follower: Follower, run: Run
+) -> Message | None:
+    """Wait until the mirror has all of a run that is over, and return its last answer."""
     message_id = MessageId(run.message_id)
 
-    def is_whole(mirror: Mirror) -> bool:
+    def is_complete(mirror: Mirror) -> bool:
         if run.id in mirror.runs and run.state != "held":
-            return False  # Those who worked for it have ended before it.
+            return False  # Its end comes after the end of its sub-agents.
         found = mirror.messages.get(message_id)
         return not message_id or (found is not None and is_finished(found.parts))
 
     try:
-        async with asyncio.timeout(CATCH_UP_S):
-            await follower.until(is_whole)
+        async with asyncio.timeout(LAST_EVENTS_S):
+            await follower.until(is_complete)
     except TimeoutError:
         if not message_id:
             return None

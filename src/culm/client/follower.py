@@ -1,36 +1,35 @@
-"""A mirror that keeps itself up to date, through restarts, sleep and lost networks."""
+"""Mirrors that stay up to date through restarts, sleep and network failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from msgspec.structs import replace
 
-from culm.client.background_task import open_background_task
 from culm.client.http import RequestRefused
 from culm.client.mirror import DeltaGap, Mirror
 from culm.client.stream import Backoff, EventStream
 from culm.client.workspace import RemoteWorkspace
 from culm.wire.messages import Message
-from culm.wire.state import Snapshot
+from culm.wire.workspaces import Snapshot
 
 
 class Follower:
-    """A mirror that keeps itself up to date. Made by `open_mirror`, or by `open_tree`."""
+    """A mirror that stays up to date. Created by `open_mirror` or `open_tree`."""
 
     def __init__(
         self, mirror: Mirror, stream: EventStream, load: Callable[[], Awaitable[None]]
     ) -> None:
         self.mirror = mirror
         self.stream = stream
-        self._load = load  # Begins the mirror again, from what is stored.
+        self._load = load  # Reloads the mirror from the stored state.
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         stream.on_connected = self._connected.set
 
     async def until(self, condition: Callable[[Mirror], bool]) -> None:
-        """Wait for a state; the caller bounds the wait."""
+        """Wait until the condition holds; the caller bounds the wait."""
         while not condition(self.mirror):
             self._changed.clear()
             await self._changed.wait()
@@ -40,21 +39,21 @@ class Follower:
 
     async def run(self) -> None:
         while True:
-            await self._retry(self._begin)
+            await self._retry(self._reload)
             await self._follow()
 
     async def _follow(self) -> None:
-        """Apply events until a resync: what else is on that connection may be older than a load."""
+        """Apply events until a resync: later ones of that connection may be older than a reload."""
         async with aclosing(self.stream.events()) as events:
-            async for told in events:
-                if told.type == "resync":
+            async for event in events:
+                if event.type == "resync":
                     return
-                if (gap := self.mirror.apply(told)) is not None:
-                    await self._retry(partial(self._fill, gap))
+                if (gap := self.mirror.apply(event)) is not None:
+                    await self._retry(partial(self._reload_message, gap))
                 self._changed.set()
 
     async def _retry(self, read: Callable[[], Awaitable[None]]) -> None:
-        """Read in spite of a server that is just now restarting."""
+        """Repeat a read while the server restarts."""
         backoff = Backoff()
         while True:
             try:
@@ -68,19 +67,21 @@ class Follower:
                     raise
             await backoff.pause()
 
-    async def _begin(self) -> None:
+    async def _reload(self) -> None:
         await self._load()
         self.stream.cursor = self.mirror.cursor
         self._changed.set()
 
-    async def _fill(self, gap: DeltaGap) -> None:
+    async def _reload_message(self, gap: DeltaGap) -> None:
         message = await self.stream.workspace.find_message(gap.session_id, gap.message_id)
         if message is not None:
             self.mirror.put_message(message)
 
 
-def only_of(snapshot: Snapshot[Message], sessions: Collection[str]) -> Snapshot[Message]:
-    """Without runs and agents of other sessions: a stream of these tells nothing of those."""
+def restrict_to_sessions(
+    snapshot: Snapshot[Message], sessions: Collection[str]
+) -> Snapshot[Message]:
+    """Remove the runs and agents of other sessions, which the stream would not update."""
     return replace(
         snapshot,
         runs=[run for run in snapshot.runs if run.session_id in sessions],
@@ -92,17 +93,17 @@ def only_of(snapshot: Snapshot[Message], sessions: Collection[str]) -> Snapshot[
 async def open_mirror(
     workspace: RemoteWorkspace, *sessions: str, interactive: bool = False
 ) -> AsyncGenerator[Follower]:
-    """Follow a workspace while in the block: the sessions named, or all of them.
+    """Follow the given sessions of a workspace, or all of them, while in the block.
 
-    `interactive` says that a person is here who can be asked for permission. Raises
-    `Refused` for what coming back cannot mend, as a wrong token.
+    `interactive` means that a person is present who can answer asks. Raises `RequestRefused` for
+    errors that reconnecting cannot fix, such as a wrong token.
     """
     mirror = Mirror()
     stream = EventStream(workspace, sessions=frozenset(sessions), interactive=interactive)
 
     async def load() -> None:
         snapshot = await workspace.snapshot(*(sessions or "*"))
-        mirror.load(only_of(snapshot, sessions) if sessions else snapshot)
+        mirror.load(restrict_to_sessions(snapshot, sessions) if sessions else snapshot)
 
     async with open_follower(Follower(mirror, stream, load)) as follower:
         yield follower
@@ -110,7 +111,7 @@ async def open_mirror(
 
 @asynccontextmanager
 async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
-    """Keep its mirror up to date while in the block."""
+    """Keep the mirror of a follower up to date while in the block."""
     async with open_background_task(follower.run(), "mirror"):
         yield follower
 
@@ -119,9 +120,9 @@ async def open_follower(follower: Follower) -> AsyncGenerator[Follower]:
 async def open_present(
     workspace: RemoteWorkspace, *, interactive: bool = False
 ) -> AsyncGenerator[None]:
-    """Stay in a workspace while in the block, so that it stays open although nothing goes on.
+    """Stay connected to a workspace while in the block, so that it stays open while idle.
 
-    `interactive` says that a person is here who can be asked for permission.
+    `interactive` means that a person is present who can answer asks.
     """
     stream = EventStream(workspace, types=frozenset({"presence_changed"}), interactive=interactive)
 
@@ -132,3 +133,26 @@ async def open_present(
 
     async with open_background_task(stay(), "present"):
         yield
+
+
+@asynccontextmanager
+async def open_background_task(
+    coroutine: Coroutine[None, None, None], name: str
+) -> AsyncGenerator[None]:
+    """Run a coroutine in the background while in the block.
+
+    If it fails, the block ends and the exception is raised as it is, not as an exception group; so
+    is an exception of the block itself. A caller can catch `RequestRefused` directly.
+    """
+    failed: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(coroutine, name=name)
+            try:
+                yield
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as exc:
+        failed = exc.exceptions[-1]  # The exception of the block comes last and has priority.
+    if failed is not None:  # Raised here, so that the group is not its context.
+        raise failed

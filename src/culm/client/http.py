@@ -17,13 +17,12 @@ from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
 from culm.wire.agents import RingProject
 from culm.wire.codec import clean, decode, encodable, encode
-from culm.wire.state import Problem
-from culm.wire.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from culm.wire.workspaces import Control, CreateWorkspace, Problem, VersionInfo, Workspace
 
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 30.0
-OPEN_S = 15.0  # A server that is leaving is replaced by a new one within this.
+OPEN_S = 15.0  # An exiting server is replaced by a new one within this time.
 OPEN_AGAIN_S = 0.1
 LEAVE_S = 1.0
 
@@ -40,7 +39,7 @@ class RequestRefused(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request can succeed later: a server that starts, closes or is full."""
+        """True if the same request can succeed later, when the server has started or has room."""
         return (
             self.status >= 500
             or self.status == 429
@@ -49,14 +48,14 @@ class RequestRefused(Exception):
 
 
 class Client:
-    """One client process, as the server knows it. Made by `open_client`."""
+    """One client of a server, with an id. Created by `open_client`."""
 
     def __init__(
         self, transport: HttpTransport, client_id: ClientId, starter: ServerStarter | None = None
     ) -> None:
         self.id = client_id
         self._transport = transport
-        self._starter = starter  # None if the server is somebody else's to start.
+        self._starter = starter  # None if this client never starts the server.
 
     async def health(self) -> None:
         await self.request("GET", "/v1/health")
@@ -65,41 +64,41 @@ class Client:
         return await self.ask("GET", "/v1/version", VersionInfo)
 
     async def shut_down(self, version: str = "") -> None:
-        """Ask the server to leave; refused (409) while it hosts anything, or is another version."""
+        """Ask the server to exit; refused (409) if it is busy or has another version."""
         await self.request("POST", "/v1/control", Control("shutdown", "culm", version))
 
     async def revive(self) -> None:
-        """Start a server of ours again that has died; whether that works is seen by asking it."""
+        """Restart the user's server if it has died. Does not raise: the next request will fail."""
         if self._starter is not None:
             with suppress(AppError):
                 await self._starter.revive()
 
     async def retire(self) -> None:
-        """Give up every claim of this client, for good."""
+        """Give up all claims of this client permanently."""
         await self.request("DELETE", f"/v1/clients/{self.id}")
 
     async def leave(self) -> None:
-        """As `retire`, in a moment or not at all: a server that is gone holds nothing for us."""
+        """Retire, but ignore a slow or failed request: a server that is gone has no claims."""
         with suppress(RequestRefused, OSError):
             async with asyncio.timeout(LEAVE_S):
                 await self.retire()
 
     async def config(self) -> dict[str, str]:
-        """What is configured for all workspaces: nothing, each has its own."""
+        """The configuration of all workspaces: empty, because each workspace has its own."""
         return await self.ask("GET", "/v1/config", dict[str, str])
 
     async def ring(self, directory: str, agent_id: str = "") -> None:
-        """Have a mailbox of any project looked into that the server knows, or all of them."""
+        """Make the server check one mailbox of a project, or all of them."""
         await self.request("POST", "/v1/mail/ring", RingProject(directory, agent_id))
 
     async def workspaces(self) -> list[Workspace]:
         return await self.ask("GET", "/v1/workspaces", list[Workspace])
 
     async def find_workspace(self, directory: Path) -> RemoteWorkspace | None:
-        """The workspace of a real directory, if the server has it; it is not joined."""
+        """The open workspace of a resolved directory, without joining it; None if there is none."""
         for info in await self.workspaces():
             if info.path == str(directory):
-                return RemoteWorkspace(self, self._wish(directory, "", {}), info)
+                return RemoteWorkspace(self, self._create_request(directory, "", {}), info)
         return None
 
     async def open_workspace(
@@ -111,18 +110,18 @@ class Client:
     ) -> RemoteWorkspace:
         """Create the workspace of a directory, or join it.
 
-        `env` is what its models and tools find; by default that of `connect`, else nothing. A
-        server of ours that is just leaving is waited for, and started again.
+        `env` is the environment of its models and tools; the default is that of `connect`, or else
+        an empty one. If the user's own server is just exiting, waits for that and restarts it.
         """
-        around = self._starter.env if env is None and self._starter is not None else env
-        wish = self._wish(path, data_dir, around or {})
+        environ = self._starter.env if env is None and self._starter is not None else env
+        request = self._create_request(path, data_dir, environ or {})
         if self._starter is None:
-            return RemoteWorkspace(self, wish, await self.create(wish))
+            return RemoteWorkspace(self, request, await self.create(request))
         loop = asyncio.get_running_loop()
         end_s = loop.time() + OPEN_S
         while True:
             try:
-                return RemoteWorkspace(self, wish, await self.create(wish))
+                return RemoteWorkspace(self, request, await self.create(request))
             except RequestRefused as exc:
                 if not exc.may_pass or loop.time() > end_s:
                     raise
@@ -132,21 +131,21 @@ class Client:
             await asyncio.sleep(OPEN_AGAIN_S)
             await self._starter.ensure()
 
-    def _wish(
+    def _create_request(
         self, path: str | os.PathLike[str], data_dir: str, env: Mapping[str, str]
     ) -> CreateWorkspace:
-        place = str(Path(path).absolute())  # Links and `..` are the server's to resolve.
-        if place != clean(place):
-            raise InvalidRequest(f"{clean(place)} cannot be a workspace: its path is not UTF-8")
+        location = str(Path(path).absolute())  # The server resolves links and `..`.
+        if location != clean(location):
+            raise InvalidRequest(f"{clean(location)} cannot be a workspace: its path is not UTF-8")
         return CreateWorkspace(
-            path=place,
+            path=location,
             client_id=self.id,
             data_dir=data_dir,
             env=[f"{name}={value}" for name, value in env.items()],
         )
 
-    async def create(self, wish: CreateWorkspace) -> Workspace:
-        return await self.ask("POST", "/v1/workspaces", Workspace, wish)
+    async def create(self, request: CreateWorkspace) -> Workspace:
+        return await self.ask("POST", "/v1/workspaces", Workspace, request)
 
     async def ask(
         self,
@@ -167,7 +166,7 @@ class Client:
         *,
         timeout_s: float | None = REQUEST_TIMEOUT_S,
     ) -> bytes:
-        """Send and read whole; raises `Refused`, or `OSError` without an answer."""
+        """Return the response body; raises `RequestRefused`, or `OSError` without a response."""
         return (await self.exchange(method, path, body, timeout_s=timeout_s))[1]
 
     async def exchange(
@@ -178,41 +177,41 @@ class Client:
         *,
         timeout_s: float | None = REQUEST_TIMEOUT_S,
     ) -> tuple[Mapping[str, str], bytes]:
-        """As `request`, with the answer's headers, whose names are in small letters."""
+        """Request as `request` does; also return the headers, with names in lower case."""
         data = b"" if body is None else _encoded(body)
-        async with asyncio.timeout(timeout_s), self._transport.open(method, path, data) as answer:
-            await _check(answer)
-            return answer.headers, await answer.read()
+        async with asyncio.timeout(timeout_s), self._transport.open(method, path, data) as response:
+            await _check(response)
+            return response.headers, await response.read()
 
     @asynccontextmanager
     async def stream(self, path: str) -> AsyncGenerator[HttpResponse]:
-        """Open a response that goes on; raises as `request` does."""
+        """Open a response of unlimited length; raises the errors of `request`."""
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                answer = await stack.enter_async_context(self._transport.open("GET", path))
-                await _check(answer)
-            yield answer
+                response = await stack.enter_async_context(self._transport.open("GET", path))
+                await _check(response)
+            yield response
 
 
 def _encoded(body: msgspec.Struct) -> bytes:
-    """What an environment, a file's name or an argument may have that is not UTF-8 is replaced."""
+    """Encode a body. Replaces text that is not UTF-8, as in file names or the environment."""
     try:
         return encode(body)
     except UnicodeEncodeError:
         return encode(encodable(body))
 
 
-async def _check(answer: HttpResponse) -> None:
-    """Raises `Refused` if it is one."""
-    if answer.status not in (200, 202):
-        raise RequestRefused(answer.status, _problem(await answer.read(), answer.reason))
+async def _check(response: HttpResponse) -> None:
+    """Raise `RequestRefused` unless the status is a success."""
+    if response.status not in (200, 202):
+        raise RequestRefused(response.status, _problem(await response.read(), response.reason))
 
 
-def _problem(answer: bytes, reason: str) -> Problem:
+def _problem(body: bytes, reason: str) -> Problem:
     try:
-        return decode(answer, Problem)
+        return decode(body, Problem)
     except msgspec.MsgspecError:
-        return Problem(answer.decode(errors="replace").strip() or reason)
+        return Problem(body.decode(errors="replace").strip() or reason)
 
 
 @asynccontextmanager
@@ -223,7 +222,7 @@ async def open_client(
     client_id: ClientId | None = None,
     starter: ServerStarter | None = None,
 ) -> AsyncGenerator[Client]:
-    """A client of the server at `unix:///path`, `tcp://host:port` or `https://host:port`."""
+    """Yield a client of the server at `unix:///path`, `tcp://host:port` or `https://host:port`."""
     headers = {"User-Agent": f"culm/{__version__}"}
     if token:
         headers["Authorization"] = f"Bearer {token}"

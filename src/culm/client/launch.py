@@ -1,8 +1,8 @@
 """Find the user's server, or start one.
 
-Owns the start of a server where none answers. However many clients start one at the same time, one
-results: only one can have the socket, the others' attempts end by themselves and their clients use
-the winner's. Nobody here ends a server that works; it leaves by itself when nobody needs it.
+Owns the start of a server where none is running. If several clients start one at the same time,
+only one gets the socket; the others exit by themselves, and all clients use the first. A client
+never stops a working server, which exits by itself when it is no longer needed.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from culm.client.transport import parse_address
 from culm.errors import InvalidRequest, NoServer
 from culm.settings import DETACHED, default_data_dir, default_host
 
-START_S = 10.0  # A cold interpreter on a busy machine takes two.
-PROBE_S = 0.2  # As long as a server takes to tell a live socket from a stale one.
-RIVAL_S = 0.5  # A server that was faster has the address a moment before it listens there.
+START_S = 10.0  # A cold interpreter on a busy machine takes two seconds.
+PROBE_S = 0.2  # The server uses the same time to detect a stale socket.
+RIVAL_S = 0.5  # A faster server binds the address a moment before it listens.
 RIVAL_AGAIN_S = 0.02
-TAIL_LINES = 12  # What a failed start says last; the reason is among it.
+TAIL_LINES = 12  # The last output of a failed start contains the reason.
 LINE_BYTES_MAX = 1 << 20
 
-_TOKEN = re.compile(rb"[!-~]*")  # As a header has it; an empty one is none.
+_TOKEN = re.compile(rb"[!-~]*")  # Characters allowed in a header; an empty token means none.
 _ADDRESS = re.compile(r"unix:///.+|tcp://\S+:\d+|https?://\S+")
 
 
@@ -42,7 +42,7 @@ class ServerStartFailed(NoServer):
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """Which server, and how to start it if it is not there; raises `InvalidRequest`."""
+    """The address of a server and the options to start it; raises `InvalidRequest`."""
 
     url: str
     data_dir: Path | None = None
@@ -59,117 +59,117 @@ class ServerRequest:
 
     @property
     def can_start(self) -> bool:
-        """A server on a socket is the user's own; one elsewhere is somebody's to start."""
+        """True for a unix socket, which belongs to the user; other servers are never started."""
         return self.url.startswith("unix://")
 
     def command(self) -> list[str]:
-        """The paths are absolute: a server does not live where its first client was."""
-        given = [sys.executable, "-m", "culm", "serve", "--host", self.url]
+        """The command line, with absolute paths: the server runs in another directory."""
+        command = [sys.executable, "-m", "culm", "serve", "--host", self.url]
         if self.data_dir is not None:
-            given += ["--data-dir", str(self.data_dir.absolute())]
+            command += ["--data-dir", str(self.data_dir.absolute())]
         if self.config_file is not None:
-            given += ["--config", str(self.config_file.absolute())]
-        return given
+            command += ["--config", str(self.config_file.absolute())]
+        return command
 
 
-def is_answered(url: str) -> bool:
-    """Whether somebody accepts at a unix socket; one that is slow to accept is somebody."""
+def is_listening(url: str) -> bool:
+    """Return True if a server accepts at a unix socket, even slowly."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_S)
         try:
             probe.connect(url.removeprefix("unix://"))
         except (TimeoutError, BlockingIOError, PermissionError):
             return True
-        except OSError:  # No file, nobody behind it, or no place for a socket.
+        except OSError:  # No file, no listener, or an invalid path.
             return False
     return True
 
 
 def begin_start(wanted: ServerRequest, env: Mapping[str, str]) -> "ServerLaunch | None":
-    """Start a server if none answers and one can be started; it is not ready yet.
+    """Start a server if none is running and one can be started, without waiting for it.
 
-    Needs no event loop, so that a caller can import what it needs while the server starts.
+    Needs no event loop, so that a caller can import other modules while the server starts.
     """
-    if not wanted.can_start or is_answered(wanted.url):
+    if not wanted.can_start or is_listening(wanted.url):
         return None
     folder = Path(wanted.url.removeprefix("unix://")).parent
     if wanted.url != default_host(env) and not folder.is_dir():
-        hint = "no server is started in a directory that is not there"
+        hint = "create the directory, or choose another socket with --host"
         raise ServerStartFailed(wanted.url, f"there is no directory {folder}", hint=hint)
     process = subprocess.Popen(
         wanted.command(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        cwd="/",  # It must not keep a directory busy that somebody wants to unmount.
-        env={**_kept(env), DETACHED: "1"},
-        start_new_session=True,  # A Ctrl-C is for its client.
+        cwd="/",  # It must not block the unmounting of a file system.
+        env={**_server_env(env), DETACHED: "1"},
+        start_new_session=True,  # Ctrl-C must reach only the client.
     )
     return ServerLaunch(wanted.url, process)
 
 
-# What a server needs to be itself. The rest is the client's own, who brings it along whenever it
-# opens a workspace: a key of the shell that happened to be first is not for all the others.
-_KEPT = re.compile(
+# The variables that a server needs for itself. A client sends its whole environment when it opens a
+# workspace: the keys of the shell that happened to start the server are not for all clients.
+_SERVER_ENV = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|CULM_\w+|PYTHON\w+|VIRTUAL_ENV"
     r"|SSL_CERT_\w+|(?:https?|all|no)_proxy",
     re.IGNORECASE,
 )
 
 
-def _kept(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if _KEPT.fullmatch(name)}
+def _server_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name)}
 
 
 class ServerLaunch:
-    """A server process that is starting. Made by `begin_start`."""
+    """A server process that is starting. Created by `begin_start`."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self._url = url
 
     async def ready(self) -> None:
-        """Wait until a server answers, this one or a faster one; raises `StartFailed`."""
+        """Wait until this server or a faster one is listening; raises `ServerStartFailed`."""
         try:
-            await self._listening()
+            await self._wait_until_listening()
         finally:
-            # It outlives its client, as it should: Python warns of a child that is not waited for.
+            # It outlives its client; without this Python warns about a child that was not awaited.
             if self.process.poll() is None:
                 self.process.returncode = 0
 
-    async def _listening(self) -> None:
-        said: deque[str] = deque(maxlen=TAIL_LINES)
+    async def _wait_until_listening(self) -> None:
+        output: deque[str] = deque(maxlen=TAIL_LINES)
         pipe = self.process.stdout
-        assert pipe is not None, "asked for a pipe"
+        assert pipe is not None, "the process was started with a pipe"
         try:
             async with asyncio.timeout(START_S), _open_reader(pipe) as reader:
                 while line := (await reader.readline()).decode(errors="replace"):
                     if line.startswith("listening "):
                         return
-                    said.append(line.rstrip())
+                    output.append(line.rstrip())
         except TimeoutError:
-            if is_answered(self._url):
+            if is_listening(self._url):
                 return
             reason = f"it was not ready after {START_S:g} s"
-            hint = "look into culm.log in $XDG_STATE_HOME/culm, or ~/.local/state/culm"
+            hint = "see culm.log in $XDG_STATE_HOME/culm or ~/.local/state/culm"
             raise ServerStartFailed(self._url, reason, hint=hint) from None
         if not await self._has_rival():
-            reason, hint = reason_of(said)
+            reason, hint = reason_of(output)
             raise ServerStartFailed(self._url, reason, hint=hint)
 
     async def _has_rival(self) -> bool:
-        """Ours has said its last word; whether that was because another has the socket."""
+        """Return True if this process ended because another server has the socket."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + RIVAL_S
-        while not is_answered(self._url) or self.process.poll() is None:
+        while not is_listening(self._url) or self.process.poll() is None:
             if loop.time() > end_s:
-                return is_answered(self._url)
+                return is_listening(self._url)
             await asyncio.sleep(RIVAL_AGAIN_S)
         return True
 
 
 class ServerStarter:
-    """Starts the user's server for one client, whenever there is none."""
+    """Starts the user's server for one client whenever none is running."""
 
     def __init__(self, wanted: ServerRequest, env: Mapping[str, str]) -> None:
         self.wanted = wanted
@@ -177,57 +177,57 @@ class ServerStarter:
         self._launch: ServerLaunch | None = None
 
     def begin(self) -> None:
-        """Start one if none answers; it is not ready yet. Raises `StartFailed`."""
+        """Start a server if none is running, without waiting; raises `ServerStartFailed`."""
         if self._launch is None:
             self._launch = begin_start(self.wanted, self.env)
 
     async def ensure(self) -> None:
-        """There is one now, if it can be started; raises `StartFailed`."""
+        """Make sure that a server is running, if one can be started; raises `ServerStartFailed`."""
         self.begin()
         launch, self._launch = self._launch, None
         if launch is not None:
             await launch.ready()
 
     async def revive(self) -> None:
-        """As `ensure`, if the server died; one that was told to leave is not brought back."""
+        """Restart a server that died; one that was asked to exit is not restarted."""
         if self.wanted.can_start and self._has_died():
             await self.ensure()
 
     def _has_died(self) -> bool:
-        # Who leaves takes its socket away; who is killed cannot.
+        # A server removes its socket when it exits, but not when it is killed.
         return Path(self.wanted.url.removeprefix("unix://")).is_socket()
 
 
 def find_token(wanted: ServerRequest, file: Path | None, env: Mapping[str, str]) -> str | None:
-    """The token for a server over TCP; raises `InvalidRequest` if `file` is not readable, or none.
+    """The token for a server over TCP; raises `InvalidRequest` if the file is not usable.
 
-    Without a `file` it is in the data directory, unless the server asks for none.
+    The default file is in the data directory; it is missing if the server needs no token.
     """
     if wanted.can_start:
         return None
-    place = file or (wanted.data_dir or default_data_dir(env)) / "token"
+    path = file or (wanted.data_dir or default_data_dir(env)) / "token"
     try:
-        token = place.read_bytes().strip()
+        token = path.read_bytes().strip()
     except OSError as exc:
         if file is None:
             return None
         raise InvalidRequest(f"cannot read {file}: {exc.strerror}") from exc
-    if not _TOKEN.fullmatch(token):  # It becomes a line of every request.
-        raise InvalidRequest(f"what is in {place} is no token", hint="give another --token-file")
+    if not _TOKEN.fullmatch(token):  # It becomes a header of every request.
+        raise InvalidRequest(f"{path} does not contain a token", hint="choose another --token-file")
     return token.decode()
 
 
 Age = Literal["ours", "older", "newer"]
 
 
-def age_of(version: str) -> Age:
-    """How another culm compares with this one; what is no version is older than any."""
+def compare_version(version: str) -> Age:
+    """Compare the version of another culm with this one; an invalid version counts as older."""
     theirs, ours = _numbers(version), _numbers(__version__)
     return "ours" if theirs == ours else "older" if theirs < ours else "newer"
 
 
-def is_understood(version: str) -> bool:
-    """Whether that culm speaks as this one does."""
+def is_compatible(version: str) -> bool:
+    """Return True if both have the same major version."""
     return _numbers(version)[:1] == _numbers(__version__)[:1]
 
 
@@ -235,19 +235,19 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def reason_of(said: Iterable[str]) -> tuple[str, str]:
-    """Why a server did not start, and what to do about it, from what it said last."""
-    lines = [line for line in said if line]
+def reason_of(output: Iterable[str]) -> tuple[str, str]:
+    """The reason and the hint in the last output of a server that did not start."""
+    lines = [line for line in output if line]
     reasons = [line.removeprefix("culm: ") for line in lines if line.startswith("culm: ")]
     hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     if reasons:
         return reasons[-1], hints[-1] if hints else ""
-    return "\n  ".join(["it said", *lines]) if lines else "it ended without a word", ""
+    return "\n  ".join(["it printed", *lines]) if lines else "it ended without any output", ""
 
 
 @asynccontextmanager
 async def _open_reader(pipe: IO[bytes]) -> AsyncGenerator[asyncio.StreamReader]:
-    """Read a pipe without blocking; it is closed afterwards."""
+    """Yield a reader of a pipe; the pipe is closed afterwards."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)

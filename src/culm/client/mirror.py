@@ -1,6 +1,6 @@
-"""The state of a workspace as its events tell it.
+"""The state of a workspace, derived from its events.
 
-After any interruption it is exactly the state of a mirror that never left.
+After any interruption it equals the state of a mirror that was never interrupted.
 """
 
 from typing import NamedTuple, TypeVar
@@ -13,42 +13,42 @@ from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import GoneMessage, Message, append_text
 from culm.wire.runs import QueueChanged, QueuedPrompt, RunChanged, RunRetry, changed_of
 from culm.wire.sessions import Session
-from culm.wire.state import Present, Snapshot, StoreHealth
+from culm.wire.workspaces import Present, Snapshot, StoreHealth
 
-# What passes by is kept for whoever looks only now and then: of so many asks or calls ...
-KEPT_MAX = 256
-OUTPUT_CHARS_MAX = 64_000  # ... and so much of what one call puts out; its result has the rest.
+# Transient state is kept for clients that look only now and then: of this many asks or calls ...
+RECENT_MAX = 256
+OUTPUT_CHARS_MAX = 64_000  # ... and this much of the output of one call; its result has the rest.
 
 
 class DeltaGap(NamedTuple):
-    """A delta did not fit: read this message again."""
+    """A message to read again, because a delta did not fit."""
 
     session_id: SessionId
     message_id: MessageId
 
 
 class Mirror:
-    """The state of a workspace as its events tell it."""
+    """The state of a workspace, derived from its events."""
 
     def __init__(self) -> None:
         self.cursor = ""
         self.sessions: dict[SessionId, Session] = {}
         self.messages: dict[MessageId, Message] = {}
-        self.runs: dict[RunId, RunChanged] = {}  # Those that have not ended.
-        self.retries: dict[RunId, RunRetry] = {}  # The latest of each run that goes on.
-        # Those that wait in a session, in their order, each with the beginning of its prompt.
+        self.runs: dict[RunId, RunChanged] = {}  # Runs that have not ended.
+        self.retries: dict[RunId, RunRetry] = {}  # The latest retry of each live run.
+        # The queue of each session, in order, with the beginning of each prompt.
         self.queue: dict[SessionId, list[QueuedPrompt]] = {}
-        self.agents: dict[AgentId, Agent] = {}  # Those that have not ended.
+        self.agents: dict[AgentId, Agent] = {}  # Agents that have not ended.
         self.presence: dict[str, str] = {}
         self.store = StoreHealth("ok")
-        # What people are asked: all that is open, and what was closed lately.
+        # Asks and questions: all open ones, and those closed recently.
         self.asks: dict[AskId, AskChanged] = {}
         self.questions: dict[AskId, QuestionChanged] = {}
-        self.granted: dict[str, None] = {}  # Calls that were let through lately, by their id ...
-        self.outputs: dict[str, str] = {}  # ... and what calls have put out.
+        self.granted: dict[str, None] = {}  # Ids of calls allowed recently ...
+        self.outputs: dict[str, str] = {}  # ... and the output of calls.
 
     def load(self, snapshot: Snapshot[Message]) -> None:
-        """Begin again from a snapshot."""
+        """Replace the state by a snapshot."""
         self.cursor = snapshot.cursor
         self.sessions = {session.id: session for session in snapshot.sessions}
         self.messages = {message.id: message for message in snapshot.messages}
@@ -62,83 +62,83 @@ class Mirror:
         self.agents = {agent.agent_id: agent for agent in snapshot.agents}
         self.presence = {p.client_id: p.session_id for p in snapshot.presence}
         self.store = snapshot.store
-        self.asks, self.questions = {}, {}  # What is open is told when a stream begins.
+        self.asks, self.questions = {}, {}  # The stream sends the open ones when it starts.
 
-    def apply(self, told: ServerEvent) -> DeltaGap | None:
-        """Take one event in. Events up to the cursor are known; a lower rev is ignored."""
-        if not self.pass_by(told):
+    def apply(self, event: ServerEvent) -> DeltaGap | None:
+        """Apply one event. Events up to the cursor and messages with a lower rev are ignored."""
+        if not self.advance_cursor(event):
             return None
-        match told.type, told.op:
+        match event.type, event.op:
             case "session", "deleted":
-                self._forget_session(told.read(Session).id)
+                self._forget_session(event.read(Session).id)
             case "session", _:
-                session = told.read(Session)
+                session = event.read(Session)
                 self.sessions[session.id] = session
             case "message", "deleted":
-                self.messages.pop(told.read(GoneMessage).id, None)
+                self.messages.pop(event.read(GoneMessage).id, None)
             case (("message" | "message_snapshot"), _):
-                self.put_message(told.read(Message))
+                self.put_message(event.read(Message))
             case "message_delta", _:
-                return self._append(told.read(MessageDelta))
+                return self._append(event.read(MessageDelta))
             case "run_changed", _:
-                run = told.read(RunChanged)
+                run = event.read(RunChanged)
                 self.runs[run.run_id] = run
                 if run.state == "ended":
                     del self.runs[run.run_id]
                     self.retries.pop(run.run_id, None)
             case "queue_changed", _:
-                queue = told.read(QueueChanged)
+                queue = event.read(QueueChanged)
                 self.queue[queue.session_id] = queue.items
                 if not queue.items:
                     del self.queue[queue.session_id]
             case (("agent_started" | "agent_changed" | "agent_ended"), _):
-                self.put_agent(told.read(Agent), gone=told.op == "deleted")
+                self.put_agent(event.read(Agent), gone=event.op == "deleted")
             case "run_retry", _:
-                retry = told.read(RunRetry)
+                retry = event.read(RunRetry)
                 self.retries[retry.run_id] = retry
             case "ask_changed", _:
-                ask = told.read(AskChanged)
-                _keep(self.asks, ask.ask_id, ask)
+                ask = event.read(AskChanged)
+                _put_ask(self.asks, ask.ask_id, ask)
             case "question_changed", _:
-                batch = told.read(QuestionChanged)
-                _keep(self.questions, batch.batch_id, batch)
+                batch = event.read(QuestionChanged)
+                _put_ask(self.questions, batch.batch_id, batch)
             case "permission_notification", _:
-                notified = told.read(PermissionNotification)
+                notified = event.read(PermissionNotification)
                 if notified.granted:
                     self.granted[notified.tool_call_id] = None
-                    _drop_first(self.granted)
+                    _evict_oldest(self.granted)
             case "call_output", _:
-                self._put_out(told.read(CallOutput))
+                self._append_output(event.read(CallOutput))
             case "presence_changed", "deleted":
-                self.presence.clear()  # An attach begins: who is there follows.
+                self.presence.clear()  # A stream attaches: the present clients follow.
             case "presence_changed", _:
-                present = told.read(Present)
+                present = event.read(Present)
                 if present.attached:
                     self.presence[present.client_id] = present.session_id
                 else:
                     self.presence.pop(present.client_id, None)
             case "store_health", _:
-                self.store = told.read(StoreHealth)
+                self.store = event.read(StoreHealth)
             case _:
-                pass  # A newer server's event; it is none of this state.
+                pass  # An event of a newer server, which this state does not include.
         return None
 
-    def pass_by(self, told: ServerEvent) -> bool:
-        """Move the cursor to an event; False if that has passed it already."""
-        if told.cursor:
-            if _seq(told.cursor) <= _seq(self.cursor):
+    def advance_cursor(self, event: ServerEvent) -> bool:
+        """Move the cursor to an event; return False if the event is not new."""
+        if event.cursor:
+            if _seq(event.cursor) <= _seq(self.cursor):
                 return False
-            self.cursor = told.cursor
+            self.cursor = event.cursor
         return True
 
-    def _put_out(self, output: CallOutput) -> None:
-        """Of what was missed only the end is known; so much is for watching."""
+    def _append_output(self, output: CallOutput) -> None:
+        """Add output of a call. A gap is not filled, because output is for display only."""
         before = self.outputs.pop(output.tool_call_id, "")[: output.offset]
         self.outputs[output.tool_call_id] = (before + output.text)[:OUTPUT_CHARS_MAX]
-        _drop_first(self.outputs)
+        _evict_oldest(self.outputs)
 
     def _forget_session(self, session_id: SessionId) -> None:
-        """With a session goes all that is about it; of the rest of it nothing is told."""
+        """Remove a session and everything about it; no events are published for the parts."""
         self.sessions.pop(session_id, None)
         self.queue.pop(session_id, None)
         self.messages = _without(session_id, self.messages)
@@ -149,7 +149,7 @@ class Mirror:
         self.agents = _without(session_id, self.agents)
 
     def put_agent(self, agent: Agent, *, gone: bool) -> None:
-        """Take in how an agent stands; one that is gone went with its session."""
+        """Store the state of an agent; `gone` means that it was deleted with its session."""
         if gone or agent.state == "ended":
             self.agents.pop(agent.agent_id, None)
         else:
@@ -179,18 +179,18 @@ def _without(session_id: SessionId, known: dict[K, S]) -> dict[K, S]:
     return {key: one for key, one in known.items() if one.session_id != session_id}
 
 
-def _drop_first(kept: dict[str, None] | dict[str, str]) -> None:
-    if len(kept) > KEPT_MAX:
-        del kept[next(iter(kept))]
+def _evict_oldest(entries: dict[str, None] | dict[str, str]) -> None:
+    if len(entries) > RECENT_MAX:
+        del entries[next(iter(entries))]
 
 
 A = TypeVar("A", AskChanged, QuestionChanged)
 
 
-def _keep(known: dict[AskId, A], ask_id: AskId, ask: A) -> None:
-    """Take in how an ask stands; of those that are closed the oldest are forgotten."""
+def _put_ask(known: dict[AskId, A], ask_id: AskId, ask: A) -> None:
+    """Store the state of an ask, and evict the oldest closed one if there are too many."""
     known[ask_id] = ask
-    if len(known) > KEPT_MAX:
+    if len(known) > RECENT_MAX:
         closed = (one for one, ask in known.items() if ask.state != "open")
         if (oldest := next(closed, None)) is not None:
             del known[oldest]

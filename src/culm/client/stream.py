@@ -1,4 +1,4 @@
-"""One event stream that outlives its connections: it resumes by cursor, and knows a dead one."""
+"""An event stream that outlives its connections: it resumes by cursor and detects dead ones."""
 
 import asyncio
 import builtins
@@ -19,12 +19,12 @@ T = TypeVar("T")
 IDLE_TIMEOUT_S = 45.0  # Three heartbeats of the server.
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 10.0
-REJOINED_S = 0.05  # It is there again; only a server that drops it at once makes this a loop.
+REJOINED_S = 0.05  # Pause after a rejoin, in case the server drops the workspace at once.
 EVENT_BYTES_MAX = 64 << 20
 
 
 class ServerEvent(NamedTuple):
-    """One event as it arrived. Numbered ones have a cursor."""
+    """One received event. Stored events have a cursor."""
 
     type: str
     op: str
@@ -36,18 +36,18 @@ class ServerEvent(NamedTuple):
 
 
 class EventTooLarge(Exception):
-    """The server sent an event larger than any it should."""
+    """The server sent an event that is larger than allowed."""
 
 
 class SseParser:
-    """Server-sent events out of bytes, however they were cut on the way."""
+    """Parses server-sent events from chunks of any size."""
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []  # Of an event that has not arrived whole.
+        self._rest: list[bytes] = []  # The chunks of an incomplete event.
         self._size = 0
 
     def feed(self, data: bytes) -> list[ServerEvent]:
-        """The events that `data` completes."""
+        """Return the events that `data` completes."""
         last = self._rest[-1][-1:] if self._rest else b""
         self._rest.append(data)
         self._size += len(data)
@@ -55,14 +55,14 @@ class SseParser:
             if self._size > EVENT_BYTES_MAX:
                 raise EventTooLarge(f"an event may have at most {EVENT_BYTES_MAX} bytes")
             return []
-        *events, rest = b"".join(self._rest).split(b"\n\n")
+        *blocks, rest = b"".join(self._rest).split(b"\n\n")
         self._rest, self._size = [rest] if rest else [], len(rest)
-        return [told for event in events if (told := _parse_event(event)) is not None]
+        return [event for block in blocks if (event := _parse_event(block)) is not None]
 
 
-def _parse_event(text: bytes) -> ServerEvent | None:
+def _parse_event(block: bytes) -> ServerEvent | None:
     cursor = data = b""
-    for line in text.split(b"\n"):
+    for line in block.split(b"\n"):
         if line.startswith(b"data: "):
             data = line[6:]
         elif line.startswith(b"id: "):
@@ -75,7 +75,7 @@ def _parse_event(text: bytes) -> ServerEvent | None:
 
 
 class Backoff:
-    """Pauses that double up to a bound, until something works again."""
+    """Pauses that double up to a limit, until `reset`."""
 
     def __init__(self) -> None:
         self._next_s = BACKOFF_FIRST_S
@@ -89,7 +89,7 @@ class Backoff:
 
 
 class EventStream:
-    """Events of one workspace, from a cursor on, for as long as they are read."""
+    """The events of one workspace, starting at a cursor."""
 
     def __init__(
         self,
@@ -104,27 +104,28 @@ class EventStream:
         idle_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         self.cursor = cursor
-        self.connections = 0  # How often it has been connected so far.
+        self.connections = 0  # The number of connections so far.
         self.workspace = workspace
         self.on_connected = on_connected
         self._view = view
         self._sessions = sessions
         self._types = types
         self._interactive = interactive
-        self._idle_s = idle_s  # A connection that is silent for longer is dead.
+        self._idle_s = idle_s  # A connection that is silent for longer counts as dead.
 
     async def events(self) -> AsyncGenerator[ServerEvent]:
-        """Yield events for ever; reconnect and rejoin as needed.
+        """Yield events forever; reconnect and rejoin as needed.
 
-        Raises `Refused` for what coming back cannot mend: a wrong token, a retired client.
+        Raises `RequestRefused` for errors that reconnecting cannot fix, such as a wrong token or a
+        retired client.
         """
         backoff = Backoff()
         while True:
             try:
                 async with aclosing(self._connection()) as connection:
-                    async for told in connection:
+                    async for event in connection:
                         backoff.reset()
-                        yield told
+                        yield event
             except RequestRefused as exc:
                 if exc.status == 404:
                     if await self.rejoin():
@@ -136,7 +137,7 @@ class EventStream:
             await backoff.pause()
 
     async def rejoin(self) -> bool:
-        """Whether it is there again; if not, the next round tries."""
+        """Return True if the workspace was joined again; otherwise the caller retries."""
         try:
             await self.workspace.rejoin()
             return True
@@ -158,16 +159,16 @@ class EventStream:
         if self._interactive:
             query["interactive"] = "1"
         path = self.workspace.path(f"/events?{urlencode(query)}")
-        async with self.workspace.client.stream(path) as answer:
+        async with self.workspace.client.stream(path) as response:
             self.connections += 1
-            self.cursor = self.cursor or answer.headers.get(CURSOR_HEADER.lower(), "")
+            self.cursor = self.cursor or response.headers.get(CURSOR_HEADER.lower(), "")
             if self.on_connected is not None:
                 self.on_connected()
-            lines = SseParser()
-            while data := await answer.piece(self._idle_s):
-                for told in lines.feed(data):
-                    if told.cursor:
-                        self.cursor = told.cursor
-                    elif told.type == "resync":
-                        self.cursor = told.read(Resync).cursor
-                    yield told
+            parser = SseParser()
+            while data := await response.piece(self._idle_s):
+                for event in parser.feed(data):
+                    if event.cursor:
+                        self.cursor = event.cursor
+                    elif event.type == "resync":
+                        self.cursor = event.read(Resync).cursor
+                    yield event

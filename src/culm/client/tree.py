@@ -1,8 +1,8 @@
-"""A session and all that work for one run of it, at any depth: each has a mirror of its own.
+"""A session and all sub-agents of one of its runs, at any depth, each with a mirror of its own.
 
-Which sessions these are is not known beforehand, so the stream is that of the whole workspace, and
-what belongs to others is passed over unread. Ids of calls are unique in a session only, which is
-why one mirror for all of them would mix them up.
+The sessions of sub-agents are not known in advance, so the stream covers the whole workspace and
+events of other sessions are skipped. A single mirror would mix up calls, because the ids of calls
+are unique only within a session.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 from msgspec.structs import replace
 
-from culm.client.follower import Follower, only_of, open_follower
+from culm.client.follower import Follower, open_follower, restrict_to_sessions
 from culm.client.mirror import DeltaGap, Mirror
 from culm.client.stream import EventStream, ServerEvent
 from culm.client.workspace import RemoteWorkspace
@@ -20,20 +20,20 @@ from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, QuestionChanged
 from culm.wire.messages import Message
-from culm.wire.state import Snapshot
+from culm.wire.workspaces import Snapshot
 
 AGENT_TYPES = frozenset({"agent_started", "agent_changed", "agent_ended"})
-# What a tree is made of. The rest of a workspace's events need not be sent.
+# The events of a tree. The server need not send others.
 TYPES = AGENT_TYPES | {
     *("session", "message", "message_snapshot", "message_delta", "call_output", "queue_changed"),
     *("run_changed", "run_retry", "ask_changed", "question_changed", "permission_notification"),
 }
-NAMED_MAX = 50  # Sessions in one address, which is bounded.
-LOADS_MAX = 3  # Agents may start while it is read who there are; what comes later is told.
+SESSIONS_MAX = 50  # Sessions in one request, because the length of a URL is limited.
+LOADS_MAX = 3  # Agents may start during a load; events report those that start later.
 
 
-class _Whose(Struct):
-    """Of any payload: the session it is about."""
+class _SessionRef(Struct):
+    """The session of any payload."""
 
     session_id: str = ""
     id: str = ""
@@ -41,54 +41,55 @@ class _Whose(Struct):
 
 @dataclass(slots=True)
 class AgentBranch:
-    """An agent, and what its session has come to since it was given its work."""
+    """An agent, and the state of its session since the start of its assignment."""
 
     agent: Agent
     mirror: Mirror = field(default_factory=Mirror)
 
 
 class SessionTree(Mirror):
-    """The mirror of a session, with a branch for each agent that works for one run of it, or any.
+    """The mirror of a session, with a branch for each sub-agent of one run, or of all runs.
 
-    A branch stays until it is dropped, also when the agent has ended.
+    A branch stays until it is dropped, even if the agent has ended.
     """
 
     def __init__(self, top: SessionId, run_id: RunId | None) -> None:
         super().__init__()
         self.top = top
         self.branches: dict[SessionId, AgentBranch] = {}
-        self.touched: dict[SessionId, None] = {}  # Branches that changed and were not looked at.
+        self.touched: dict[SessionId, None] = {}  # Branches with changes that were not shown yet.
         self._run_id = run_id
 
     def load(self, snapshot: Snapshot[Message]) -> None:
-        """Begin again from a snapshot of the sessions in `names`."""
-        super().load(only_of(replace(snapshot, messages=[]), [self.top]))
-        self.agents = {agent.agent_id: agent for agent in snapshot.agents}  # All are told of.
+        """Replace the state by a snapshot of the sessions in `session_ids`."""
+        super().load(restrict_to_sessions(replace(snapshot, messages=[]), [self.top]))
+        # The stream includes the agents of all sessions.
+        self.agents = {agent.agent_id: agent for agent in snapshot.agents}
         for branch in self.branches.values():
             branch.mirror = Mirror()
         for message in snapshot.messages:
             self.put_message(message)
         self.touched = dict.fromkeys(self.branches)
 
-    def apply(self, told: ServerEvent) -> DeltaGap | None:
-        if told.type in AGENT_TYPES:
-            if self.pass_by(told):
-                agent = told.read(Agent)
-                self.put_agent(agent, gone=told.op == "deleted")
-                if told.op == "deleted":
-                    agent.state = "ended"  # With its session.
-                self._on_agent(agent, is_new=told.type == "agent_started")
+    def apply(self, event: ServerEvent) -> DeltaGap | None:
+        if event.type in AGENT_TYPES:
+            if self.advance_cursor(event):
+                agent = event.read(Agent)
+                self.put_agent(agent, gone=event.op == "deleted")
+                if event.op == "deleted":
+                    agent.state = "ended"  # It was deleted with its session.
+                self._on_agent(agent, is_new=event.type == "agent_started")
             return None
-        whose = told.read(_Whose)
-        # A notification of a permission need not say whose it is; then it is the top's.
-        session_id = SessionId(whose.id if told.type == "session" else whose.session_id)
+        ref = event.read(_SessionRef)
+        # A permission notification may lack the session, and then belongs to the top one.
+        session_id = SessionId(ref.id if event.type == "session" else ref.session_id)
         if session_id in ("", self.top):
-            return super().apply(told)
+            return super().apply(event)
         branch = self.branches.get(session_id)
-        if not self.pass_by(told) or branch is None:
+        if not self.advance_cursor(event) or branch is None:
             return None
         self.touched[session_id] = None
-        return branch.mirror.apply(told)
+        return branch.mirror.apply(event)
 
     def put_message(self, message: Message) -> None:
         branch = self.branches.get(message.session_id)
@@ -98,32 +99,32 @@ class SessionTree(Mirror):
         elif message.session_id == self.top:
             super().put_message(message)
 
-    def adopt(self, agents: Iterable[Agent]) -> bool:
-        """Take in how all agents stand; True if there are some that were not known."""
+    def add_agents(self, agents: Iterable[Agent]) -> bool:
+        """Store the state of all agents; return True if some of them are new."""
         before = len(self.branches)
-        for agent in agents:  # Those started first come first, so parents come before children.
-            # Who works for nobody that waits for it may have been there before the run.
+        for agent in agents:  # In order of their start, so parents come before children.
+            # A detached agent may have been started before the run.
             self._on_agent(agent, is_new=not agent.is_detached)
         return len(self.branches) > before
 
     def drop(self, session_id: SessionId) -> None:
-        """Forget an agent that was shown to its end; with more to do it comes again."""
+        """Remove an agent that was shown completely; a new assignment adds it again."""
         self.branches.pop(session_id, None)
         self.touched.pop(session_id, None)
 
-    def names(self) -> list[str]:
-        """The sessions to read anew; of others each message is read when it grows."""
-        return [self.top, *list(self.branches)[-NAMED_MAX:]]
+    def session_ids(self) -> list[str]:
+        """The sessions to load; messages of others are loaded when they grow."""
+        return [self.top, *list(self.branches)[-SESSIONS_MAX:]]
 
-    def asked(self) -> Iterator[AskChanged | QuestionChanged]:
-        """What this run and its agents ask of people."""
+    def all_asks(self) -> Iterator[AskChanged | QuestionChanged]:
+        """The asks and questions of this run and its agents."""
         for mirror in (self, *(branch.mirror for branch in self.branches.values())):
             for ask in (*mirror.asks.values(), *mirror.questions.values()):
                 if mirror is not self or self._run_id in (None, ask.run_id):
                     yield ask
 
     def is_closed(self, ask: AskChanged | QuestionChanged) -> bool:
-        """Whether it was answered; or forgotten, with an agent that has ended."""
+        """Return True if an ask is closed, or was removed with its agent."""
         mirror: Mirror | None = self
         if ask.session_id != self.top:
             branch = self.branches.get(ask.session_id)
@@ -133,8 +134,8 @@ class SessionTree(Mirror):
         now = mirror.asks.get(id_of(ask)) or mirror.questions.get(id_of(ask))
         return now is not None and now.state != "open"
 
-    def titles(self, path: Sequence[str]) -> list[str]:
-        """What the agents of a path are called; without the one that people talk to."""
+    def agent_names(self, path: Sequence[str]) -> list[str]:
+        """The names of the agents of a path, without the top one."""
         agents = [branch.agent for branch in self.branches.values()]
         names: dict[str, str] = {agent.agent_id: agent.name for agent in agents}
         return [names.get(agent_id) or agent_id[:8] for agent_id in path if agent_id != self.top]
@@ -154,7 +155,7 @@ class SessionTree(Mirror):
             return True
         runs = [run for run in self.runs.values() if self._run_id in (None, run.run_id)]
         begun = any(run.state not in ("accepted", "queued") for run in runs)
-        # Runs of a session follow each other, so what is started while this one goes on is its own.
+        # A session has one live run at a time, so agents started meanwhile belong to it.
         return (
             agent.parent_session_id == self.top and begun and (is_new or agent.state == "pending")
         )
@@ -173,10 +174,10 @@ async def open_tree(
     interactive: bool = False,
     cursor: str = "",
 ) -> AsyncGenerator[tuple[Follower, SessionTree]]:
-    """Follow a run and all who work for it while in the block. The run may still be to come.
+    """Follow a run, which may not exist yet, and its sub-agents while in the block.
 
-    Without a run it is all runs of the session. With a `cursor` there is at first only what has
-    changed since; if the server does not know that any more, all there is.
+    Without a `run_id` follow all runs of the session. With a `cursor` the tree starts with the
+    changes since then, or with the whole state if the server no longer has that cursor.
     """
     tree = SessionTree(top, run_id)
     stream = EventStream(workspace, types=TYPES, interactive=interactive)
@@ -193,8 +194,8 @@ async def open_tree(
 
 
 async def load_tree(workspace: RemoteWorkspace, tree: SessionTree) -> None:
-    """Begin a tree, or begin it again: with all who work for the run by now."""
+    """Load or reload a tree, with all current sub-agents of the run."""
     for _ in range(LOADS_MAX):
-        tree.load(await workspace.snapshot(*tree.names()))
-        if not tree.adopt(await workspace.agents(tree.top)):
+        tree.load(await workspace.snapshot(*tree.session_ids()))
+        if not tree.add_agents(await workspace.agents(tree.top)):
             break

@@ -1,7 +1,6 @@
-"""Whether a document says what its schema knows: every problem, with the line and key it stands at.
+"""Validation of a document against its schema: every problem, with its line and key.
 
-Pure. Names are matched whatever their case, as the Crush client's own reader does; a document
-that passed is spelled as the schema spells it.
+Pure. Names match regardless of case, as in Crush; the checked document has the schema's spelling.
 """
 
 import difflib
@@ -27,34 +26,34 @@ from msgspec import Struct, UnsetType
 from culm.config import jsonc
 from culm.wire.codec import INT_MAX, Json, folded, printable
 
-PROBLEMS_MAX = 50  # Of one file: who has more reads no further, and each costs a look for its line.
-NAME_CHARS_MAX = 64  # What is compared to find the nearest; no name of ours is longer.
+PROBLEMS_MAX = 50  # Per file. Nobody reads more, and for each the text is searched for its line.
+NAME_CHARS_MAX = 64  # Compared to find the nearest name; no name in the schema is longer.
 
 Document = dict[str, Json]
 Hint = Any  # A type, as an annotation has it.
 
 
 class ConfigProblem(NamedTuple):
-    """Something in a file that its writer should mend."""
+    """An error in a configuration file."""
 
     file: str
     line: int
-    key: str  # Dotted; empty if it is the file as a whole.
+    key: str  # Dotted; empty if the whole file is meant.
     text: str
     hint: str = ""
 
     def __str__(self) -> str:
-        """One line, with nothing in it that a terminal would obey: the names are anybody's."""
+        """One line without control characters: the names come from the file, so from anybody."""
         return printable(self._describe())
 
     def _describe(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.key}: {self.text}" if self.key else f"{place}: {self.text}"
+        location = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{location}: {self.key}: {self.text}" if self.key else f"{location}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedDocument:
-    """A document, without what is wrong in it."""
+    """A document without its invalid parts."""
 
     document: Document
     problems: tuple[ConfigProblem, ...] = ()
@@ -62,7 +61,7 @@ class CheckedDocument:
 
 
 def unusable(problem: ConfigProblem) -> CheckedDocument:
-    """Nothing can be read of it."""
+    """The result for a text that is not a JSON object at all."""
     return CheckedDocument({}, (problem,), is_json=False)
 
 
@@ -73,7 +72,7 @@ class _Found(NamedTuple):
 
 
 class _Findings:
-    """What is wrong in a document, as far as anybody would read it."""
+    """The first problems in a document, and the number of others."""
 
     def __init__(self) -> None:
         self.first: list[_Found] = []
@@ -82,22 +81,22 @@ class _Findings:
     def __len__(self) -> int:
         return len(self.first) + self.left_out
 
-    def add(self, path: jsonc.Path, what: str, hint: Callable[[], str] = str) -> None:
+    def add(self, path: jsonc.Path, text: str, hint: Callable[[], str] = str) -> None:
         if len(self.first) < PROBLEMS_MAX:
-            self.first.append(_Found(path, what, hint()))
+            self.first.append(_Found(path, text, hint()))
         else:
             self.left_out += 1
 
 
 def check_text(text: str, kind: type[Struct], file: str) -> CheckedDocument:
-    """Read a file's text as a document of `kind`; what does not fit is left out and told."""
+    """Parse a file's text as a document of `kind`; invalid parts are dropped and reported."""
     try:
         value = jsonc.parse(text)
     except jsonc.InvalidJson as exc:
-        hint = "JSON is wanted; comments and trailing commas are fine"
+        hint = "use JSON; comments and trailing commas are allowed"
         return unusable(ConfigProblem(file, exc.line, "", f"not valid JSON: {exc}", hint))
     if not isinstance(value, dict):
-        return unusable(ConfigProblem(file, 1, "", "a JSON object is wanted"))
+        return unusable(ConfigProblem(file, 1, "", "expected a JSON object"))
     found = _Findings()
     document = cast("Document", _checked(value, kind, (), found))
     lines = jsonc.lines_of(text, [one.path for one in found.first])
@@ -112,7 +111,7 @@ def check_text(text: str, kind: type[Struct], file: str) -> CheckedDocument:
 
 
 def key_of(path: jsonc.Path) -> str:
-    """A path as people write it: `providers.local.models[0].id`."""
+    """A path in dotted form: `providers.local.models[0].id`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -120,7 +119,7 @@ def key_of(path: jsonc.Path) -> str:
 
 
 class _Misfit:
-    """Stands for a value that does not fit."""
+    """A placeholder for a value that does not fit."""
 
 
 _MISFIT = _Misfit()
@@ -137,7 +136,7 @@ def _checked(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Jso
 
 
 def _checked_whole(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -> Json | _Misfit:
-    """What counts only if all of it is in order."""
+    """Check a part that is dropped as a whole if anything in it is invalid."""
     if value is None:
         return _misfit(value, "an object", path, found)
     before = len(found)
@@ -146,7 +145,7 @@ def _checked_whole(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) 
 
 
 def _count(value: Json) -> int:
-    """How many entries it has; none if it is no list and no object."""
+    """The number of entries of a list or an object, otherwise 0."""
     return len(cast("list[Json]", value)) if isinstance(value, dict | list) else 0
 
 
@@ -173,10 +172,10 @@ def _checked_parts(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) 
 
 
 def _plain(hint: Hint) -> Hint:
-    """A type without what says only that it may be missing; bounds stay on."""
+    """A type without the members that only make it optional; its constraints stay."""
     if get_origin(hint) in (Union, UnionType):
-        given = [one for one in get_args(hint) if one not in (UnsetType, type(None))]
-        return _plain(given[0]) if len(given) == 1 else hint
+        others = [one for one in get_args(hint) if one not in (UnsetType, type(None))]
+        return _plain(others[0]) if len(others) == 1 else hint
     if get_origin(hint) is Annotated:
         base = get_args(hint)[0]
         if get_origin(base) in (dict, list, Union, UnionType) or _is_struct(base):
@@ -205,8 +204,8 @@ def _checked_struct(
         checked = _checked(inner, known[spelled], (*path, name), found)
         if checked is not _MISFIT:
             result[spelled] = checked
-    given = {spelling.get(folded(name)) for name, inner in fields.items() if inner is not None}
-    for name in _required(kind) - given:
+    present = {spelling.get(folded(name)) for name, inner in fields.items() if inner is not None}
+    for name in _required(kind) - present:
         found.add(path, f"{name} is missing")
     return result
 
@@ -223,7 +222,7 @@ def _checked_map(
             found.add((*path, name), "unknown key", partial(_nearest, name, names))
             continue
         if names is None and not _fits(name, arguments[0]):
-            found.add((*path, name), "the name is wrong", lambda: _NAMES_HINT)
+            found.add((*path, name), "invalid name", lambda: _NAMES_HINT)
             continue
         checked = _checked(inner, arguments[1], (*path, name), found)
         if checked is not _MISFIT:
@@ -241,15 +240,15 @@ def _checked_leaf(value: Json, hint: Hint, path: jsonc.Path, found: _Findings) -
     except msgspec.ValidationError as exc:
         is_number = isinstance(value, int | float) and base in (int, float)
         if is_number or (isinstance(value, str) and base is str):
-            found.add(path, str(exc).replace("Expected", "wanted is"))
+            found.add(path, str(exc).replace("Expected", "expected"))
             return _MISFIT
         if isinstance(value, str) and get_origin(base) is Literal:
-            found.add(path, f"{_wanted(base)} is wanted, not {value[:NAME_CHARS_MAX]!r}")
+            found.add(path, f"expected {_expected(base)}, got {value[:NAME_CHARS_MAX]!r}")
             return _MISFIT
-        return _misfit(value, _wanted(base), path, found)
+        return _misfit(value, _expected(base), path, found)
     for meta in _metas(hint):
-        if meta.extra and (why := meta.extra["check"](value)):
-            found.add(path, why)
+        if meta.extra and (problem := meta.extra["check"](value)):
+            found.add(path, problem)
             return _MISFIT
     return checked
 
@@ -262,8 +261,8 @@ def _fits(name: str, hint: Hint) -> bool:
     return True
 
 
-_NAMES_HINT = "small letters, digits and `_`, at most 64, the first a letter"
-_WORDS: Mapping[Hint, str] = {
+_NAMES_HINT = "use up to 64 lower-case letters, digits and `_`, starting with a letter"
+_DESCRIPTIONS: Mapping[Hint, str] = {
     str: "a string",
     bool: "true or false",
     int: "a whole number",
@@ -272,14 +271,14 @@ _WORDS: Mapping[Hint, str] = {
 }
 
 
-def _wanted(base: Hint) -> str:
+def _expected(base: Hint) -> str:
     if get_origin(base) is Literal:
         return f"one of {', '.join(get_args(base))}"
-    return _WORDS.get(base, "something else")
+    return _DESCRIPTIONS.get(base, "something else")
 
 
-def _misfit(value: Json, wanted: str, path: jsonc.Path, found: _Findings) -> _Misfit:
-    found.add(path, f"{wanted} is wanted, not {_kind_of(value)}")
+def _misfit(value: Json, expected: str, path: jsonc.Path, found: _Findings) -> _Misfit:
+    found.add(path, f"expected {expected}, got {_kind_of(value)}")
     return _MISFIT
 
 
@@ -301,7 +300,7 @@ def _kind_of(value: Json) -> str:
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower()[:NAME_CHARS_MAX], names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(names)[:40])}"
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(names)[:40])}"
 
 
 @cache

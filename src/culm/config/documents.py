@@ -1,8 +1,8 @@
-"""What clients have set by the config routes: the user's document and the workspace's.
+"""Configuration that clients set through the config routes: one document per user and workspace.
 
-A document is a JSON object in a file of its own, which people may edit as well: an edit keeps
-their comments and their order. How it is changed and shown are plain functions; `DocumentFile`
-owns the file. The files that people write for themselves are `sources.py`.
+A document is a JSON object in a file of its own. People may edit the file too, so an edit keeps
+their comments and the order of keys. Editing and showing a document are pure functions;
+`DocumentFile` owns the file. `sources.py` reads the files that people write themselves.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from culm.wire.config import Config, SelectedModel
 
 log = logging.getLogger(__name__)
 
-Edit = Callable[[Document], Document]  # From a document to the next; the given one stays as it is.
+Edit = Callable[[Document], Document]  # Returns a new document and does not change its argument.
 
 DOCUMENT_BYTES_MAX = 256 << 10
 KEY_CHARS_MAX = 512
 KEY_STEPS_MAX = 16
 VALUE_DEPTH_MAX = 64
-SHOWN_BYTES_MAX = 256 << 10  # Of what clients are shown, which every workspace repeats.
-RECENT_MAX = 5  # Models a client offers first.
+SHOWN_BYTES_MAX = 256 << 10  # Every workspace object contains the configuration.
+RECENT_MAX = 5  # Recent models, which clients offer first.
 CLOSE_S = 5.0
-SCOPES = (0, 1)  # The user's document and the workspace's, as they stand on the wire.
+SCOPES = (0, 1)  # The user's document and the workspace's, as numbered on the wire.
 
-_CHARACTER = re.compile(r"\\?.", re.DOTALL)  # Of a key, with the backslash that escapes it.
+_CHARACTER = re.compile(r"\\?.", re.DOTALL)  # A character of a key, with its backslash if escaped.
 
 
 # --- edits
@@ -57,7 +57,7 @@ def set_key(key: str, value: Json) -> Edit:
 
 
 def remove_key(key: str) -> Edit:
-    """What is not there is removed already."""
+    """Remove a key; a missing key is not an error."""
     steps = _steps(key)
 
     def edit(document: Document) -> Document:
@@ -67,7 +67,7 @@ def remove_key(key: str) -> Edit:
 
 
 def select_model(model_type: str, model: SelectedModel) -> Edit:
-    """Choose a model, and remember it as the latest of those used for this."""
+    """Select a model and make it the first of the recent models of its type."""
     if model_type not in ("large", "small"):
         raise InvalidRequest("model_type must be large or small")
     chosen = cast("Document", msgspec.to_builtins(model))
@@ -83,7 +83,7 @@ def select_model(model_type: str, model: SelectedModel) -> Edit:
 
 
 def _check_depth(value: Json, depth: int) -> None:
-    """Refuse what could be written and not read again."""
+    """Refuse a value that could be written but not read again."""
     if not depth:
         raise InvalidRequest(f"value may be nested at most {VALUE_DEPTH_MAX} deep")
     if isinstance(value, dict):
@@ -94,12 +94,12 @@ def _check_depth(value: Json, depth: int) -> None:
 
 
 def step_of(name: str) -> str:
-    """A name as one step of a key."""
+    """A name escaped for use as one step of a key."""
     return re.sub(r"([.\\])", r"\\\1", name)
 
 
 def _steps(key: str) -> list[str]:
-    """The names in a dotted path; a dot that belongs to a name is written `\\.`."""
+    """The names in a dotted path; a dot inside a name is written `\\.`."""
     if len(key) > KEY_CHARS_MAX:
         raise InvalidRequest(f"key may have at most {KEY_CHARS_MAX} characters")
     steps = [""]
@@ -119,7 +119,7 @@ def _with(document: Document, steps: list[str], value: Json, key: str) -> Docume
         return {**document, name: value}
     inner = document.get(name, {})
     if not isinstance(inner, dict):
-        raise InvalidRequest(f"key {key!r} leads through {name!r}, which is no object")
+        raise InvalidRequest(f"key {key!r} cannot be set: {name!r} is not an object")
     return {**document, name: _with(cast("Document", inner), rest, value, key)}
 
 
@@ -136,11 +136,11 @@ def _without(document: Document, steps: list[str]) -> Document:
 
 
 def rewritten(text: str, before: Document, after: Document) -> str:
-    """The text of `before`, changed where `after` differs and nowhere else."""
+    """The text of `before`, changed only where `after` differs."""
     try:
         return _rewritten(text, before, after, ())
     except jsonc.Unwritable as exc:
-        raise InvalidRequest(f"value cannot be kept: {exc}") from exc
+        raise InvalidRequest(f"value cannot be stored: {exc}") from exc
 
 
 def _rewritten(text: str, before: Document, after: Document, path: tuple[str, ...]) -> str:
@@ -156,32 +156,32 @@ def _rewritten(text: str, before: Document, after: Document, path: tuple[str, ..
     return text
 
 
-# --- showing
+# --- the configuration as sent to clients
 
 
 def shown_config(document: Document, *, data_directory: str, debug: bool) -> Config:
-    """What clients are shown of a document; raises `InvalidRequest` if one could not read it."""
+    """A document as sent to clients; raises `InvalidRequest` if clients could not read it."""
     config = fit(document, Config)
     config.options = replace(
         config.options,
         data_directory=clean(data_directory),
         debug=debug,
-        # A client of ours neither reports usage elsewhere nor asks a catalogue of its own.
+        # Our clients send no metrics and do not use a model catalog of their own.
         disable_metrics=True,
         disable_provider_auto_update=True,
         disable_default_providers=True,
     )
     for selected in chain(config.models.values(), *config.recent_models.values()):
-        selected.provider_options = UNSET  # It can hold anything, a token too.
+        selected.provider_options = UNSET  # It can contain anything, including a token.
     for provider in config.providers.values():
         provider.base_url = _without_secrets(provider.base_url)
     if len(encode(config)) > SHOWN_BYTES_MAX:
-        raise TooLarge(f"what is shown of it may have at most {SHOWN_BYTES_MAX} bytes")
+        raise TooLarge(f"the part shown to clients may have at most {SHOWN_BYTES_MAX} bytes")
     return config
 
 
 def _without_secrets(url: str) -> str:
-    """An address as anybody may see it: a password or a key can be in it."""
+    """A URL without user info and query, which may contain a password or a key."""
     head, _, tail = url.partition("://")
     if not tail:
         return url.partition("?")[0]
@@ -193,14 +193,14 @@ def _without_secrets(url: str) -> str:
 
 
 class DocumentFile:
-    """One document and its file, written whole or not at all; it may hold keys, so 0600.
+    """One document and its file, which is replaced atomically and has mode 0600, as it holds keys.
 
-    One thread reads and writes the file, so changes follow each other; none depends on whoever
-    asked for it to stay. Made by `open_document`.
+    One thread reads and writes the file, so changes are serialized, and a change completes even if
+    the client that asked for it disconnects. Created by `open_document`.
     """
 
     def __init__(self, file: Path) -> None:
-        self.value: Document = {}  # As it was last read or written.
+        self.value: Document = {}  # As last read or written.
         self._file = file
         self._thread = ThreadPoolExecutor(1, f"culm-{file.name}")
         self._listeners: dict[Callable[[], None], None] = {}
@@ -213,9 +213,9 @@ class DocumentFile:
         self._listeners.pop(listener, None)
 
     def change(self, edit: Edit, check: Callable[[Document], object]) -> asyncio.Future[Document]:
-        """Write what `edit` makes of the document, unless `check` of that raises; then tell.
+        """Write the result of `edit` unless `check` raises for it, then notify the listeners.
 
-        Both run in the document's thread, so they must not change anything.
+        Both run in the document's thread, so they must have no side effects.
         """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, self._apply, edit, check)
@@ -228,7 +228,7 @@ class DocumentFile:
                 listener()
 
     def load(self) -> None:
-        """Read the file; blocks. One that cannot be read counts as empty and is left alone."""
+        """Read the file; blocks. An unreadable file counts as empty and is left unchanged."""
         try:
             self.value = self._read()[1]
         except ConfigDamaged as exc:
@@ -237,7 +237,7 @@ class DocumentFile:
     def _apply(self, edit: Edit, check: Callable[[Document], object]) -> Document:
         try:
             with locked(self._file):
-                # Read again: a person, or another server of the same user, may have been here.
+                # Read again: a person, or another server of the user, may have changed the file.
                 text, before = self._read()
                 value = edit(before)
                 check(value)
@@ -252,7 +252,7 @@ class DocumentFile:
         return value
 
     def _read(self) -> tuple[str, Document]:
-        """The text and what it says; raises `ConfigDamaged` if that is no document."""
+        """The text and its document; raises `ConfigDamaged` if it is not valid."""
         try:
             text = read_file(self._file, DOCUMENT_BYTES_MAX).decode()
         except FileNotFoundError:
@@ -265,11 +265,11 @@ class DocumentFile:
         except (jsonc.InvalidJson, Rejected) as exc:
             raise ConfigDamaged(str(self._file), str(exc)) from exc
         if not isinstance(value, dict):
-            raise ConfigDamaged(str(self._file), "it is no JSON object")
+            raise ConfigDamaged(str(self._file), "it is not a JSON object")
         return text, cast("Document", value)
 
     async def close(self) -> None:
-        """Finish what was asked for, then let go."""
+        """Finish pending changes, then stop the thread."""
         async with asyncio.timeout(CLOSE_S):
             await asyncio.to_thread(self._thread.shutdown)
 

@@ -1,7 +1,7 @@
-"""JSON as people write it: comments, trailing commas and a byte order mark are welcome.
+"""JSON with comments, trailing commas and a byte order mark, as people write it.
 
-Owns how such a text is read, where a key stands in it, and how one key is changed with everything
-else left as it was. Pure functions over text; files, and what the keys mean, are not here.
+Parses such a text, finds the line of a key, and changes one key without touching anything else.
+Pure functions over text. Files, and the meaning of keys, belong to other modules.
 """
 
 import json
@@ -17,14 +17,14 @@ from culm.wire.codec import Json, Steps
 
 Path = Steps
 
-NESTING_MAX = 100  # Configuration has some six levels; readers that recurse bear a thousand.
-INDENT = "  "  # Of a file that shows none of its own.
+NESTING_MAX = 100  # Configuration has about six levels; recursive parsers can take a thousand.
+INDENT = "  "  # For a file without indentation of its own.
 _BOM = "\ufeff"
 _WHITE = " \t\r\n"
 
 
 class InvalidJson(Exception):
-    """The text is no JSON. Lines and columns are counted from 1, a byte order mark not at all."""
+    """The text is not valid JSON. Lines and columns start at 1, without a byte order mark."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(f"line {line}, column {column}: {message}")
@@ -34,63 +34,63 @@ class InvalidJson(Exception):
 
 
 class NotAnObject(Exception):
-    """What stands at `path` is no object, so no key can be set inside it."""
+    """The value at `path` is not an object, so no key can be set inside it."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
-        super().__init__(f"{'.'.join(path) or 'the document'} is no object")
+        super().__init__(f"{'.'.join(path) or 'the document'} is not an object")
         self.path = path
 
 
 class Unwritable(ValueError):
-    """The value cannot be written so that it can be read again."""
+    """The value cannot be written in a form that can be read again."""
 
 
 def parse(text: str) -> Json:
-    """Read `text`; of keys that stand twice the last wins. Raises `BadJson`."""
+    """Parse `text`; the last of duplicate keys wins. Raises `InvalidJson`."""
     return _read(text)[0]
 
 
 def line_of(text: str, path: Path) -> int:
-    """The line of the key or item at `path`, or of the deepest part of it that is there, or 1."""
+    """The line of the key or item at `path`, or of the deepest part of it that exists, or 1."""
     return lines_of(text, [path])[0]
 
 
 def lines_of(text: str, paths: Iterable[Path]) -> list[int]:
-    """As `line_of`, for each path; the text is read once for all of them."""
+    """The line of each path, as `line_of`; the text is parsed only once."""
     plain = _read(text)[1]
     root = _root(plain)
     found = [_walk(text, plain, root, path) for path in paths]
-    return [1 if len(nodes) == 1 else _place(text, nodes[-1].at)[0] for nodes in found]
+    return [1 if len(nodes) == 1 else _line_and_column(text, nodes[-1].at)[0] for nodes in found]
 
 
 def set_value(text: str, path: tuple[str, ...], value: Json) -> str:
-    """`text` with `value` at `path`, and the objects on the way if they are missing.
+    """`text` with `value` at `path`; missing objects on the path are created.
 
-    Raises `BadJson` for the text, `NotAnObject` for the path and `Unwritable` for the value.
+    Raises `InvalidJson` for the text, `NotAnObject` for the path and `Unwritable` for the value.
     """
     found = [] if _is_empty(text) else _follow(text, path)
-    is_there = len(found) > len(path)
-    if found and not is_there and text[found[-1].start] != "{":
+    exists = len(found) > len(path)
+    if found and not exists and text[found[-1].start] != "{":
         raise NotAnObject(path[: len(found) - 1])
     try:
         for key in reversed(path[len(found) :]):
             value = {key: value}
-        if is_there:
+        if exists:
             node = found[-1]
             shown = _shown(text, value, _indent_at(text, node.at))
             changed = text[: node.start] + shown + text[node.end :]
         elif found:
             changed = _added(text, found, path[len(found) - 1], value)
         else:
-            changed = _begun(text, value)
-        parse(changed)  # It refuses what is too deep, too large or half a character.
+            changed = _with_first_value(text, value)
+        parse(changed)  # Refuses values that are nested too deeply, too large, or not characters.
     except (InvalidJson, ValueError, RecursionError) as exc:
         raise Unwritable(f"the value cannot be written as JSON: {exc}") from exc
     return changed
 
 
 def remove_value(text: str, path: tuple[str, ...]) -> str:
-    """`text` without the key at `path`, however often it stands there. Raises `BadJson`."""
+    """`text` without the key at `path`, including duplicates of it. Raises `InvalidJson`."""
     assert path, "the document itself is not removed"
     if _is_empty(text):
         return text
@@ -98,14 +98,14 @@ def remove_value(text: str, path: tuple[str, ...]) -> str:
     return _removed(text, found[-2], path[-1]) if len(found) > len(path) else text
 
 
-# --- reading: what is not JSON becomes spaces, so that every position holds
+# --- reading: comments and trailing commas become spaces, so that positions stay the same
 
 _COMMENT = r"//[^\r\n]*+|/\*(?s:.*?)\*/"
 _GAP = re.compile(rf"(?:[ \t\r\n]++|{_COMMENT})*+")
 _STRING = r'"[^"\\\r\n]*+(?:\\.[^"\\\r\n]*+)*+"?'
-# As much as may stay in one match, else a comment or a trailing comma. A comma right behind a
-# bracket is no trailing one. A comment without an end is taken whole, or each slash in it would be
-# searched to the end.
+# Matches as much plain JSON as possible, or else a comment or a trailing comma. A comma right after
+# an opening bracket is not a trailing comma. An unterminated comment is matched as a whole, because
+# otherwise the rest of the text would be searched for each slash in it.
 _PIECE = re.compile(
     rf'(?:[^"/,\[{{]++|{_STRING}|,(?!{_GAP.pattern}[\]}}])|[\[{{](?!{_GAP.pattern},))++'
     rf"|(?P<blank>{_COMMENT}|,(?={_GAP.pattern}[\]}}]))"
@@ -121,7 +121,7 @@ _LEVELS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 def _read(text: str) -> tuple[Json, str]:
     """The value of `text`, and the text as plain JSON of the same length."""
-    plain = text  # Most texts are plain JSON as they are.
+    plain = text  # Most texts are plain JSON already.
     if text.count("[") + text.count("{") <= NESTING_MAX or _nesting(text) <= NESTING_MAX:
         for reading in (str, _plain):
             try:
@@ -129,7 +129,7 @@ def _read(text: str) -> tuple[Json, str]:
                 return msgspec.json.decode(plain), plain
             except (msgspec.DecodeError, UnicodeEncodeError):
                 continue
-    _Checker(text).check()  # What it lets pass, the slower reader can read.
+    _Checker(text).check()  # The slower parser can read every text that passes.
     return json.loads(plain), plain
 
 
@@ -138,12 +138,12 @@ def _start(text: str) -> int:
 
 
 def _is_empty(text: str) -> bool:
-    """Whether `text` has comments at most."""
+    """Return True if `text` has nothing but comments."""
     return _GAP.fullmatch(text, _start(text)) is not None
 
 
 def _plain(text: str) -> str:
-    """`text` as plain JSON if it is right, and still wrong at the same place if it is not."""
+    """`text` as plain JSON. An invalid text stays invalid, at the same position."""
     blanked = _PIECE.sub(lambda m: _NO_LINE_END.sub(" ", m[0]) if m["blank"] else m[0], text)
     return " " + blanked[1:] if text.startswith(_BOM) else blanked
 
@@ -153,25 +153,24 @@ def _nesting(text: str) -> int:
     return max(accumulate(_LEVELS[x] for x in brackets), default=0)
 
 
-def _place(text: str, at: int) -> tuple[int, int]:
-    """The line and the column of a position."""
+def _line_and_column(text: str, at: int) -> tuple[int, int]:
     ends = [end.end() for end in _LINE_END.finditer(text, 0, at)]
     return len(ends) + 1, at - (ends[-1] if ends else _start(text)) + 1
 
 
-# --- finding: what stands where in a text that is right
+# --- finding: the positions of values in a valid text
 
 
 @dataclass(slots=True)
 class _Node:
-    """A value and where it stands; `at` is where its key begins, or itself if it has none."""
+    """A value with its position. `at` is the start of its key, or of the value if it has none."""
 
     key: str | int
     at: int
     start: int
     end: int
-    comma: int = -1  # The one behind it, or -1.
-    children: Sequence["_Node"] = ()  # Known of those that a path was followed through.
+    comma: int = -1  # The position of the comma after it, or -1.
+    children: Sequence["_Node"] = ()  # Filled in when a path leads through this node.
 
 
 _READER = json.JSONDecoder()
@@ -180,7 +179,7 @@ _COMMA = re.compile(r"[ \t\r\n]*+,?[ \t\r\n]*+")
 
 
 def _follow(text: str, path: Path) -> list[_Node]:
-    """The document, and what stands at each step of `path` as far as it is there."""
+    """The document, and the value at each step of `path` that exists."""
     plain = _read(text)[1]
     return _walk(text, plain, _root(plain), path)
 
@@ -190,7 +189,7 @@ def _root(plain: str) -> _Node:
 
 
 def _walk(text: str, plain: str, root: _Node, path: Path) -> list[_Node]:
-    """As `_follow`, from a root that keeps the children that were found."""
+    """Follow `path` from a root, whose nodes cache their children."""
     found = [root]
     for step in path:
         node = found[-1]
@@ -205,7 +204,7 @@ def _walk(text: str, plain: str, root: _Node, path: Path) -> list[_Node]:
 
 
 def _children(text: str, plain: str, start: int) -> list[_Node]:
-    """What stands in the object or list that begins at `start`."""
+    """The values in the object or list that begins at `start`."""
     children: list[_Node] = []
     is_object = plain[start] == "{"
     at = _end(_GAP, plain, start + 1)
@@ -214,55 +213,55 @@ def _children(text: str, plain: str, start: int) -> list[_Node]:
         if is_object:
             key, end = _READER.raw_decode(plain, at)
             value_start = _end(_COLON, plain, end)
-        end = _READER.raw_decode(plain, value_start)[1]  # Passed over by a reader written in C.
+        end = _READER.raw_decode(plain, value_start)[1]  # Skipped by a parser written in C.
         child = _Node(key, at, value_start, end)
         children.append(child)
         at = _end(_COMMA, plain, end)
         child.comma = plain.find(",", end, at)
     if children and children[-1].comma < 0:
-        behind = _end(_GAP, text, children[-1].end)  # A trailing comma shows only here.
-        children[-1].comma = behind if text[behind] == "," else -1
+        after = _end(_GAP, text, children[-1].end)  # `plain` has no trailing commas.
+        children[-1].comma = after if text[after] == "," else -1
     return children
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where a match ends that begins at `at`; nothing at all counts as one."""
+    """The end of a match that starts at `at`, or `at` if there is none."""
     match = pattern.match(text, at)
     return match.end() if match else at
 
 
-# --- checking: what is wrong with a text, and where
+# --- checking: the first error in a text, with its position
 
 _IN_STRING = re.compile(
     r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
 )
-_SCALAR = re.compile(  # The look-ahead keeps `01` from being a 0 with something behind it.
+_SCALAR = re.compile(  # The look-ahead keeps `01` from being read as a 0 before something else.
     rf'{_IN_STRING.pattern}"'
     r"|(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)(?![\w.+-])"
 )
-_WORD = re.compile(r"[^\s,:\[\]{}\"/]{1,20}")  # As much of it as an error quotes.
-_NO_COMMENT = "a comment begins with // or /*"
-_HALF = re.compile("[\ud800-\udfff]")
+_TOKEN = re.compile(r"[^\s,:\[\]{}\"/]{1,20}")  # As much as an error message quotes.
+_NO_COMMENT = "comments start with // or /*"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Checker:
-    """Reads a text from left to right, up to what is wrong; `_at` is the next character."""
+    """A scan of a text from left to right up to the first error; `_at` is the next character."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = _start(text)
 
     def check(self) -> None:
-        """Raise `BadJson` if the text is wrong."""
-        if half := _HALF.search(self._text):
-            self._at = half.start()
-            raise self._bad("half a surrogate pair is no character")
+        """Raise `InvalidJson` if the text is invalid."""
+        if surrogate := _SURROGATE.search(self._text):
+            self._at = surrogate.start()
+            raise self._bad("an unpaired surrogate is not a character")
         self._pass_gap()
         self._pass_value(1)
         self._pass_gap()
         if self._at < len(self._text):
-            behind = "the text goes on behind its end"
-            raise self._bad(_NO_COMMENT if self._text[self._at] in "#/" else behind)
+            extra = "unexpected text after the end of the document"
+            raise self._bad(_NO_COMMENT if self._text[self._at] in "#/" else extra)
 
     def _pass_value(self, level: int) -> None:
         if scalar := _SCALAR.match(self._text, self._at):
@@ -270,7 +269,7 @@ class _Checker:
         elif self._text.startswith(("{", "["), self._at):
             self._pass_container(level)
         else:
-            raise self._bad(_why_no_value(self._text, self._at))
+            raise self._bad(_value_problem(self._text, self._at))
 
     def _pass_container(self, level: int) -> None:
         if level > NESTING_MAX:
@@ -281,7 +280,7 @@ class _Checker:
         self._pass_gap()
         while not text.startswith(closer, self._at):
             if self._at == len(text):
-                raise self._bad(self._endless(start))
+                raise self._bad(self._unclosed(start))
             if closer == "}":
                 self._pass_key()
             self._pass_value(level + 1)
@@ -290,28 +289,28 @@ class _Checker:
                 self._at += 1
                 self._pass_gap()
             elif not text.startswith(closer, self._at):
-                raise self._bad(self._why_no_comma(start))
+                raise self._bad(self._comma_problem(start))
         self._at += 1
 
     def _pass_key(self) -> None:
-        """Pass a key and its colon."""
+        """Skip a key and its colon."""
         scalar = _SCALAR.match(self._text, self._at)
         if scalar is None or not scalar[0].startswith('"'):
-            raise self._bad(_why_no_key(self._text, self._at))
+            raise self._bad(_key_problem(self._text, self._at))
         self._pass_scalar(scalar[0])
         self._pass_gap()
         if not self._text.startswith(":", self._at):
-            raise self._bad("a colon is missing behind the key")
+            raise self._bad("a colon is missing after the key")
         self._at += 1
         self._pass_gap()
 
     def _pass_scalar(self, scalar: str) -> None:
-        """Refuse what has the shape of JSON and yet no value."""
+        """Skip a scalar; refuse one that is well-formed but has no value."""
         if scalar[0] != '"':
             if _is_huge(scalar):
                 raise self._bad("the number is too large")
-        elif "\\" in scalar and _HALF.search(json.loads(scalar)):
-            raise self._bad("the string holds half a surrogate pair")
+        elif "\\" in scalar and _SURROGATE.search(json.loads(scalar)):
+            raise self._bad("the string contains an unpaired surrogate")
         self._at += len(scalar)
 
     def _pass_gap(self) -> None:
@@ -320,69 +319,70 @@ class _Checker:
             raise self._bad("the comment does not end")
 
     def _bad(self, message: str) -> InvalidJson:
-        return InvalidJson(*_place(self._text, self._at), message)
+        return InvalidJson(*_line_and_column(self._text, self._at), message)
 
-    def _endless(self, start: int) -> str:
+    def _unclosed(self, start: int) -> str:
         kind = "object" if self._text[start] == "{" else "list"
-        return f"the {kind} that begins in line {_place(self._text, start)[0]} does not end"
+        line = _line_and_column(self._text, start)[0]
+        return f"the {kind} that begins in line {line} does not end"
 
-    def _why_no_comma(self, start: int) -> str:
+    def _comma_problem(self, start: int) -> str:
         following = self._text[self._at : self._at + 1]
-        if following in "]}":  # Or nothing at all.
-            return self._endless(start) + (f" before this {following}" if following else "")
+        if following in "]}":  # Also true at the end of the text.
+            return self._unclosed(start) + (f" before this {following}" if following else "")
         if following in "#/":
             return _NO_COMMENT
         if following == ":":
-            return "a colon stands only behind a key"
+            return "a colon is only allowed after a key"
         return f"a comma is missing before the next {'key' if self._text[start] == '{' else 'item'}"
 
 
 def _is_huge(number: str) -> bool:
     try:
         value = json.loads(number)
-    except ValueError:  # Python reads no whole number of more than some 4300 digits.
+    except ValueError:  # Python refuses integers of more than about 4300 digits.
         return True
     return isinstance(value, float) and math.isinf(value)
 
 
-def _why_no_key(text: str, at: int) -> str:
+def _key_problem(text: str, at: int) -> str:
     if text[at] == '"':
-        return _why_no_string(text, at)
+        return _string_problem(text, at)
     if text[at] in ",:":
         return "a key is missing"
     if text[at] == "]":
         return "the object ends with }, not with ]"
-    return "a key stands in double quotes"
+    return "keys must be in double quotes"
 
 
-def _why_no_value(text: str, at: int) -> str:
+def _value_problem(text: str, at: int) -> str:
     first = text[at : at + 1]
     if first == '"':
-        return _why_no_string(text, at)
-    if first in ",:]}":  # Or nothing at all.
+        return _string_problem(text, at)
+    if first in ",:]}":  # Also true at the end of the text.
         return "a value is missing"
     if first in "#/":
         return _NO_COMMENT
     if not first.isprintable():
-        return f"the character U+{ord(first):04X} is no JSON"
-    shown = text[at : _end(_WORD, text, at)]
+        return f"the character U+{ord(first):04X} is not valid JSON"
+    shown = text[at : _end(_TOKEN, text, at)]
     if shown.lstrip("+-") in ("NaN", "Infinity"):
-        return f"{shown} is no JSON"
+        return f"{shown} is not valid JSON"
     if first in "+-.0123456789":
-        return f"{shown} is no JSON number"
+        return f"{shown} is not a JSON number"
     if shown.lower() in ("true", "false", "null", "none"):
-        return f"{shown} is no JSON; it knows true, false and null"
-    return "text stands in double quotes"
+        return f"{shown} is not valid JSON; use true, false or null"
+    return "strings must be in double quotes"
 
 
-def _why_no_string(text: str, at: int) -> str:
+def _string_problem(text: str, at: int) -> str:
     good_end = _end(_IN_STRING, text, at)
     following = text[good_end : good_end + 2]
     if following[:1] == "\\" and following[1:] not in ("", "\r", "\n"):
-        return f"the escape {following} is not known or not complete"
+        return f"the escape {following} is unknown or incomplete"
     if following[:1] in ("", "\r", "\n", "\\"):
         return "the string does not end"
-    return f"a control character in a string is written \\u{ord(following[0]):04x}"
+    return f"a control character in a string must be written \\u{ord(following[0]):04x}"
 
 
 # --- adding a key
@@ -402,7 +402,7 @@ def _indent_at(text: str, at: int) -> str:
 
 
 def _unit(text: str) -> str:
-    """What one level is indented by."""
+    """The indentation of one level."""
     first = _FIRST_INDENT.search(text)
     return first[1] if first else INDENT
 
@@ -413,13 +413,13 @@ def _line_end(text: str) -> str:
 
 
 def _shown(text: str, value: Json, indent: str) -> str:
-    """`value` as it is written into a line of this indentation."""
+    """`value` as JSON for a line with this indentation."""
     lines = json.dumps(value, ensure_ascii=False, indent=_unit(text), allow_nan=False)
     return lines.replace("\n", _line_end(text) + indent)
 
 
-def _begun(text: str, value: Json) -> str:
-    """A text that held at most comments, with its first value."""
+def _with_first_value(text: str, value: Json) -> str:
+    """A text of nothing but comments, with a value added."""
     kept, line_end = text.rstrip(_WHITE), _line_end(text)
     head = kept + line_end if kept.lstrip(_BOM) else kept
     return head + _shown(text, value, "") + line_end
@@ -431,7 +431,7 @@ def _added(text: str, found: list[_Node], key: str, value: Json) -> str:
     last = node.children[-1] if node.children else None
     end, missing_comma, trailing_comma = node.start + 1, "", ""
     if last is not None and last.comma < 0:
-        end, missing_comma = last.end, ","  # Not behind a comment, which would swallow it.
+        end, missing_comma = last.end, ","  # Before a comment, which would swallow it.
     elif last is not None:
         end, trailing_comma = last.comma + 1, ","
     rest = text[end : node.end - 1]
@@ -444,7 +444,7 @@ def _added(text: str, found: list[_Node], key: str, value: Json) -> str:
         return text[:end] + missing_comma + comments + member + space + text[node.end - 1 :]
 
     line_end, outer = _line_end(text), _indent_at(text, node.start)
-    # Only a key that does not share the line of its bracket shows how keys are indented.
+    # A key on the line of its bracket does not show the indentation of keys.
     shows = last is not None and _line_start(text, last.at) > node.start
     inner = _indent_at(text, last.at) if last and shows else outer + _unit(text)
     head = text[:end]
@@ -457,7 +457,7 @@ def _added(text: str, found: list[_Node], key: str, value: Json) -> str:
 
 
 def _keeps_to_one_line(text: str, found: list[_Node]) -> bool:
-    """Whether the last object shares a line with its keys or, having none, with its siblings."""
+    """Return True if the last object and its keys, or its siblings if it is empty, share a line."""
     kept = False
     for node in found:
         kept = (kept or bool(node.children)) and not _LINE_END.search(text, node.start, node.end)
@@ -466,12 +466,12 @@ def _keeps_to_one_line(text: str, found: list[_Node]) -> bool:
 
 # --- removing a key
 
-# What may follow a member on its line if nothing but comments and its comma does.
+# The rest of a member's line if it has nothing but comments and the comma.
 _LINE_REST = re.compile(r"(?:[ \t]++|,|/\*(?:[^*\r\n]|\*(?!/))*+\*/)*+(?://[^\r\n]*+)?(?=[\r\n])")
 
 
 def _removed(text: str, parent: _Node, key: str) -> str:
-    """`text` without any member of `parent` that has this key."""
+    """`text` without the members of `parent` that have this key."""
     children = parent.children
     cuts: list[tuple[int, int]] = []
     for child in children:
@@ -479,13 +479,13 @@ def _removed(text: str, parent: _Node, key: str) -> str:
             cuts += _cuts(text, child, is_last=child is children[-1])
     kept = [child for child in children if child.key != key]
     if kept and children[-1].key == key and children[-1].comma < 0:
-        # The new last key gets no comma, as the old one had none.
+        # The new last key has no comma, as the old one had none.
         cuts.append((kept[-1].comma, kept[-1].comma + 1))
     return _without(text, cuts)
 
 
 def _cuts(text: str, child: _Node, *, is_last: bool) -> list[tuple[int, int]]:
-    """The spans that go with a member: its line, or its part of a line that others share."""
+    """The spans to remove with a member: its line, or its part of a shared line."""
     start, end = child.at, child.end
     blanks_start = start
     while text[blanks_start - 1] in " \t":
@@ -500,7 +500,7 @@ def _cuts(text: str, child: _Node, *, is_last: bool) -> list[tuple[int, int]]:
     elif not text[end : child.comma].strip(_WHITE):
         end = _end(_BLANKS, text, child.comma + 1)
     cuts = [(start, end)]
-    if child.comma >= end:  # Comments or a line end stand between the value and its comma.
+    if child.comma >= end:  # There are comments or a line end between the value and its comma.
         cuts.append((child.comma, child.comma + 1))
     return cuts
 

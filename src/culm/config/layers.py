@@ -1,4 +1,4 @@
-"""One configuration of several documents, the later ones laid over the earlier. Pure."""
+"""Merging of several configuration documents, later ones over earlier ones. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -9,13 +9,13 @@ from culm.wire.codec import Json, folded
 
 _SECRETS = ("api_key", "oauth")
 _SECRET_MAPS = ("extra_headers", "extra_body", "provider_options")
-# Lists to which every layer adds, by how deep they stand and where: nobody's rule or hook is lost
-# because somebody else has one.
+# Lists that are concatenated instead of replaced, by depth and top-level name: a layer with rules
+# or hooks must not remove those of another layer.
 _JOINED = frozenset({(0, "permission_rules"), (1, "hooks")})
 
 
 def merged(documents: Iterable[Document]) -> Document:
-    """One document of several, the later ones laid over the earlier."""
+    """Merge documents into one; later ones take precedence."""
     result: Document = {}
     for document in documents:
         result = _merged(result, document, 0)
@@ -23,19 +23,19 @@ def merged(documents: Iterable[Document]) -> Document:
 
 
 def _merged(under: Document, over: Document, depth: int, inside: str = "") -> Document:
-    """`inside` is the name that this part of the documents has at their top."""
+    """Merge one level. `inside` is the top-level name of this part of the documents."""
     result = dict(under)
     for name, value in over.items():
         known, top = result.get(name), inside or folded(name)
         if value is None:
-            continue  # It says nothing, as Go reads it.
+            continue  # Null counts as absent, as in Go.
         if isinstance(value, dict):
             below = cast("Document", known) if isinstance(known, dict) else {}
             fields = cast("Document", value)
             if depth == 1 and inside == "models":
-                below = _left_of_selection(below, fields)
+                below = _inherited_selection(below, fields)
             elif depth == 1 and inside in ("own_tools", "roles"):
-                below = {}  # One of them is not made of two.
+                below = {}  # A tool or role is replaced as a whole.
             result[name] = _merged(below, fields, depth + 1, top)
         elif isinstance(value, list) and isinstance(known, list) and (depth, top) in _JOINED:
             result[name] = [*cast("list[Json]", known), *cast("list[Json]", value)]
@@ -44,19 +44,21 @@ def _merged(under: Document, over: Document, depth: int, inside: str = "") -> Do
     return result
 
 
-def _left_of_selection(below: Document, over: Document) -> Document:
-    """What stays of a selected model under another selection: of another model, not how it is
-    asked."""
+def _inherited_selection(below: Document, over: Document) -> Document:
+    """The part of a lower model selection that stays valid under a higher one.
+
+    Request parameters are for one model: if the higher layer selects another, they are dropped.
+    """
     for name in ("provider", "model"):
-        said = spelled(over, name)
-        if said and said[-1:] != spelled(below, name)[-1:]:
-            whose = {} if spelled(over, "provider") else below
-            return {field: value for field, value in whose.items() if folded(field) == "provider"}
+        selected = spelled(over, name)
+        if selected and selected[-1:] != spelled(below, name)[-1:]:
+            source = {} if spelled(over, "provider") else below
+            return {field: value for field, value in source.items() if folded(field) == "provider"}
     return below
 
 
 def provider_ids(document: Document) -> list[str]:
-    """The providers that a document says something about, in its order."""
+    """The ids of the providers in a document, in its order."""
     return [
         name
         for providers in spelled(document, "providers")
@@ -66,29 +68,31 @@ def provider_ids(document: Document) -> list[str]:
 
 
 def without_strayed_keys(layers: Sequence[Document], *, own: int = 1) -> Document:
-    """The layers merged, without what a provider's owner meant for another address.
+    """The merged layers, without secrets that a lower layer set for another provider address.
 
-    Whoever may set an address could otherwise have a key sent there that no route shows. The
-    lowest `own` layers are one person's, who may say the one here and the other there.
+    Otherwise a layer that may set an address could have a secret sent there which no route shows.
+    The lowest `own` layers belong to one person, so an address in one and a key in another match.
     """
     ranked = [merged(layers[:own]), *layers[own:]]
     whole = merged(ranked)
     return {
-        key: _kept(ranked, cast("Document", value), _env(whole))
+        key: _without_strayed(ranked, cast("Document", value), _env(whole))
         if folded(key) == "providers" and isinstance(value, dict)
         else value
         for key, value in whole.items()
     }
 
 
-def _kept(layers: Sequence[Document], providers: Document, variables: Document) -> Document:
+def _without_strayed(
+    layers: Sequence[Document], providers: Document, variables: Document
+) -> Document:
     kept: Document = {}
     for name, provider in providers.items():
         address = _address_layer(layers, name, variables)
         if isinstance(provider, dict):
             fields = cast("Document", provider)
             provider = {
-                field: _followers(layers, name, field, value, address)
+                field: _entries_since(layers, name, field, value, address)
                 for field, value in fields.items()
                 if folded(field) not in _SECRETS or _last_layer(layers, name, field)[0] >= address
             }
@@ -96,24 +100,24 @@ def _kept(layers: Sequence[Document], providers: Document, variables: Document) 
     return kept
 
 
-def _followers(
+def _entries_since(
     layers: Sequence[Document], provider: str, field: str, value: Json, address: int
 ) -> Json:
-    """Of headers and the like, those that were written for this address or after it."""
+    """The entries of headers and similar maps that were set in the address's layer or above."""
     if folded(field) not in _SECRET_MAPS or not isinstance(value, dict):
         return value
-    said: dict[str, int] = {}
+    set_in: dict[str, int] = {}
     for n, layer in enumerate(layers):
         entries = _last_layer([layer], provider, field)[1]
-        said |= dict.fromkeys(cast("Document", entries), n) if isinstance(entries, dict) else {}
+        set_in |= dict.fromkeys(cast("Document", entries), n) if isinstance(entries, dict) else {}
     entries = cast("Document", value)
-    return {name: inner for name, inner in entries.items() if said.get(name, -1) >= address}
+    return {name: inner for name, inner in entries.items() if set_in.get(name, -1) >= address}
 
 
 def _address_layer(layers: Sequence[Document], provider: str, variables: Document) -> int:
-    """The highest layer that has a say in where a provider is, or -1."""
+    """The highest layer that influences the address of a provider, or -1."""
     layer, address = _last_layer(layers, provider, "base_url")
-    if layer < 0:  # It is where its type says.
+    if layer < 0:  # The type determines the address.
         return _last_layer(layers, provider, "type")[0]
     names = _names_behind(address, variables) if isinstance(address, str) else ()
     setting = [n for n, one in enumerate(layers) if any(name in _env(one) for name in names)]
@@ -121,7 +125,7 @@ def _address_layer(layers: Sequence[Document], provider: str, variables: Documen
 
 
 def _names_behind(text: str, variables: Document) -> set[str]:
-    """The variables a text refers to, itself or by way of others."""
+    """The variables that a text refers to, directly or through other variables."""
     names = names_in(text)
     while more := {n for name in names for n in names_in(str(variables.get(name, "")))} - names:
         names |= more
@@ -139,7 +143,7 @@ def _env(layer: Document) -> Document:
 
 
 def _last_layer(layers: Sequence[Document], provider: str, field: str) -> tuple[int, Json]:
-    """The highest layer that says something about a field of a provider, and what; or -1."""
+    """The highest layer that sets a field of a provider, or -1, and the value."""
     found: tuple[int, Json] = (-1, None)
     for n, layer in enumerate(layers):
         for providers in spelled(layer, "providers"):
@@ -151,5 +155,5 @@ def _last_layer(layers: Sequence[Document], provider: str, field: str) -> tuple[
 
 
 def spelled(document: Document, name: str) -> list[Json]:
-    """All values under a name, however it is spelled; null says nothing."""
+    """All values under a name in any spelling; null counts as absent."""
     return [value for key, value in document.items() if folded(key) == name and value is not None]

@@ -1,7 +1,7 @@
-"""`$NAME` and `$(command)` in configuration: read only when a value is used, and never shown.
+"""`$NAME` and `$(command)` in configuration, resolved only when a value is used, and never shown.
 
-Pure, but for `run_command`. A reference stands in a key, an address or a header; what it leads to
-goes nowhere but into the request it is for, and is not itself read for references.
+Pure, except for `run_command`. References are allowed in keys, addresses and headers. A resolved
+value is only used in its request, and is not searched for further references.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 from culm.errors import ModelFailed
 
-COMMAND_S = 10.0  # A password manager may ask its owner; one that waits longer has been left.
-POLL_S = 0.005  # What has printed all it will is as good as gone.
-LOOK_S = 0.05  # How often a command that prints nothing is looked after.
+COMMAND_S = 10.0  # A password manager may prompt its user; after this long nobody is there.
+POLL_S = 0.005  # A command that has closed its output exits soon.
+LOOK_S = 0.05  # The interval of checks on a command that prints nothing.
 OUTPUT_BYTES_MAX = 64 << 10
 VALUE_CHARS_MAX = 64 << 10  # No key, address or header is longer.
-DEPTH_MAX = 8  # References to variables that are references.
+DEPTH_MAX = 8  # The length of a chain of variables that refer to variables.
 
-BY_HAND = "run it yourself in your home directory; `culm config show` has what is written"
+COMMAND_HINT = "run it yourself in your home directory; `culm config show` shows the command"
 
-# `$$` is a dollar; a `$` that none of these follows stands for itself.
+# `$$` is a dollar sign. A `$` that does not start a reference is kept.
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)"
     r"|(?P<command>\()"
@@ -36,15 +36,15 @@ _REFERENCE = re.compile(
 
 
 class UnresolvedReference(Exception):
-    """A reference leads nowhere; says why, and never what a value was."""
+    """A reference cannot be resolved. The message gives the reason and never a value."""
 
-    def __init__(self, why: str, hint: str = "`culm config check` names every one") -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, hint: str = "run `culm config check` to list them all") -> None:
+        super().__init__(reason)
         self.hint = hint
 
 
 class Variables(NamedTuple):
-    """Where names are looked up: what the configuration sets, over the environment."""
+    """The values of names: the configuration takes precedence over the environment."""
 
     set: Mapping[str, str]
     env: Mapping[str, str]
@@ -62,11 +62,11 @@ class _Command(NamedTuple):
     text: str
 
 
-Run = Callable[[str], Awaitable[str]]  # The output of a command; raises `Unresolved`.
+Run = Callable[[str], Awaitable[str]]  # The output of a command; raises `UnresolvedReference`.
 
 
 def _pieces(text: str) -> Iterator[str | _Name | _Command]:
-    """A text cut into what stands for itself and what refers to something."""
+    """Split a text into literal text and references."""
     end = 0
     while (found := _REFERENCE.search(text, end)) is not None:
         yield text[end : found.start()]
@@ -83,7 +83,7 @@ def _pieces(text: str) -> Iterator[str | _Name | _Command]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis closes that was opened before `start`."""
+    """The position of the parenthesis that closes the one before `start`."""
     depth = 1
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -101,7 +101,7 @@ def names_in(text: str) -> set[str]:
 
 
 def why_unresolved(text: str, variables: Variables) -> str:
-    """Why the names in a text cannot be read; empty if they can. Commands are not run."""
+    """The reason why a name in a text cannot be resolved, or an empty string; runs no commands."""
     try:
         for piece in _pieces(text):
             if isinstance(piece, _Name):
@@ -112,7 +112,7 @@ def why_unresolved(text: str, variables: Variables) -> str:
 
 
 async def resolve(text: str, variables: Variables, run: Run) -> str:
-    """The text with every reference replaced; raises `Unresolved`."""
+    """The text with every reference replaced by its value; raises `UnresolvedReference`."""
     parts: list[str] = []
     for piece in _pieces(text):
         match piece:
@@ -125,23 +125,23 @@ async def resolve(text: str, variables: Variables, run: Run) -> str:
     return "".join(parts)
 
 
-def _value_of(wanted: _Name, variables: Variables, inside: tuple[str, ...]) -> str:
-    """What a variable holds; an empty one counts as none, as in a shell's `:-`."""
-    name = wanted.name
-    written = variables.set.get(name)
-    if written and name not in inside[-1:]:  # `PATH: "$PATH:…"` means the outer one.
-        value = _written(name, written, variables, inside)
+def _value_of(reference: _Name, variables: Variables, inside: tuple[str, ...]) -> str:
+    """The value of a variable; an empty one counts as unset, as with `:-` in a shell."""
+    name = reference.name
+    configured = variables.set.get(name)
+    if configured and name not in inside[-1:]:  # `PATH: "$PATH:…"` refers to the environment.
+        value = _configured_value(name, configured, variables, inside)
     else:
         value = variables.env.get(name, "")
     if value:
         return value
-    if wanted.default is not None:
-        return wanted.default
+    if reference.default is not None:
+        return reference.default
     raise UnresolvedReference(f"${name} is not set")
 
 
-def _written(name: str, text: str, variables: Variables, inside: tuple[str, ...]) -> str:
-    """What the configuration says a variable holds."""
+def _configured_value(name: str, text: str, variables: Variables, inside: tuple[str, ...]) -> str:
+    """The value of a variable that the configuration sets."""
     if name in inside:
         raise UnresolvedReference(f"${name} refers to itself by way of ${', $'.join(inside[::-1])}")
     if len(inside) >= DEPTH_MAX:
@@ -150,7 +150,7 @@ def _written(name: str, text: str, variables: Variables, inside: tuple[str, ...]
     for piece in _pieces(text):
         if isinstance(piece, _Command):
             raise UnresolvedReference(
-                f"${name} is a command; only keys, addresses and headers may be"
+                f"${name} is a command; commands are only allowed in keys, addresses and headers"
             )
         is_name = isinstance(piece, _Name)
         parts.append(_value_of(piece, variables, (*inside, name)) if is_name else piece)
@@ -165,33 +165,34 @@ def _written(name: str, text: str, variables: Variables, inside: tuple[str, ...]
 async def run_command(
     command: str, env: Mapping[str, str], folder: Path, *, within_s: float = COMMAND_S
 ) -> str:
-    """What a command prints, without its line ends; raises `Unresolved`.
+    """The output of a command without trailing line breaks; raises `UnresolvedReference`.
 
-    It is a process group of its own, and none of that is left when this returns.
+    The command has a process group of its own, which is killed before this returns.
     """
     process, source = _start(command, env, folder)
     try:
         async with asyncio.timeout(within_s):
             output = await _read(source, lambda: process.poll() is not None)
-            while (status := process.poll()) is None:  # noqa: ASYNC110 - nobody tells
+            while (status := process.poll()) is None:  # noqa: ASYNC110 - Popen has no event
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise UnresolvedReference(f"a command took longer than {within_s:g} s", BY_HAND) from None
+        problem = f"a command took longer than {within_s:g} s"
+        raise UnresolvedReference(problem, COMMAND_HINT) from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if status:
-        raise UnresolvedReference(f"a command failed with status {status}", BY_HAND)
+        raise UnresolvedReference(f"a command failed with status {status}", COMMAND_HINT)
     return output.decode(errors="replace").rstrip("\r\n")
 
 
 def _start(
     command: str, env: Mapping[str, str], folder: Path
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the end of a pipe from which its output is read.
+    """The process, and the read end of a pipe for its output.
 
-    In one step: who is cancelled while a process starts does not know whom to stop.
+    It does not await: a cancel during an asynchronous start would leave a process to nobody.
     """
     source, sink = os.pipe()
     try:
@@ -199,7 +200,7 @@ def _start(
             ["/bin/sh", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=sink,
-            stderr=subprocess.DEVNULL,  # It may name the secret.
+            stderr=subprocess.DEVNULL,  # It may contain the secret.
             env=env,
             cwd=folder,
             start_new_session=True,
@@ -213,17 +214,17 @@ def _start(
 
 
 async def _read(source: int, has_ended: Callable[[], bool]) -> bytes:
-    """All that comes out of a pipe, which is closed then.
+    """Read a pipe to its end, or until the command has ended, and close it.
 
-    Who wrote into it may have ended while a process it left behind holds the other end. Without a
-    transport: one that is cancelled while it is made leaves the descriptor to be closed twice.
+    A process that the command left behind may keep the write end open. There is no transport here,
+    because a cancel while one is created would close the descriptor twice.
     """
     loop, readable, output = asyncio.get_running_loop(), asyncio.Event(), b""
     os.set_blocking(source, False)
     loop.add_reader(source, readable.set)
     try:
         while len(output) <= OUTPUT_BYTES_MAX:
-            ended = has_ended()  # Before the look: what it wrote is in the pipe then.
+            ended = has_ended()  # Before the read: then all of its output is in the pipe.
             readable.clear()
             try:
                 piece = os.read(source, OUTPUT_BYTES_MAX)
@@ -243,6 +244,6 @@ async def _read(source: int, has_ended: Callable[[], bool]) -> bytes:
     raise UnresolvedReference(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
 
 
-def failed(what: str, exc: UnresolvedReference) -> ModelFailed:
-    """A run that needs the value ends with this."""
-    return ModelFailed("A reference leads nowhere", f"{what}: {exc}", hint=exc.hint)
+def failed(key: str, exc: UnresolvedReference) -> ModelFailed:
+    """The error with which a run that needs the value ends."""
+    return ModelFailed("Unresolved reference", f"{key}: {exc}", hint=exc.hint)

@@ -1,7 +1,7 @@
-"""What may stand in a configuration file: culm's own and a Crush project's.
+"""The schema of configuration files: culm's own, and those of Crush projects.
 
-The names are those that clients are shown (`wire/config.py`), and beside them what is never
-shown: keys, headers, commands. The published schema is made from these types.
+It extends the types that are sent to clients (`wire/config.py`) with fields that are never sent:
+keys, headers, commands. The published JSON schema is generated from these types.
 """
 
 import re
@@ -25,17 +25,17 @@ from culm.wire.rules import RULES_MAX, Rule
 from culm.wire.runs import CrashPolicy, Limits
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
-HOOKS_MAX = 64  # For one event; each is a process before every call.
-ROLES_MAX = 64  # Each is a line in what a model reads of the tool that starts agents.
-OWN_TOOLS_MAX = 64  # A model that is offered more chooses worse.
+HOOKS_MAX = 64  # For one event; each starts a process before every call.
+ROLES_MAX = 64  # Each is a line in the description of the tool that starts agents.
+OWN_TOOLS_MAX = 64  # Models choose worse among more tools.
 
 Texts = dict[str, str]
-# Whatever is wrong in such a part, all of it is left out: half a rule would say something else.
+# An error in such a part drops all of it: half a rule would have another meaning.
 WHOLE = Meta(extra={"whole": True})
 
 
 class ProviderFile(ProviderConfig):
-    """A provider as people write it down. Holds its key: never shown, stored or logged."""
+    """A provider in a configuration file. It holds the key, so it is never sent or logged."""
 
     def __repr__(self) -> str:
         return f"ProviderFile(id={self.id!r}, type={self.type!r}, …)"
@@ -47,13 +47,14 @@ class ProviderFile(ProviderConfig):
         default_factory=Texts
     )
     extra_body: Annotated[
-        dict[str, Json], Meta(description="Laid over the body of every request.")
+        dict[str, Json], Meta(description="Merged into the body of every request.")
     ] = field(default_factory=dict[str, Json])
     provider_options: Annotated[
-        dict[str, Json], Meta(description="As extra_body, below what a selected model says.")
+        dict[str, Json],
+        Meta(description="Like extra_body; options of a selected model take precedence."),
     ] = field(default_factory=dict[str, Json])
     system_prompt_prefix: Annotated[
-        str, Meta(description="Put before the system prompt of its models.")
+        str, Meta(description="Text before the system prompt of its models.")
     ] = ""
     oauth: Annotated[dict[str, Json], Meta(description="A token of a Crush client; not used.")] = (
         field(default_factory=dict[str, Json])
@@ -87,7 +88,7 @@ class LsLimits(Struct):
 
 
 class SearchLimits(Struct):
-    timeout: int = 0  # Nanoseconds, as Go counts.
+    timeout: int = 0  # Nanoseconds, as in Go.
 
 
 class ToolLimits(Struct):
@@ -96,12 +97,12 @@ class ToolLimits(Struct):
     glob: SearchLimits = field(default_factory=SearchLimits)
 
 
-def why_no_regex(text: str) -> str:
-    """Why a text is no regular expression; empty if it is one."""
+def regex_problem(text: str) -> str:
+    """The reason why a regular expression is invalid, or an empty string."""
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as exc:
-        return f"it is no regular expression: {exc}"
+        return f"invalid regular expression: {exc}"
     return ""
 
 
@@ -109,38 +110,43 @@ class Hook(Struct):
     command: Annotated[
         str, Meta(description="Run by `sh` in the workspace.", min_length=1, max_length=32_000)
     ]
-    name: Annotated[str, Meta(description="What people call it.", max_length=200)] = ""
+    name: Annotated[str, Meta(description="The name shown to people.", max_length=200)] = ""
     matcher: Annotated[
         str,
         Meta(
-            description="A regular expression for names of tools; empty means all.",
+            description="A regular expression for tool names; empty means all tools.",
             max_length=1000,
-            extra={"check": why_no_regex},
+            extra={"check": regex_problem},
         ),
     ] = ""
-    timeout: Annotated[int, Meta(description="Seconds; 30 if none are given.", ge=0, le=600)] = 0
+    timeout: Annotated[int, Meta(description="Seconds; 0 means 30.", ge=0, le=600)] = 0
 
 
 class OwnTool(Struct):
     command: Annotated[
-        str | list[str], Meta(description="Run by `sh` in the workspace, or a list: as it is.")
+        str | list[str],
+        Meta(description="Run in the workspace: a string by `sh`, a list as program arguments."),
     ]
     description: Annotated[
-        str, Meta(description="What the model is told of it.", min_length=1, max_length=4000)
+        str, Meta(description="The description for the model.", min_length=1, max_length=4000)
     ]
     parameters: Annotated[
-        dict[str, Json], Meta(description="A JSON schema of its arguments, an object.")
+        dict[str, Json], Meta(description="The JSON schema of its arguments, an object.")
     ] = field(default_factory=dict[str, Json])
-    timeout_s: Annotated[float, Meta(description="Then it is ended.", gt=0, le=3600)] = 60.0
+    timeout_s: Annotated[
+        float, Meta(description="The time after which it is stopped.", gt=0, le=3600)
+    ] = 60.0
     crash: Annotated[
         CrashPolicy,
         Meta(
-            description="After a crash in a call: `again` is safe, `ask` has it checked first, "
-            "`never` is not repeated."
+            description="After a server crash during a call: `again` to repeat it, `ask` to check "
+            "first if it took effect, `never` not to repeat it."
         ),
     ] = "ask"
-    parallel: Annotated[bool, Meta(description="Whether it may run beside other calls.")] = False
-    is_free: Annotated[bool, Meta(description="Nobody is asked before it runs.")] = False
+    parallel: Annotated[bool, Meta(description="Allow it to run in parallel with other calls.")] = (
+        False
+    )
+    is_free: Annotated[bool, Meta(description="Run it without a permission request.")] = False
 
 
 class RoleLimits(Limits):
@@ -151,79 +157,81 @@ class RoleLimits(Limits):
 
 
 class AgentRole(Struct):
-    """What an agent is started as: words it works by, and what narrows it."""
+    """A role for sub-agents: additional instructions and restrictions."""
 
     description: Annotated[
         str, Meta(description="When to use it; shown to models.", max_length=500)
     ] = ""
-    prompt: Annotated[str, Meta(description="Put behind the system prompt.", max_length=32_000)] = (
+    prompt: Annotated[str, Meta(description="Text after the system prompt.", max_length=32_000)] = (
         ""
     )
     model: Annotated[
         str, Meta(description="`provider/model`, or `large` or `small`.", max_length=256)
     ] = ""
     tools: Annotated[
-        list[str] | None, Meta(description="The only tools it may use; else those above it.")
+        list[str] | None,
+        Meta(description="The only tools it may use; by default those of the agent above it."),
     ] = None
-    read_only: Annotated[bool, Meta(description="It may only look.")] = False
+    read_only: Annotated[bool, Meta(description="Allow only tools that change nothing.")] = False
     limits: Annotated[
-        RoleLimits, Meta(description="What it may use up: wall_s, steps, tokens, cost (USD).")
+        RoleLimits, Meta(description="Limits: wall_s, steps, tokens, cost (USD).")
     ] = field(default_factory=RoleLimits)
 
 
-# `$` alone would let a line end pass, and `\\Z` is not known to editors.
+# `$` alone would accept a final line break, and editors do not know `\\Z`.
 ToolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$(?!\n)")]
 
 
 class ProjectFile(Struct):
-    """A project's configuration file, and all of the user's that is about agents."""
+    """The configuration file of a project, and the part of the user's file that is not settings."""
 
     schema: Annotated[str, Meta(description="For editors.")] = field(default="", name="$schema")
     models: Annotated[
         dict[ModelType, SelectedModel],
-        Meta(description="Which model does large and which does small work."),
+        Meta(description="The models for large and for small tasks."),
     ] = field(default_factory=dict[ModelType, SelectedModel])
     fallbacks: Annotated[
         dict[ModelType, list[SelectedModel]],
-        Meta(description="Who is asked, in this order, when the selected model fails."),
+        Meta(description="Models to try, in this order, when the selected model fails."),
     ] = field(default_factory=dict[ModelType, list[SelectedModel]])
     recent_models: dict[ModelType, list[SelectedModel]] = field(
         default_factory=dict[ModelType, list[SelectedModel]]
     )
     providers: Annotated[
-        dict[str, ProviderFile], Meta(description="Who has models, and how to reach them.")
+        dict[str, ProviderFile], Meta(description="Providers of models, and their addresses.")
     ] = field(default_factory=dict[str, ProviderFile])
-    options: Annotated[Options, Meta(description="How the agent and its clients behave.")] = field(
+    options: Annotated[Options, Meta(description="Options of the agent and its clients.")] = field(
         default_factory=Options
     )
-    permissions: Annotated[Permissions, Meta(description="Tools that need not ask.")] = field(
-        default_factory=Permissions
-    )
+    permissions: Annotated[
+        Permissions, Meta(description="Tools that run without a permission request.")
+    ] = field(default_factory=Permissions)
     mcp: dict[str, McpFile] = field(default_factory=dict[str, McpFile])
     lsp: dict[str, LspFile] = field(default_factory=dict[str, LspFile])
     tools: ToolLimits = field(default_factory=ToolLimits)
     permission_rules: Annotated[
         list[Annotated[Rule, WHOLE]],
-        Meta(description="What is allowed, asked or denied.", max_length=RULES_MAX),
+        Meta(description="Rules that allow, ask about or deny calls.", max_length=RULES_MAX),
     ] = field(default_factory=list[Annotated[Rule, WHOLE]])
     hooks: Annotated[
         dict[str, Annotated[list[Annotated[Hook, WHOLE]], Meta(max_length=HOOKS_MAX)]],
-        Meta(description="Commands that are asked before a tool is called: `PreToolUse`."),
+        Meta(description="Commands that run before a tool call: `PreToolUse`."),
     ] = field(default_factory=dict[str, list[Annotated[Hook, WHOLE]]])
     own_tools: Annotated[
         dict[ToolName, Annotated[OwnTool, WHOLE]],
-        Meta(description="Commands that are tools.", max_length=OWN_TOOLS_MAX),
+        Meta(description="Commands that agents can call as tools.", max_length=OWN_TOOLS_MAX),
     ] = field(default_factory=dict[ToolName, Annotated[OwnTool, WHOLE]])
     roles: Annotated[
         dict[ToolName, Annotated[AgentRole, WHOLE]],
-        Meta(description="What agents may be started as.", max_length=ROLES_MAX),
+        Meta(description="Roles for sub-agents.", max_length=ROLES_MAX),
     ] = field(default_factory=dict[ToolName, Annotated[AgentRole, WHOLE]])
     env: Annotated[
-        Texts, Meta(description="Variables for references and tools, over the environment.")
+        Texts,
+        Meta(description="Variables for references and tools, in addition to the environment."),
     ] = field(default_factory=Texts)
 
 
-# The user's own file may also hold the settings of the server, beside all of the above.
+# The user's own file may also contain the settings of the server.
 UserFile = msgspec.defstruct(
     "UserFile",
     [
@@ -236,10 +244,10 @@ UserFile = msgspec.defstruct(
 
 
 def json_schema() -> dict[str, Json]:
-    """The published schema of culm.json: what an editor checks and completes with."""
+    """The published JSON schema of culm.json, for checks and completion in editors."""
     schema = msgspec.json.schema(UserFile)
     for kind in schema["$defs"].values():
-        kind["additionalProperties"] = False  # So that an editor marks what nobody knows.
+        kind["additionalProperties"] = False  # So that editors mark unknown keys.
     properties = schema["$defs"]["UserFile"]["properties"]
     for name in ("models", "fallbacks", "recent_models"):
         properties[name]["propertyNames"] = {"enum": list(get_args(ModelType))}

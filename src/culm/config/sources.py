@@ -1,33 +1,38 @@
-"""The files that people write, as one workspace sees them: the user's, and the project's over it.
+"""Configuration files that people write: the user's, and over it those of a project.
 
-Reads them within bounds, checks them, keeps the last good content of each, and knows which may
-say what.
+They are read up to a size limit and checked. While a file has errors, its last valid content
+counts. Files of a project that is not trusted are restricted. The user's file also contains the
+settings of the server, which are read once, at its start.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from culm.config.checking import CheckedDocument, ConfigProblem, Document, check_text, unusable
+from culm.config.documents import shown_config
 from culm.config.layers import provider_ids
 from culm.config.schema import ProjectFile, UserFile
 from culm.config.trust import TrustedFiles, restrict
+from culm.errors import InvalidRequest, Rejected
 from culm.files import UnreadableFile, read_file
+from culm.settings import Settings, default_config_file
 from culm.wire.codec import Json
 
 FILE_BYTES_MAX = 256 << 10
-# In this order, each over the one before it.
+# In this order; later files take precedence.
 PROJECT_FILES = (".crush.json", "crush.json", ".culm.json", "culm.json")
 
 Owner = Literal["user", "project"]
 
 
 class ConfigSource(NamedTuple):
-    """A file that may hold configuration."""
+    """A file that may contain configuration."""
 
     file: Path
     owner: Owner
@@ -38,52 +43,52 @@ class ConfigSource(NamedTuple):
 
     @property
     def is_crush(self) -> bool:
-        """Another program's file: it may know keys that we do not."""
+        """True for a file of Crush, which may contain keys that culm does not know."""
         return self.file.name.endswith("crush.json")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReadSource:
-    """One file as it was found."""
+    """The content of one file, checked."""
 
     source: ConfigSource
     content: bytes
     checked: CheckedDocument
-    trusted: bool  # The user's own, or said to be.
+    trusted: bool  # It is the user's own file, or the user ran `culm trust` for its content.
 
     @property
     def is_bad(self) -> bool:
-        """Whether it is to be mended before it counts."""
+        """True if the file has errors because of which its content is not used."""
         lenient = self.source.is_crush and self.checked.is_json
         return bool(self.checked.problems) and not lenient
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadedConfig:
-    """What all files say together."""
+    """The content of all files."""
 
     user: Document = field(default_factory=dict[str, Json])
-    project: tuple[Document, ...] = ()  # The later over the earlier; restricted unless trusted.
-    notices: tuple[str, ...] = ()  # What a person should know, in sentences.
+    project: tuple[Document, ...] = ()  # Later ones take precedence; restricted unless trusted.
+    notices: tuple[str, ...] = ()  # Messages for people.
 
 
 class ConfigSources(Protocol):
-    """What people have written for one workspace."""
+    """The configuration files of one workspace."""
 
     @property
     def can_change(self) -> bool: ...
 
     async def load(self, providers: Collection[str]) -> LoadedConfig:
-        """What the files say; `providers` are those the user has otherwise."""
+        """Read the files. `providers` are the user's providers from other sources."""
         ...
 
     async def changed(self) -> bool:
-        """Whether they differ from what was loaded last."""
+        """Return True if a file has changed since the last `load`."""
         ...
 
 
 class FixedSources:
-    """Said once and for all: for a workspace whose configuration is in no file."""
+    """A fixed configuration, for a workspace without configuration files."""
 
     can_change = False
 
@@ -101,7 +106,7 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileSources:
-    """The files of one workspace, read in a thread: a disk may take its time."""
+    """The files of one workspace, read in a thread because the disk may be slow."""
 
     can_change = True
 
@@ -114,9 +119,9 @@ class FileSources:
     ) -> None:
         self._all = sources_of(user_file, folder)
         self._trusted = trusted
-        self._signature: Signature = ()  # Of what was loaded last.
-        # The last content of each file that was in order. The user's outlives the workspace: one
-        # slip must not send the next prompt to another provider.
+        self._signature: Signature = ()  # Of the files as last loaded.
+        # The last valid content of each file. That of the user's file outlives the workspace: a
+        # typo in it must not send the next prompt to another provider.
         self._users = {} if good is None else good
         self._projects: dict[Path, ReadSource] = {}
 
@@ -131,8 +136,8 @@ class FileSources:
         return tuple(_stat(file) for file in (*files, self._trusted.file))
 
     def _load(self, providers: frozenset[str]) -> LoadedConfig:
-        """One that is bad counts as it was when it was last good."""
-        self._signature = self._stat_all()  # Before the reading: a later change is seen later.
+        """Read all files. The last valid content of a file with errors counts."""
+        self._signature = self._stat_all()  # Before reading, so that no later change is missed.
         notices: list[str] = []
         user: Document = {}
         project: list[Document] = []
@@ -159,18 +164,18 @@ class FileSources:
         return LoadedConfig(user, tuple(project), tuple(notices))
 
     def _kept(self, read: ReadSource, notices: list[str]) -> ReadSource | None:
-        """The content that counts."""
-        notices.extend(_sentence(problem) for problem in read.checked.problems)
+        """The content of a file to use: the present one, or the last valid one."""
+        notices.extend(_notice(problem) for problem in read.checked.problems)
         known = self._users if read.source.owner == "user" else self._projects
         if not read.is_bad:
             known[read.source.file] = read
             return read
         good = known.get(read.source.file)
-        what = "it counts as it was before" if good else "nothing in it counts"
-        notices.append(f"{read.source.file} is to be mended; until then {what}")
+        used = "its last valid content is used" if good else "it is ignored"
+        notices.append(f"{read.source.file} has errors; until they are fixed, {used}")
         if good is None or good.source.owner == "user":
             return good
-        # Trust is of a content, and may have been taken back meanwhile.
+        # Trust belongs to a content, and may have been revoked in the meantime.
         return replace(good, trusted=self._trusted.is_trusted(good.source.file, good.content))
 
 
@@ -183,13 +188,13 @@ def sources_of(user_file: Path | None, folder: Path | None) -> tuple[ConfigSourc
 
 
 def read_sources(sources: Sequence[ConfigSource], trusted: TrustedFiles) -> list[ReadSource]:
-    """Every file that is there, the lowest first. Blocks as the disk does."""
+    """Read every file that exists, in order of increasing precedence; blocks."""
     found = [read_source(source, trusted) for source in sources]
     return [read for read in found if read is not None]
 
 
 def read_source(source: ConfigSource, trusted: TrustedFiles) -> ReadSource | None:
-    """One file, checked; None if there is none."""
+    """Read and check one file; None if it does not exist."""
     file = str(source.file)
     try:
         content = read_file(source.file, FILE_BYTES_MAX)
@@ -212,11 +217,11 @@ def read_source(source: ConfigSource, trusted: TrustedFiles) -> ReadSource | Non
 def untrusted_notice(file: Path, ignored: Collection[str]) -> str:
     return (
         f"{file} is not trusted, so this part of it is ignored: {', '.join(sorted(ignored))}. "
-        "Read it, then say: culm trust"
+        "Read it, then run: culm trust"
     )
 
 
-def _sentence(problem: ConfigProblem) -> str:
+def _notice(problem: ConfigProblem) -> str:
     return f"{problem} ({problem.hint})" if problem.hint else str(problem)
 
 
@@ -225,5 +230,39 @@ def _stat(file: Path) -> tuple[int, int, int] | None:
         found = file.stat()
     except (OSError, ValueError):
         return None
-    # A change of mode moves only ctime, and a file may be written anew with its old mtime.
+    # A change of mode only changes ctime, and a file may be rewritten with its old mtime.
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+# --- the user's file at the start of the server
+
+
+def read_user_file(file: Path | None, env: Mapping[str, str]) -> tuple[Settings, Path]:
+    """The settings, and the path of the file: `file` or the default one, which need not exist.
+
+    Raises `InvalidRequest` with every problem in the file.
+    """
+    path = (file or default_config_file(env)).absolute()
+    read = read_source(ConfigSource(path, "user"), TrustedFiles(path.parent))
+    if read is None:
+        if file is not None:
+            raise InvalidRequest(f"cannot read {path}: no such file")
+        return Settings(), path
+    if read.checked.problems:
+        raise _refusal(read.checked.problems)
+    try:
+        shown_config(read.checked.document, data_directory="", debug=False)
+    except Rejected as exc:
+        raise InvalidRequest(f"{path}: {exc.message}") from exc
+    fields = {
+        name: value
+        for name, value in read.checked.document.items()
+        if name in Settings.__struct_fields__ and value is not None
+    }
+    return msgspec.convert(fields, Settings), path
+
+
+def _refusal(problems: tuple[ConfigProblem, ...]) -> InvalidRequest:
+    hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
+    hint = "; ".join([*hints, "docs/configuration.md lists every key"])
+    return InvalidRequest("\n".join(map(str, problems)), hint=hint)

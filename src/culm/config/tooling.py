@@ -1,6 +1,7 @@
-"""What a configuration says about tools: which there are, which may run, and who is asked first.
+"""The tool settings of a configuration: own tools, permissions, rules, hooks, roles, variables.
 
-Of a whole document (`layers.py`), which holds nothing of this from a file that is not trusted.
+They are read from the merged document (`layers.py`), which contains no such settings from a file
+that is not trusted.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from culm.wire.codec import Json, fit
 from culm.wire.config import Options, Permissions
 from culm.wire.rules import Rule, parse_rules
 
-PRE_TOOL_USE = "PreToolUse"  # The one event that hooks are run for.
+PRE_TOOL_USE = "PreToolUse"  # The only event that hooks run for.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,11 +25,9 @@ class ToolConfig:
     allowed_tools: tuple[str, ...] = ()
     disabled_tools: frozenset[str] = frozenset()
     rules: tuple[Rule, ...] = ()
-    hooks: tuple[Hook, ...] = ()  # Before a call, in the order they are written.
+    hooks: tuple[Hook, ...] = ()  # Run before a call, in this order.
     own_tools: dict[str, OwnTool] = field(default_factory=dict[str, OwnTool])
-    roles: dict[str, AgentRole] = field(
-        default_factory=dict[str, AgentRole]
-    )  # What agents are started as.
+    roles: dict[str, AgentRole] = field(default_factory=dict[str, AgentRole])
     env: dict[str, str] = field(default_factory=dict[str, str])  # Without references.
 
 
@@ -41,22 +40,22 @@ class _Config(msgspec.Struct):
 
 
 def read_tooling(document: Document) -> ToolConfig:
-    """Raises `InvalidRequest` if something of it could not be kept to."""
+    """Read the tool settings of a document; raises `InvalidRequest` if one is invalid."""
     config = fit(cast("Json", dict(document)), _Config)
     hooks = [hook for events in spelled(document, "hooks") for hook in _hooks(events)]
     if len(hooks) > HOOKS_MAX:
-        raise InvalidRequest(f"there are too many hooks: at most {HOOKS_MAX}")
+        raise InvalidRequest(f"too many hooks: at most {HOOKS_MAX}")
     return ToolConfig(
         allowed_tools=tuple(config.permissions.allowed_tools),
         disabled_tools=frozenset(config.options.disabled_tools or ()),
-        # However they are spelled: a rule must not be lost by its spelling.
+        # In any spelling of the key: no rule may be lost because of it.
         rules=tuple(
             rule for rules in spelled(document, "permission_rules") for rule in parse_rules(rules)
         ),
         hooks=tuple(hooks),
         own_tools=dict(config.own_tools),
         roles=dict(config.roles),
-        # What refers to something else may be a key: that is for providers, not for every tool.
+        # A value with a reference may be a key, which is for providers and not for every tool.
         env={name: value for name, value in config.env.items() if "$" not in value},
     )
 

@@ -1,8 +1,9 @@
-"""What a project's file may set before its reader has said that it is to be trusted.
+"""Restrictions for the configuration file of a project that the user does not trust yet.
 
-Whoever wrote a repository wrote its configuration, too. Until `culm trust` was given for exactly
-this content it may choose among what the user has, and show things; it may not name a provider,
-an address, a header, a command, a tool or a permission. Pure, but for `Trusted`.
+A repository's author also wrote its configuration. Until the user runs `culm trust` for exactly
+this content, the file may select among the user's own models and set display options. It may not
+set a provider, an address, a header, a command, a tool or a permission. Pure, except for
+`TrustedFiles`.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from culm.wire.codec import Json, decode, encode, strings_in
 
 TRUST_BYTES_MAX = 1 << 20
 
-# How a selected model is asked. `provider_options` is not here: it can hold anything.
+# Request parameters of a selected model. `provider_options` is not one: it can contain anything.
 _SELECTION = frozenset(
     {
         "model",
@@ -43,7 +44,7 @@ class RestrictedDocument(NamedTuple):
 
 
 def restrict(document: Document, providers: Collection[str]) -> RestrictedDocument:
-    """What is left of an untrusted document that may choose among `providers`."""
+    """The allowed part of an untrusted document, which may select models of `providers`."""
     allowed: Document = {}
     if "$schema" in document:
         allowed["$schema"] = document["$schema"]
@@ -53,7 +54,7 @@ def restrict(document: Document, providers: Collection[str]) -> RestrictedDocume
     fallbacks: Document = {}
     for role, choices in _items(document.get("fallbacks")):
         kept = [_selection(one, providers) for one in cast("list[Json]", choices or [])]
-        if any(kept):  # Else it would take away the user's own, and say nothing.
+        if any(kept):  # An empty list would silently remove the user's own fallbacks.
             fallbacks[role] = [one for one in kept if one is not None]
     if fallbacks:
         allowed["fallbacks"] = fallbacks
@@ -76,7 +77,7 @@ def _selections(value: Json, providers: Collection[str]) -> Document:
 
 def _selection(value: Json, providers: Collection[str]) -> Document | None:
     chosen = {name: inner for name, inner in _items(value) if name in _SELECTION}
-    if chosen.get("provider") not in providers or _refers(chosen):
+    if chosen.get("provider") not in providers or _has_reference(chosen):
         return None
     return chosen
 
@@ -86,26 +87,26 @@ def _options(value: Json) -> Iterator[tuple[str, Json]]:
         if name == "context_paths" and isinstance(inner, list):
             if paths := [path for path in cast("list[Json]", inner) if is_inside(path)]:
                 yield name, paths
-        elif name in _DISPLAY and not _refers(inner):
+        elif name in _DISPLAY and not _has_reference(inner):
             yield name, inner
 
 
 def is_inside(path: Json) -> bool:
-    """Whether a path stays, as it is written, below the directory it is read from."""
+    """Return True if a path, as written, stays below the directory of its file."""
     if not isinstance(path, str) or not path or "$" in path or path.startswith("~"):
         return False
     pure = PurePosixPath(path)
     return not pure.is_absolute() and ".." not in pure.parts
 
 
-def _refers(value: Json) -> bool:
+def _has_reference(value: Json) -> bool:
     return any("$" in text for _, text in strings_in(value))
 
 
 def missing(
     whole: Document, part: Document, path: jsonc.Path = ()
 ) -> Iterator[tuple[jsonc.Path, Json]]:
-    """What `part` lacks of `whole` or has otherwise, as shallow as it can be named."""
+    """The values of `whole` that `part` lacks or has changed, each at its highest path."""
     for name, value in whole.items():
         left = part.get(name)
         if isinstance(value, dict) and isinstance(left, dict):
@@ -114,7 +115,7 @@ def missing(
             yield (*path, name), value
 
 
-# --- what has been trusted
+# --- trusted contents
 
 
 def digest_of(content: bytes) -> str:
@@ -122,13 +123,13 @@ def digest_of(content: bytes) -> str:
 
 
 class TrustedFiles:
-    """The contents that the user has said to trust, by the file each was in. Blocks as disks do."""
+    """The digest of the trusted content of each file. Methods block on disk access."""
 
     def __init__(self, data_dir: Path) -> None:
         self.file = data_dir / "trust.json"
 
     def known(self) -> dict[str, str]:
-        """The digest of every content, by its file. What cannot be read trusts nothing."""
+        """The digest of each trusted content by file. If unreadable, nothing is trusted."""
         try:
             return decode(read_file(self.file, TRUST_BYTES_MAX), dict[str, str])
         except (FileNotFoundError, UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError):
@@ -138,7 +139,7 @@ class TrustedFiles:
         return self.known().get(_name(file)) == digest_of(content)
 
     def add(self, contents: Mapping[Path, bytes]) -> None:
-        """Raises OSError."""
+        """Trust these contents; raises OSError."""
         with locked(self.file):
             known = self.known()
             known |= {_name(file): digest_of(content) for file, content in contents.items()}
@@ -152,5 +153,5 @@ class TrustedFiles:
 
 
 def _name(file: Path) -> str:
-    """A path as JSON can hold it; not every path is text."""
+    """A path as JSON text; bytes that are not UTF-8 are escaped."""
     return str(file).encode(errors="backslashreplace").decode()

@@ -1,4 +1,7 @@
-"""Where a client is in the log, and what a stream must do about it."""
+"""The position of a client in the event log, and the point from which its stream starts.
+
+Pure. A separate module because both `hub.py` and `stream.py`, which imports the hub, need it.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +14,10 @@ _CURSOR = re.compile(r"[0-9a-z]{1,32}\.[0-9]{1,18}")
 
 
 class Cursor(NamedTuple):
-    """The epoch names the database's incarnation; seq is the last event the client has."""
+    """The last event that a client has: the epoch of the database and the event's number.
+
+    The epoch changes when a database is replaced, because its numbers start again.
+    """
 
     epoch: Epoch
     seq: int
@@ -22,14 +28,14 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResumeFrom:
-    """Replay what came after `seq`, then snapshots, then live."""
+    """Replay the events after `seq`, then send snapshots, then live events."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartFresh:
-    """Pending state, snapshots, live; preceded by `resync` if there is a reason for one."""
+    """Send current state and live events only, after a `resync` if there is a reason."""
 
     reason: str = ""
 
@@ -44,6 +50,7 @@ def parse_cursor(text: str) -> Cursor:
 def where_to_start(
     cursor: Cursor | None, *, epoch: Epoch, trimmed_to: int, last: int
 ) -> ResumeFrom | StartFresh:
+    """Decide whether the log still has every event after the cursor."""
     if cursor is None:
         return StartFresh()
     if cursor.epoch != epoch:

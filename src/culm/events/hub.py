@@ -1,7 +1,7 @@
-"""After the commit, tell everybody: encode once per view, join once per loop turn, write to all.
+"""Publishes committed events: encodes once per view, joins once per loop iteration, writes to all.
 
-Owns the subscribers of one workspace. Where their missed events come from is `stream.py`; which
-messages are open, and what they say, is the workspace's.
+Owns the subscribers of one workspace. `stream.py` reads events that a subscriber has missed; the
+workspace owns the open messages and their text.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from culm.wire.events import MessageDelta
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
-STALL_BEATS = 4  # A client that takes nothing for a minute is let go; it can resume.
-FAREWELL_S = 5.0  # What a client may take to read its last events when the workspace closes.
-# Under load text waits for more of it: frames of a few tokens cost more than what they carry.
+STALL_BEATS = 4  # A client that reads nothing for a minute is disconnected; it can resume.
+CLOSE_DRAIN_S = 5.0  # Time for a client to read its last events when the workspace closes.
+# Under load text is collected: a frame of a few tokens costs more than its content.
 DELTA_LINGER_S = 0.002
-COALESCE_S = 0.033  # How often the Crush view repeats a growing message, as the reference does.
-_DEAD = (RuntimeError, OSError)  # What a write to a peer that is gone may raise.
+COALESCE_S = 0.033  # Interval at which the Crush view repeats a growing message, as in Crush.
+_PEER_GONE = (RuntimeError, OSError)  # Raised by a write to a peer that is gone.
 
 
 class StreamTransport(Protocol):
-    """What the hub needs of an asyncio transport."""
+    """The part of an asyncio transport that the hub uses."""
 
     def write(self, data: bytes) -> None: ...
     def is_closing(self) -> bool: ...
@@ -47,20 +47,20 @@ class StreamTransport(Protocol):
 
 
 class TransientEvent(NamedTuple):
-    """An event that is told and forgotten."""
+    """An event that is published but not stored."""
 
     type: str
     session_id: str
     payload: bytes  # JSON
     op: Op = "updated"
-    view: View | None = None  # The only one that has it.
+    view: View | None = None  # If set, only this view includes the event.
 
     def is_for(self, view: View) -> bool:
         return self.view is None or self.view == view
 
 
 class OpenMessages(Protocol):
-    """The open messages, each as it has been told so far."""
+    """The open messages, each in its published state."""
 
     def open_ids(self) -> Iterable[tuple[MessageId, SessionId]]: ...
     def find_shown(self, message_id: MessageId) -> TransientEvent | None: ...
@@ -73,41 +73,41 @@ class Subscriber:
     transport: StreamTransport
     view: View
     filter: Filter
-    seq: int  # Every numbered event up to here was written to it; kept while not live.
-    limit: int = 0  # With more than this unread it is slow.
-    unread: int = 0  # What lay unread at the last heartbeat ...
-    idle_beats: int = 0  # ... and for how many of them it has taken nothing.
+    seq: int  # All stored events up to here were written to it; not updated while live.
+    limit: int = 0  # With more unread bytes it is slow.
+    unread: int = 0  # Unread bytes at the last heartbeat ...
+    idle_beats: int = 0  # ... and the number of heartbeats without progress.
     live: bool = False
     ended: bool = False
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # It fell behind, or ended.
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # Set when it falls behind or ends.
 
     def end(self) -> None:
         self.ended = True
         self.wake.set()
 
     def write(self, data: bytes) -> bool:
-        """Write guarded: under uvloop a write to a dead peer raises, and hurts only this one."""
+        """Return False if the peer is gone, in which case a write raises under uvloop."""
         if self.transport.is_closing():
             return False
         try:
             self.transport.write(data)
-        except _DEAD:
+        except _PEER_GONE:
             return False
         return True
 
     def is_stuck(self) -> bool:
-        """Asked at every heartbeat: has it taken nothing of what it was given for too long?"""
+        """Return True if the peer has read nothing for too long; call once per heartbeat."""
         before, self.unread = self.unread, self.transport.get_write_buffer_size()
         self.idle_beats = self.idle_beats + 1 if self.unread and self.unread >= before else 0
         return self.idle_beats > STALL_BEATS
 
 
-# Subscribers that want the same bytes, in order of arrival.
+# Subscribers that receive the same bytes, in order of arrival.
 _Feeds = dict[tuple[View, Filter], dict[Subscriber, None]]
 
 
 class Hub:
-    """All telling of one workspace happens here, in plain functions on the event loop."""
+    """Publishes the events of one workspace, in plain functions on the event loop."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Hub:
         streams_max: int,
         buffer_bytes_max: int,
     ) -> None:
-        self.seq = seq  # The last numbered event that left.
+        self.seq = seq  # The last stored event that was sent.
         self.epoch = epoch
         self._clock = clock
         self._open = open_messages
@@ -127,9 +127,9 @@ class Hub:
         self._buffer_bytes_max = buffer_bytes_max
         self._subscribers: dict[Subscriber, None] = {}
         self._feeds: _Feeds = {}
-        self._turn: list[StoredEvent | MessageDelta | TransientEvent] = []
-        self._flushing: asyncio.Handle | None = None  # What will end the turn ...
-        self._lingering = False  # ... and whether it waits for more text before.
+        self._batch: list[StoredEvent | MessageDelta | TransientEvent] = []
+        self._flushing: asyncio.Handle | None = None  # The scheduled flush ...
+        self._lingering = False  # ... and True if it waits for more text.
         self._flushed_s = 0.0
         self._merge: dict[tuple[MessageId, int], MessageDelta] = {}
         self._grown: set[MessageId] = set()
@@ -143,66 +143,66 @@ class Hub:
         return Cursor(self.epoch, self.seq)
 
     def show_on_attach(self, state: Callable[[], Iterable[TransientEvent]]) -> None:
-        """What no log holds (presence, store health) is told to every stream as it attaches."""
+        """Set the state outside the log (presence, store health) that every new stream is sent."""
         self._unlogged = state
 
-    # --- telling
+    # --- publishing
 
     def publish(self, events: tuple[StoredEvent, ...]) -> None:
-        """Tell durable events, which are committed and numbered in this order."""
+        """Publish stored events, which are committed and numbered in this order."""
         self._queue(*events)
         self._merge.clear()
         for event in events:
             if event.type == "message":
                 self._grown.discard(MessageId(event.entity_id))
 
-    def publish_transient(self, live: TransientEvent) -> None:
-        self._queue(live)
+    def publish_transient(self, event: TransientEvent) -> None:
+        self._queue(event)
         self._merge.clear()
 
     def publish_delta(self, delta: MessageDelta) -> None:
-        """Tell text at once, or a moment later under load; what comes together becomes one."""
+        """Publish text at once, or slightly later under load; adjacent deltas are merged."""
         key = (delta.message_id, delta.part)
         last = self._merge.get(key)
         if last is not None and last.rev == delta.rev:
             last.text += delta.text
             return
         self._merge[key] = delta
-        self._turn.append(delta)
+        self._batch.append(delta)
         self._flush_in(self._flushed_s + DELTA_LINGER_S - self._loop.time())
         self._grown.add(delta.message_id)
         if self._grown_timer is None:
             self._grown_timer = self._clock.call_later(COALESCE_S, self._publish_growth)
 
     def flush(self) -> None:
-        """End the turn now: what was told so far is with every transport when this returns."""
-        turn, self._turn = self._turn, []
+        """Write the batch to every transport now."""
+        batch, self._batch = self._batch, []
         self._merge.clear()
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if not turn:
+        if not batch:
             return
         self._flushed_s = self._loop.time()
         frames: dict[View, list[Frame]] = {}
         for view, _ in self._feeds:
             if view not in frames:
-                frames[view] = self._encode(view, turn)
-        for item in reversed(turn):
+                frames[view] = self._encode(view, batch)
+        for item in reversed(batch):
             if isinstance(item, StoredEvent):
                 self.seq = item.seq
                 break
         for (view, filter_), subscribers in list(self._feeds.items()):
-            data = _joined(frames[view], filter_)
+            data = _join_frames(frames[view], filter_)
             if data:
                 self._write_all(subscribers, data)
 
     def _queue(self, *items: StoredEvent | MessageDelta | TransientEvent) -> None:
-        self._turn.extend(items)
+        self._batch.extend(items)
         self._flush_in(0.0)
 
     def _flush_in(self, delay_s: float) -> None:
-        """End the turn after so long, or with this turn of the loop."""
+        """Flush after a delay, or in the next loop iteration."""
         if delay_s > 0:
             if self._flushing is None:
                 self._flushing = self._loop.call_later(delay_s, self.flush)
@@ -214,10 +214,10 @@ class Hub:
             self._lingering = False
 
     def _encode(
-        self, view: View, turn: list[StoredEvent | MessageDelta | TransientEvent]
+        self, view: View, batch: list[StoredEvent | MessageDelta | TransientEvent]
     ) -> list[Frame]:
         frames: list[Frame] = []
-        for item in turn:
+        for item in batch:
             try:
                 if isinstance(item, MessageDelta):
                     if view == "delta":
@@ -226,7 +226,7 @@ class Hub:
                     isinstance(item, StoredEvent) or item.is_for(view)
                 ):
                     frames.append(Frame(item.type, item.session_id, self.encode_one(view, item)))
-            except Exception:  # boundary: what cannot be said must not silence the rest of the turn
+            except Exception:  # boundary: one bad event must not drop the rest
                 log.exception("an event cannot be encoded")
         return frames
 
@@ -237,7 +237,7 @@ class Hub:
         return encode_frame(view, item.type, item.op, item.payload, cursor)
 
     def _write_all(self, subscribers: dict[Subscriber, None], data: bytes) -> None:
-        # The body of `Subscriber.write`, unrolled: this loop is the cost of every delivery.
+        # `Subscriber.write` is inlined: this loop is the main cost of a delivery.
         behind: list[Subscriber] = []
         gone: list[Subscriber] = []
         for subscriber in subscribers:
@@ -247,7 +247,7 @@ class Hub:
                 continue
             try:
                 transport.write(data)
-            except _DEAD:
+            except _PEER_GONE:
                 gone.append(subscriber)
                 continue
             if transport.get_write_buffer_size() > subscriber.limit:
@@ -260,7 +260,7 @@ class Hub:
             subscriber.end()
 
     def _publish_growth(self) -> None:
-        """The Crush view of deltas: the whole message, once a window."""
+        """Send grown messages to the Crush view, which has no deltas: whole, once per interval."""
         self._grown_timer = None
         grown, self._grown = self._grown, set()
         if not any(view == "crush" for view, _ in self._feeds):
@@ -269,7 +269,7 @@ class Hub:
         for message_id in grown:
             message = self._open.find_shown(message_id)
             if message is None:
-                continue  # It ended in between, and its end was told whole.
+                continue  # It ended meanwhile, and was published completely.
             data = encode_frame("crush", "message", "updated", message.payload)
             for (view, filter_), subscribers in list(self._feeds.items()):
                 if view == "crush" and filter_.passes("message", message.session_id):
@@ -282,13 +282,13 @@ class Hub:
                 if subscriber.is_stuck():
                     subscriber.transport.abort()
                 elif not subscriber.unread:
-                    subscriber.limit = self._buffer_bytes_max  # It has taken what it began with.
+                    subscriber.limit = self._buffer_bytes_max  # It has read its initial data.
             self._write_all(subscribers, HEARTBEAT[view])
 
     # --- subscribers
 
     def join(self, transport: StreamTransport, view: View, filter_: Filter) -> Subscriber:
-        """Register a stream: it will miss nothing from here on, once `go_live` begins to tell."""
+        """Register a stream; `go_live` later sends it everything from here on."""
         if len(self._subscribers) >= self._streams_max:
             raise LimitExceeded("event streams on this workspace", self._streams_max)
         self.flush()
@@ -299,9 +299,10 @@ class Hub:
         return subscriber
 
     def go_live(self, subscriber: Subscriber) -> bool:
-        """Begin live telling if the subscriber has all before it; False if it must read on.
+        """Start live delivery, or return False if the subscriber must read more of the log first.
 
-        In one step with no gap: what no log holds, a snapshot per open message, live.
+        Sends the state outside the log and a snapshot of each open message, without a gap before
+        the live events.
         """
         self.flush()
         if subscriber.seq < self.seq:
@@ -310,9 +311,9 @@ class Hub:
         if subscriber.ended or not subscriber.write(data):
             subscriber.end()
             return True
-        # What it was given to begin with does not make it slow, however much that was.
-        given = subscriber.transport.get_write_buffer_size()
-        subscriber.limit = self._buffer_bytes_max + given
+        # The initial data does not count as slowness, however large it is.
+        initial = subscriber.transport.get_write_buffer_size()
+        subscriber.limit = self._buffer_bytes_max + initial
         subscriber.live = True
         subscriber.wake.clear()
         self._feeds.setdefault((subscriber.view, subscriber.filter), {})[subscriber] = None
@@ -327,7 +328,7 @@ class Hub:
             self._heartbeat = None
 
     def close(self) -> None:
-        """End every stream: those up to date cleanly, those behind at once (they can resume)."""
+        """End all streams: live ones after their last events, others at once (they can resume)."""
         self.flush()
         for timer in (self._grown_timer, self._heartbeat):
             if timer is not None:
@@ -337,16 +338,16 @@ class Hub:
             if not subscriber.live:
                 transport.abort()
             elif transport.get_write_buffer_size():
-                self._clock.call_later(FAREWELL_S, transport.abort)
+                self._clock.call_later(CLOSE_DRAIN_S, transport.abort)
             self.leave(subscriber)
 
     def _attach_data(self, view: View, filter_: Filter) -> bytes:
         frames = [
-            self.encode_one(view, live)
-            for live in self._unlogged()
-            if shows(view, live.type)
-            and live.is_for(view)
-            and filter_.passes(live.type, live.session_id)
+            self.encode_one(view, event)
+            for event in self._unlogged()
+            if shows(view, event.type)
+            and event.is_for(view)
+            and filter_.passes(event.type, event.session_id)
         ]
         type_ = "message_snapshot" if view == "delta" else "message"
         for message_id, session_id in self._open.open_ids():
@@ -367,7 +368,7 @@ class Hub:
             del self._feeds[key]
 
 
-def _joined(frames: list[Frame], filter_: Filter) -> bytes:
+def _join_frames(frames: list[Frame], filter_: Filter) -> bytes:
     if filter_.passes_all:
         return b"".join([frame.data for frame in frames])
     return b"".join([f.data for f in frames if filter_.passes(f.type, f.session_id)])

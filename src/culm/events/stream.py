@@ -1,4 +1,4 @@
-"""One client's stream, from where it left off to live, and back to the log when it falls behind."""
+"""The event stream of one client: replay, then live events, and replay again if it falls behind."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,8 @@ from culm.store.store import Store
 from culm.wire.codec import encode
 from culm.wire.events import Resync
 
-PAGE = 500  # Events a replay reads at once; each page waits for the socket before the next.
-STALL_S = 60.0  # A client that takes nothing for this long is let go; it can resume.
+PAGE = 500  # Events per read of a replay; the socket must drain before the next page.
+STALL_S = 60.0  # A client that reads nothing for this long is disconnected; it can resume.
 
 Drained = Callable[[], Awaitable[None]]  # Returns when the client's socket has room again.
 
@@ -32,21 +32,21 @@ async def feed(
                 return
             await subscriber.wake.wait()
     except (TimeoutError, StoreBusy):
-        subscriber.transport.abort()  # It has not got everything, and can resume.
+        subscriber.transport.abort()  # It has missed events, and can resume.
 
 
 async def _start_at(cursor: Cursor, hub: Hub, store: Store, subscriber: Subscriber) -> None:
     trimmed_to, last = await store.read(bounds)
     start = where_to_start(cursor, epoch=hub.epoch, trimmed_to=trimmed_to, last=last)
     if isinstance(start, StartFresh):
-        # It begins where it joined, not at now: what came since its head was sent is its own.
+        # It starts where it joined, not now, or events since the response head would be lost.
         _resync(hub, subscriber, start.reason)
     else:
         subscriber.seq = start.seq
 
 
 async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Drained) -> None:
-    """Write what is missing until the subscriber is live or ended."""
+    """Write missed events until the subscriber is live or has ended."""
 
     def wanted(type_: str, session_id: str) -> bool:
         return shows(subscriber.view, type_) and subscriber.filter.passes(type_, session_id)
@@ -55,7 +55,7 @@ async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Dra
         page = await store.read(replay(subscriber.seq, store.seq, PAGE, wanted))
         if page is None:
             if not shows(subscriber.view, "resync"):
-                subscriber.transport.abort()  # A Crush client reads anew when it comes back.
+                subscriber.transport.abort()  # A Crush client reloads when it reconnects.
                 return
             hub.flush()
             subscriber.seq = hub.seq
@@ -69,7 +69,7 @@ async def _catch_up(hub: Hub, store: Store, subscriber: Subscriber, drained: Dra
 
 
 def _resync(hub: Hub, subscriber: Subscriber, reason: str) -> None:
-    """Say that it begins anew, where the view has a word for it."""
+    """Send a resync event, if the view includes it."""
     if shows(subscriber.view, "resync"):
         cursor = Cursor(hub.epoch, subscriber.seq)
         resync = TransientEvent("resync", "", encode(Resync(str(cursor), reason)))
@@ -78,7 +78,7 @@ def _resync(hub: Hub, subscriber: Subscriber, reason: str) -> None:
 
 
 async def _wait_for_room(subscriber: Subscriber, drained: Drained) -> None:
-    """Raises TimeoutError if the client takes nothing; one that reads slowly is waited for."""
+    """Wait for a client that reads slowly; raises `TimeoutError` if it reads nothing."""
     unread = subscriber.transport.get_write_buffer_size()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The bytes of an event, once per view: ours with deltas and ids, or the one Crush knows."""
+"""Encoding of events for the two views: culm's own with deltas and ids, and that of Crush."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from culm.wire.events import CRUSH_PAYLOADS, MessageDelta
 
 View = Literal["crush", "delta"]
 
-# A bare newline is the only keep-alive that a Crush client passes over in silence.
+# A bare newline is the only keep-alive that a Crush client ignores.
 HEARTBEAT: dict[View, bytes] = {"crush": b"\n", "delta": b":\n\n"}
 
-COMPLETE_BYTES = 4096  # A longer `run_complete` has no text in the delta view.
+COMPLETE_BYTES = 4096  # A longer `run_complete` is sent without text in the delta view.
 
 _DELTA_HEAD = b'data: {"type":"message_delta","payload":{"type":"updated","payload":'
 
 
 class Frame(NamedTuple):
-    """One event as it goes out, with what a filter asks about."""
+    """An encoded event, with the fields that a filter checks."""
 
     type: str
     session_id: str
@@ -30,13 +30,13 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events a stream wants; empty sets pass everything."""
+    """The event types and sessions of a stream; empty sets pass everything."""
 
     types: frozenset[str] = frozenset()
     sessions: frozenset[str] = frozenset()
 
     def passes(self, type_: str, session_id: str) -> bool:
-        # What belongs to no session (store health, presence) belongs to all of them.
+        # Events without a session (store health, presence) belong to all sessions.
         return _in(type_, self.types) and (not session_id or _in(session_id, self.sessions))
 
     @property
@@ -49,9 +49,9 @@ def _in(value: str, wanted: Collection[str]) -> bool:
 
 
 def encode_frame(view: View, type_: str, op: str, payload: bytes, cursor: str = "") -> bytes:
-    """A numbered event has a cursor; one without is told and forgotten."""
+    """Encode an event; stored events have a cursor, transient ones do not."""
     if view == "delta" and type_ == "run_complete" and len(payload) > COMPLETE_BYTES:
-        # Who follows deltas has the text already, and was told the whole message just now.
+        # A client of deltas has the text already, and has just received the whole message.
         payload = encode(replace(decode(payload, RunComplete), text=""))
     head = f'{{"type":"{type_}","payload":{{"type":"{op}","payload":'.encode()
     if view == "delta":
@@ -62,10 +62,10 @@ def encode_frame(view: View, type_: str, op: str, payload: bytes, cursor: str = 
 
 
 def encode_delta(delta: MessageDelta) -> bytes:
-    """The hot one: most of what is ever sent."""
+    """Encode a delta. Optimized, because most events are deltas."""
     return b"%b%b}}\n\n" % (_DELTA_HEAD, encode(delta))
 
 
 def shows(view: View, type_: str) -> bool:
-    """Whether a type exists in a view; what Crush does not know is dropped, never mapped."""
+    """Return True if a view has a type; types unknown to Crush are dropped, never mapped."""
     return view == "delta" or type_ in CRUSH_PAYLOADS

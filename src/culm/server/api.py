@@ -1,9 +1,9 @@
-"""From a request to an answer: the gate, the table of routes, and what a handler is given.
+"""The way of a request to its response: authentication, the table of routes, the handler.
 
-A handler is a function of what it names: `request`, `registry`, `workspace`, `query`, `body`, and
-the names in its path. Its annotations are the contract: query and body are parsed into their
-types before it runs, what it returns is encoded (None is an empty answer), and the OpenAPI
-document is made from all of them.
+A handler is a function with any of the parameters `request`, `registry`, `workspace`, `query`,
+`body`, and the names in its path. Its annotations are the contract: query and body are parsed into
+their types before it runs, its result is encoded (None is an empty response), and the OpenAPI
+document is generated from them.
 """
 
 import re
@@ -42,21 +42,21 @@ class Route:
     body_bytes_max: int = BODY_BYTES_MAX
 
     def hints(self) -> dict[str, Any]:
-        """Its types by `query`, `body` and `return`, where it has them."""
+        """The annotations of the handler by parameter name, and its `return` type."""
         return _hints_of(self.handler)
 
 
-@cache  # Each takes a moment to resolve, and every server of a process has the same.
+@cache  # Resolving is slow, and all servers of a process have the same handlers.
 def _hints_of(handler: Callable[..., Awaitable[object]]) -> dict[str, Any]:
     return get_type_hints(handler)
 
 
 class HeadersOnly(dict[str, str]):
-    """An answer without a body that says something in its head."""
+    """A response without a body, with these headers."""
 
 
 def is_response(kind: object) -> bool:
-    """Whether a handler of this return type makes its whole answer itself."""
+    """Return True if a handler with this return type builds the whole response itself."""
     return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
 
 
@@ -64,10 +64,10 @@ Endpoint = Callable[[web.BaseRequest, Registry, dict[str, str]], Awaitable[web.S
 
 
 def bind(route: Route) -> Endpoint:
-    """Put parsing before a handler and encoding after it."""
+    """Wrap a handler in the parsing of its parameters and the encoding of its result."""
     hints = route.hints()
     query, body = hints.get("query"), hints.get("body")
-    # A body that may be None may be left out.
+    # A body that may be None is optional.
     optional = body is not None and type(None) in getattr(body, "__args__", ())
     by_path = hints.keys() & set(re.findall(r"{(\w+)}", route.path))
     by_name = hints.keys() & {"workspace", "registry", "request"}
@@ -76,20 +76,20 @@ def bind(route: Route) -> Endpoint:
     async def endpoint(
         request: web.BaseRequest, registry: Registry, path: dict[str, str]
     ) -> web.StreamResponse:
-        # The order is a promise: query, body, workspace, and then the operation itself.
-        given: dict[str, object] = {name: path[name] for name in by_path}
+        # Clients rely on the order in which errors are found: query, body, workspace, operation.
+        arguments: dict[str, object] = {name: path[name] for name in by_path}
         if query is not None:
-            given["query"] = parse_query(request, query)
+            arguments["query"] = parse_query(request, query)
         if body is not None:
             data = await read_body(request, route.body_bytes_max)
-            given["body"] = None if optional and not data else parse_body(data, body)
+            arguments["body"] = None if optional and not data else parse_body(data, body)
         if "workspace" in by_name:
-            given["workspace"] = registry.get(path["workspace_id"])
+            arguments["workspace"] = registry.get(path["workspace_id"])
         if "registry" in by_name:
-            given["registry"] = registry
+            arguments["registry"] = registry
         if "request" in by_name:
-            given["request"] = request
-        value = await route.handler(**given)
+            arguments["request"] = request
+        value = await route.handler(**arguments)
         if responds:
             return value
         if value is None or isinstance(value, HeadersOnly):
@@ -101,16 +101,16 @@ def bind(route: Route) -> Endpoint:
 
 @dataclass(slots=True)
 class _Node:
-    """One step of a path: by its word, or else by any."""
+    """One step of a path, with the next steps: literal ones, or else a parameter."""
 
-    words: dict[str, "_Node"] = field(default_factory=dict[str, "_Node"])
-    any: "_Node | None" = None
+    literals: dict[str, "_Node"] = field(default_factory=dict[str, "_Node"])
+    parameter: "_Node | None" = None
     names: tuple[str, ...] = ()
     methods: dict[str, Endpoint] = field(default_factory=dict[str, Endpoint])
 
 
 class RouteTable:
-    """All routes, found by walking the path: aiohttp's own table tries pattern after pattern."""
+    """All routes, found by walking the path; aiohttp's own table tries pattern after pattern."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
@@ -123,10 +123,10 @@ class RouteTable:
         for step in route.path.split("/"):
             if step.startswith("{"):
                 names.append(step.strip("{}"))
-                node.any = node.any or _Node()
-                node = node.any
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
             else:
-                node = node.words.setdefault(step, _Node())
+                node = node.literals.setdefault(step, _Node())
         assert route.method not in node.methods, f"two handlers for {route.method} {route.path}"
         node.names = tuple(names)
         node.methods[route.method] = bind(route)
@@ -134,14 +134,14 @@ class RouteTable:
             node.methods["HEAD"] = node.methods["GET"]
 
     def find(self, method: str, raw_path: str) -> tuple[Endpoint, dict[str, str]]:
-        """Raises `RouteNotFound`, `MethodNotAllowed`."""
+        """The endpoint and its path parameters; raises `RouteNotFound`, `MethodNotAllowed`."""
         node: _Node | None = self._root
         values: list[str] = []
         for step in raw_path.split("/"):
-            if (word := node.words.get(step)) is not None:
-                node = word
-            elif step and node.any is not None:
-                node = node.any
+            if (literal := node.literals.get(step)) is not None:
+                node = literal
+            elif step and node.parameter is not None:
+                node = node.parameter
                 values.append(unquote(step) if "%" in step else step)
             else:
                 raise RouteNotFound
@@ -154,11 +154,11 @@ class RouteTable:
 
 
 class Api:
-    """Answers every request of a server."""
+    """The handler of every request to a server."""
 
-    def __init__(self, registry: Registry, gate: RequestAuth, routes: Iterable[Route]) -> None:
+    def __init__(self, registry: Registry, auth: RequestAuth, routes: Iterable[Route]) -> None:
         self._registry = registry
-        self._gate = gate
+        self._auth = auth
         self._table = RouteTable(routes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -166,14 +166,14 @@ class Api:
             self._check(request)
             endpoint, path = self._table.find(request.method, request.rel_url.raw_path)
             return await endpoint(request, self._registry, path)
-        except Exception as exc:  # boundary: one request's bug is a 500, never the server's end
+        except Exception as exc:  # boundary: a bug in one request is a 500 and not a crash
             return answer_to(exc, request)
 
     def _check(self, request: web.BaseRequest) -> None:
         connection = request.protocol
-        assert isinstance(connection, Connection), "made by Connections"
+        assert isinstance(connection, Connection), "created by Connections"
         connection.check_head(request)
         if connection.is_unix:
-            self._gate.check_unix(connection.peer_uid)
+            self._auth.check_unix(connection.peer_uid)
         else:
-            self._gate.check_tcp(request.headers)
+            self._auth.check_tcp(request.headers)

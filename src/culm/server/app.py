@@ -1,4 +1,4 @@
-"""The HTTP server: the interface to answer with, the listeners to serve on, the bounds around."""
+"""The HTTP server: the API on its listeners, with limits for connections."""
 
 import asyncio
 import ssl
@@ -12,13 +12,13 @@ from culm.server.listen import BACKLOG, Listener, UnixAddress
 from culm.server.routes import ROUTES
 from culm.workspace.registry import Registry
 
-KEEPALIVE_S = 120.0  # A Crush client keeps connections for 90 s and does not retry a lost POST.
-SHUTDOWN_TIMEOUT_S = 2.5  # aiohttp waits so long for a handler, and once more after its cancel.
-LINGER_S = 3.0  # A client still sending what was refused has this long to read the answer.
+KEEPALIVE_S = 120.0  # Crush clients keep connections for 90 s and do not retry a lost POST.
+SHUTDOWN_TIMEOUT_S = 2.5  # aiohttp waits this long for a handler, and again after its cancel.
+LINGER_S = 3.0  # A client that still sends a refused body has this long to read the response.
 
 
-def make_api(registry: Registry, gate: RequestAuth) -> Api:
-    return Api(registry, gate, ROUTES)
+def make_api(registry: Registry, auth: RequestAuth) -> Api:
+    return Api(registry, auth, ROUTES)
 
 
 @asynccontextmanager
@@ -28,15 +28,15 @@ async def open_http(
     """Serve on every listener while in the block."""
     connections = Connections(
         api.handle,
-        # A client that leaves ends its own handler and nothing else: what changes state is
-        # owned by a workspace or the store, and awaited shielded.
+        # A client that disconnects cancels only its own handler. State changes are owned by a
+        # workspace or the store, and handlers await them shielded.
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_S,
         access_log=None,
         max_line_size=HEAD_BYTES_MAX,
         max_field_size=HEAD_BYTES_MAX,
         lingering_time=LINGER_S,
-        auto_decompress=False,  # As in Go; and a little that becomes much would stop the loop.
+        auto_decompress=False,  # As in Go. A decompression bomb would also block the event loop.
     )
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []
@@ -59,6 +59,6 @@ async def open_http(
     finally:
         for server in servers:
             server.close()
-        await asyncio.sleep(0)  # What has arrived begins before the idle are sent away.
+        await asyncio.sleep(0)  # Requests that have arrived start before idle connections close.
         connections.pre_shutdown()
         await connections.shutdown(SHUTDOWN_TIMEOUT_S)

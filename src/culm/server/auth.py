@@ -1,4 +1,7 @@
-"""Who may talk to us: our own user by unix socket, a token over TCP, and no web page but ours."""
+"""Authentication of requests: the server's own user on a unix socket, a bearer token on TCP.
+
+Requests that a browser sends on behalf of another site are refused.
+"""
 
 import hmac
 import os
@@ -19,28 +22,29 @@ TOKEN_CHARS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class RequestAuth:
-    """What a request over TCP must show; a unix socket's peer is known by its uid."""
+    """Checks of one request. The peer of a unix socket is identified by its uid."""
 
-    token: str | None  # None: no authentication was asked for.
-    hosts: frozenset[str]  # Lower-case, as they may stand in a Host header.
+    token: str | None  # None if authentication is turned off.
+    hosts: frozenset[str]  # The accepted values of the Host header, in lower case.
 
     def check_tcp(self, headers: CIMultiDictProxy[str]) -> None:
-        # A page of another site can reach a loopback port: by its own name (rebinding), or by
-        # ours with its own Origin. Both are refused before the token is looked at.
+        # A page of another site can reach a loopback port: under its own name (DNS rebinding), or
+        # under ours with its own Origin. Both are refused before the token is checked.
         host = headers.get("Host", "")
         if host.lower() not in self.hosts:
-            raise Denied(f"Host {host!r} is not one of ours", hint="see --allow-host")
+            raise Denied(f"Host {host!r} is not allowed", hint="see --allow-host")
         for origin in headers.getall("Origin", ()):
             scheme, _, name = origin.lower().partition("://")
             if scheme not in ("http", "https") or name not in self.hosts:
                 raise Denied("requests from other origins are refused")
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            raise Denied("requests from other sites are refused")  # An image has no Origin.
+            # A request for an image, for example, has no Origin header.
+            raise Denied("requests from other sites are refused")
         if self.token is not None:
-            scheme, _, given = headers.get("Authorization", "").partition(" ")
-            # Header bytes that are no UTF-8 arrive as surrogates, and match nothing.
+            scheme, _, token = headers.get("Authorization", "").partition(" ")
+            # Header bytes that are not UTF-8 arrive as surrogates and never match.
             matches = hmac.compare_digest(
-                given.strip().encode(errors="surrogateescape"), self.token.encode()
+                token.strip().encode(errors="surrogateescape"), self.token.encode()
             )
             if scheme.lower() != "bearer" or not matches:
                 raise Unauthenticated("a bearer token is required", hint="see --token-file")
@@ -51,7 +55,7 @@ class RequestAuth:
 
 
 def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> frozenset[str]:
-    """Names under which we can be asked for: those we listen on, and those added by hand."""
+    """The accepted values of the Host header: the listening addresses, and names from options."""
     names: set[str] = set()
     for host, port in tcp:
         shown = f"[{host}]" if ":" in host else host
@@ -59,21 +63,21 @@ def allowed_hosts(tcp: Iterable[tuple[str, int]], extra: Iterable[str]) -> froze
             names.add(f"{name}:{port}".lower())
             if port in (80, 443):
                 names.add(name.lower())
-    # A proxy in front speaks for its own port, so a name added by hand also stands alone.
+    # A reverse proxy has a port of its own, so names from options are also accepted without a port.
     return frozenset(names | {name.lower() for name in extra})
 
 
 def read_or_make_token(file: Path) -> str:
-    """The token in `file` (mode 0600), made on first use; raises `InvalidRequest`, OSError."""
+    """The token in `file` (mode 0600), created on first use; raises `InvalidRequest`, OSError."""
     try:
-        # Not blocking: a pipe would keep us waiting for somebody to write into it.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return _make_token(file)
     with os.fdopen(descriptor, errors="replace") as source:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise InvalidRequest(f"token file {file} is no file")
+            raise InvalidRequest(f"token file {file} is not a regular file")
         if mode & 0o077:
             raise InvalidRequest(
                 f"token file {file} can be read by others", hint=f"chmod 600 {file}"
@@ -81,7 +85,8 @@ def read_or_make_token(file: Path) -> str:
         token = source.read(TOKEN_CHARS_MAX).strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidRequest(
-            f"token file {file} holds no token", hint="one line; remove the file to make it anew"
+            f"token file {file} does not contain a token on one line",
+            hint="remove the file to have a new one created",
         )
     return token
 
@@ -94,7 +99,7 @@ def _make_token(file: Path) -> str:
     with os.fdopen(descriptor, "w") as out:
         out.write(token + "\n")
     try:
-        os.link(temporary, file)  # Whole or not at all, and never over another server's.
+        os.link(temporary, file)  # Atomic, and never replaces the file of another server.
     except FileExistsError:
         return read_or_make_token(file)
     finally:

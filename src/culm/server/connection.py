@@ -1,8 +1,8 @@
-"""One connection: who is at its other end, and how much of our time and memory it may take.
+"""One connection: its peer, and limits on the time and memory that it may use.
 
-aiohttp bounds no head as a whole, and until the first one is there nobody is authenticated: this
-is all that stands between a stranger and our descriptors and memory. Bodies are bounded by
-`problems.read_body`.
+aiohttp does not limit the total size of request headers, and a client is not authenticated before
+its first headers are complete. These limits are all that protects our file descriptors and memory
+from unauthenticated clients. `problems.read_body` limits bodies.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ log = logging.getLogger(__name__)
 HEAD_S = 10.0
 HEAD_BYTES_MAX = 32 << 10
 CONNECTIONS_MAX = 4096
-TURN_AWAY_S = 0.1  # Accepted now, its transport is there some loop turns later.
-STALL_S = 60.0  # A client that takes nothing of its answer for this long is let go.
-ANSWER_BYTES_WATCHED = 64 << 10  # What a transport takes without waiting for its reader.
+TURN_AWAY_S = 0.1  # The transport of an accepted connection is ready some loop iterations later.
+STALL_S = 60.0  # A client that reads nothing of its response for this long is disconnected.
+ANSWER_BYTES_WATCHED = 64 << 10  # A transport buffers so much without waiting for its reader.
 
 
 class Connection(web.RequestHandler):
-    """Made by `Connections`."""
+    """A connection, created by `Connections`."""
 
     __slots__ = ("_head_timer", "_idle_bytes", "_seen_bytes", "is_unix", "peer_uid")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # First what is ours: the base class may begin to serve at once.
+        # Set our own attributes first, because the base class may start to serve at once.
         sock: socket.socket = transport.get_extra_info("socket")
         self.is_unix = sock.family == socket.AF_UNIX
         self.peer_uid = peer_uid(sock) if self.is_unix else None
-        self._idle_bytes = 0  # Came while no request was served: a head that is not whole.
-        self._seen_bytes = 0  # Came since a request was last handed out: no head is larger.
+        self._idle_bytes = 0  # Received while no request was served: incomplete headers.
+        self._seen_bytes = 0  # Received since the last request: an upper bound for its headers.
         loop = asyncio.get_running_loop()
         self._head_timer: asyncio.TimerHandle | None = loop.call_later(HEAD_S, self.force_close)
         super().connection_made(transport)
         if isinstance(self._manager, Connections) and self._manager.is_full(self):
-            loop.call_later(TURN_AWAY_S, self.force_close)  # Whatever it says meanwhile.
+            loop.call_later(TURN_AWAY_S, self.force_close)  # Even if a request arrives before.
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_clock()
@@ -62,10 +62,10 @@ class Connection(web.RequestHandler):
                 self._turn_away()
 
     def check_head(self, request: web.BaseRequest) -> None:
-        """Called with each request as it is handed out; raises `HeadTooLarge`."""
+        """Check the headers of each request before it is handled; raises `HeadTooLarge`."""
         self._stop_clock()
         seen = self._seen_bytes
-        if not self._messages:  # Otherwise some of it was the next one's.
+        if not self._messages:  # Otherwise some of the bytes belong to the next request.
             self._seen_bytes = 0
         if seen > HEAD_BYTES_MAX and _head_size(request) > HEAD_BYTES_MAX:
             raise HeadTooLarge(HEAD_BYTES_MAX)
@@ -78,7 +78,7 @@ class Connection(web.RequestHandler):
     def _turn_away(self) -> None:
         if self.transport is not None:
             answer = problem(HeadTooLarge(HEAD_BYTES_MAX))
-            assert isinstance(answer.body, bytes), "a problem is encoded when it is made"
+            assert isinstance(answer.body, bytes), "`problem` encodes its response"
             head = (
                 f"HTTP/1.1 {answer.status} {answer.reason}\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
@@ -90,7 +90,8 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         if self.transport is not None and (resp.content_length or 0) > ANSWER_BYTES_WATCHED:
-            asyncio.get_running_loop().call_later(STALL_S, _let_go, self.transport, math.inf)
+            loop = asyncio.get_running_loop()
+            loop.call_later(STALL_S, _abort_stalled, self.transport, math.inf)
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -100,12 +101,12 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What could not be read as HTTP gets an answer in JSON, and no stack in the log."""
+        """Answer invalid HTTP with a JSON error, without a stack trace in the log."""
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
         log.debug("not HTTP: %s", message or exc)
         error: AppError = InvalidRequest("the request is not valid HTTP/1.1")
-        # More than 128 fields are told apart by their words only.
+        # Only its message distinguishes the error for more than 128 header fields.
         if isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
             error = HeadTooLarge(HEAD_BYTES_MAX)
         response = problem(error)
@@ -114,13 +115,16 @@ class Connection(web.RequestHandler):
 
 
 class Connections(web.Server):
-    """Makes a `Connection` for everybody who connects."""
+    """Creates a `Connection` for each client that connects."""
 
     def __call__(self) -> Connection:
         return Connection(self, loop=asyncio.get_running_loop(), **self._kwargs)
 
     def is_full(self, newcomer: Connection) -> bool:
-        """Whether it is one too many. Strangers on TCP take no room from our own user's socket."""
+        """Return True if a new connection exceeds the limit.
+
+        TCP and unix sockets are counted separately, so strangers cannot lock out our own user.
+        """
         if len(self._connections) <= CONNECTIONS_MAX:
             return False
         alike = [c for c in self.connections if getattr(c, "is_unix", None) == newcomer.is_unix]
@@ -132,19 +136,19 @@ def _head_size(request: web.BaseRequest) -> int:
     return fields + len(request.method) + len(request.raw_path) + len(" HTTP/1.1\r\n\r\n")
 
 
-def _let_go(transport: asyncio.Transport, unread_before: float) -> None:
-    """Let go of a client that has taken nothing of a large answer for a while."""
+def _abort_stalled(transport: asyncio.Transport, unread_before: float) -> None:
+    """Disconnect a client that has read nothing of a large response since the last check."""
     unread = 0 if transport.is_closing() else transport.get_write_buffer_size()
     if unread >= unread_before:
         transport.abort()
     elif unread:
-        asyncio.get_running_loop().call_later(STALL_S, _let_go, transport, unread)
+        asyncio.get_running_loop().call_later(STALL_S, _abort_stalled, transport, unread)
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """The uid at the other end, or None where the platform does not tell."""
+    """The uid of the peer of a unix socket."""
     if not hasattr(socket, "SO_PEERCRED"):
-        # Elsewhere the socket's mode (0600, in a directory of 0700) is what keeps others out.
+        # On other platforms the socket's mode (0600, in a directory of 0700) keeps others out.
         return os.getuid()
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

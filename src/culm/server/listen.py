@@ -1,4 +1,4 @@
-"""Sockets to listen on: parse a URL, respect a live one, replace a stale one, leave none behind."""
+"""Listening sockets. A stale unix socket is replaced; a live one is an error."""
 
 import errno
 import fcntl
@@ -13,8 +13,8 @@ from pathlib import Path
 from culm.errors import InvalidRequest, ListenFailed
 
 BACKLOG = 512
-PROBE_S = 0.2  # As long as the clients of this wire take to tell a live socket from a stale one.
-LEAVE_S = 1.0  # For a server whose socket is gone to free its lock, too.
+PROBE_S = 0.2  # The time that Crush clients, too, allow for a connection to a live socket.
+LEAVE_S = 1.0  # Time for a server that has removed its socket to release its lock.
 _PAUSE_S = 0.01
 # `sun_path` holds 108 bytes on Linux, 104 elsewhere.
 UNIX_PATH_BYTES_MAX = 103
@@ -49,20 +49,20 @@ Address = UnixAddress | TcpAddress
 
 @dataclass(slots=True)
 class Listener:
-    """A bound socket, and for a unix socket the file and the lock that go with it."""
+    """A bound socket. A unix socket also has a file and a lock."""
 
     address: Address
     sock: socket.socket
     file: tuple[int, int] | None = None  # Device and inode of a unix socket's file.
-    lock: int | None = None  # Held while we own the path of a unix socket.
+    lock: int | None = None  # Held while this server owns the path of a unix socket.
 
     def hide(self) -> None:
-        """Free the path for a successor; connections that are there go on."""
-        # A client may have put another server's socket at our path; that one stays.
+        """Free the path for a successor. Open connections continue."""
+        # A client may have started another server on our path; leave its socket alone.
         address = self.address
         if isinstance(address, UnixAddress) and self.file == _identity(address.path):
             address.path.unlink(missing_ok=True)
-        self.file = None  # Once ours is gone its inode may be a successor's.
+        self.file = None  # After the removal a successor's socket may get the same inode.
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
@@ -86,7 +86,7 @@ def parse_address(text: str) -> Address:
 
 
 def listen(address: Address) -> Listener:
-    """Bind; raises `ListenFailed` with what to do about it."""
+    """Bind and listen; raises `ListenFailed` with a hint."""
     try:
         if isinstance(address, UnixAddress):
             return _listen_unix(address)
@@ -100,7 +100,7 @@ def _hint(exc: OSError) -> str:
         case errno.EADDRINUSE:
             return "another server is using it; stop it, or choose another address with --host"
         case errno.EACCES | errno.EPERM:
-            return "choose a place you may write to, or a port above 1023, with --host"
+            return "choose a writable directory, or a port above 1023, with --host"
         case _:
             return "choose another address with --host"
 
@@ -109,7 +109,7 @@ def _listen_tcp(address: TcpAddress) -> Listener:
     found = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    # `localhost` is both; IPv4 is what people type.
+    # `localhost` may resolve to IPv4 and IPv6. Prefer IPv4, which people type.
     family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -135,7 +135,7 @@ def _listen_unix(address: UnixAddress) -> Listener:
     if lock is None:
         raise ListenFailed(
             str(address),
-            "a culm server is already there",
+            "a culm server is already running there",
             hint="use that one, or choose another address with --host",
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -155,22 +155,22 @@ def _listen_unix(address: UnixAddress) -> Listener:
 
 
 def _make_private_parent(folder: Path) -> None:
-    """Make the folder 0700. In one that is there nobody else may be able to swap our socket."""
+    """Create the directory with mode 0700; refuse one in which others could replace the socket."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (os.getuid(), 0) or open_to_all:
         raise ListenFailed(
             f"unix://{folder}/…",
-            "the folder is another user's, or open to all",
-            hint="choose another place with --host",
+            "the directory belongs to another user or is world-writable",
+            hint="choose another directory with --host",
         )
 
 
 def _lock_path(path: Path) -> int | None:
-    """Become the only culm server at this path; None if one is there. The file stays.
+    """Lock the path for this server; None if another server has it. The lock file is not removed.
 
-    While the lock is held and there is no socket, its owner is about to listen or just left.
+    If another server holds the lock but has no socket, it is starting or shutting down; wait.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{path}.lock", flags, 0o600)
@@ -188,12 +188,12 @@ def _lock_path(path: Path) -> int | None:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether a socket file is left over: nobody accepts there. A time-out is somebody."""
+    """Return True if no server accepts on a socket file. A timeout counts as a live server."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ListenFailed(
                 f"unix://{path}",
-                "something that is no socket is there",
+                "the path exists and is not a socket",
                 hint="choose another path with --host",
             )
     except FileNotFoundError:

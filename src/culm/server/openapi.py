@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes' own types: nothing in it is said twice."""
+"""The OpenAPI document, generated from the types and docstrings of the routes."""
 
 from functools import cache
 from http import HTTPStatus
@@ -17,27 +17,28 @@ from culm.wire.codec import Json
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
 from culm.wire.messages import Message, RawMessage
-from culm.wire.state import Problem, Snapshot
+from culm.wire.workspaces import Problem, Snapshot
 
 _REF = "#/components/schemas/{name}"
 _ABOUT = """\
 One agent server that many clients share. This is the interface of the Crush client, which may
-attach unmodified, with additions it ignores. Absent and null fields of a body are zero values;
-names are matched whatever their case; unknown ones are ignored. docs/api.md tells the rest."""
+attach unmodified, with additions that it ignores. Absent and null fields of a body are zero values,
+field names match regardless of case, and unknown fields are ignored. See docs/api.md for the
+rest."""
 
-_PATH_WORDS = {
-    "workspace_id": "The workspace, by the id its creation answered.",
-    "session_id": "The session.",
-    "client_id": "The client, by the UUID it made for itself.",
-    "run_id": "The run.",
-    "grant_id": "The grant.",
-    "agent_id": "The agent, by its id or that of its session.",
-    "letter_id": "The letter.",
-    "lsp": "The language server, by its name.",
+_PATH_DESCRIPTIONS = {
+    "workspace_id": "The id of the workspace.",
+    "session_id": "The id of the session.",
+    "client_id": "The UUID that the client generated for itself.",
+    "run_id": "The id of the run.",
+    "grant_id": "The id of the grant.",
+    "agent_id": "The id of the agent or of its session.",
+    "letter_id": "The id of the letter.",
+    "lsp": "The name of the language server.",
 }
 _PATH_SCHEMAS: dict[str, dict[str, Json]] = {"client_id": {"type": "string", "format": "uuid"}}
-# What the server passes on as stored JSON, by the type that says what is in it.
-_SAID_AS: dict[Any, Any] = {
+# Types that the server forwards as stored JSON, with the types that describe their content.
+_DESCRIBED_AS: dict[Any, Any] = {
     list[RawMessage]: list[Message],
     Snapshot[RawMessage]: Snapshot[Message],
     list[RawAgent]: list[Agent],
@@ -68,19 +69,19 @@ def document() -> dict[str, Json]:
             "schemas": schemas.components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"token": []}, {}],  # A unix socket, or --no-auth, needs none.
+        "security": [{"token": []}, {}],  # A unix socket, or --no-auth, needs no token.
         "x-events": {name: schemas.of(kind) for name, kind in PAYLOADS.items()},
     }
 
 
 class _Schemas:
-    """JSON schemas of the wire's types, each said once and referred to."""
+    """JSON schemas of the types on the wire, each defined once and referred to."""
 
     def __init__(self, kinds: list[Any]) -> None:
         self._kinds = list(dict.fromkeys(kinds))
         made, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
         for schema in self.components.values():
-            if "description" in schema:  # A docstring, whose indentation depends on the Python.
+            if "description" in schema:  # The indentation of docstrings differs between Pythons.
                 schema["description"] = cleandoc(schema["description"])
         self._made = dict(zip(self._kinds, made, strict=True))
 
@@ -89,14 +90,13 @@ class _Schemas:
 
 
 def _operation(route: Route, hints: dict[str, Any], schemas: _Schemas) -> dict[str, Json]:
-    words = " ".join((route.handler.__doc__ or "").split())
     operation: dict[str, Json] = {
         "operationId": _operation_id(route),
-        "summary": words,
+        "summary": " ".join((route.handler.__doc__ or "").split()),
         "parameters": [*_path_parameters(route), *_query_parameters(hints.get("query"))],
         "responses": {
             str(route.status): _answer(route, _documented_type(hints["return"]), schemas),
-            "default": _content("What is wrong.", Problem, schemas),
+            "default": _content("Error.", Problem, schemas),
         },
     }
     if (body := _documented_type(hints.get("body"))) is not None:
@@ -107,18 +107,18 @@ def _operation(route: Route, hints: dict[str, Any], schemas: _Schemas) -> dict[s
 
 
 def _operation_id(route: Route) -> str:
-    """By its handler; one that serves several paths is told apart by their ends."""
+    """The name of the handler. If it serves several paths, the last step is appended."""
     name = cast("str", getattr(route.handler, "__name__"))  # noqa: B009 - a plain function's
     sharing = [r for routes in BY_NOUN.values() for r in routes if r.handler is route.handler]
     return name if len(sharing) == 1 else f"{name}_{route.path.rpartition('/')[2]}"
 
 
 def _documented_type(kind: Any) -> Any:  # noqa: ANN401 - a type as `get_type_hints` hands it out
-    """The type that a document names: without None, and with what is passed on as JSON spelled."""
-    given = [arg for arg in get_args(kind) if arg is not type(None)]
-    if type(None) in get_args(kind) and len(given) == 1:
-        return given[0]
-    return _SAID_AS.get(kind, kind) if kind is not type(None) else None
+    """The type to document: without None, and for stored JSON the type that describes it."""
+    others = [arg for arg in get_args(kind) if arg is not type(None)]
+    if type(None) in get_args(kind) and len(others) == 1:
+        return others[0]
+    return _DESCRIBED_AS.get(kind, kind) if kind is not type(None) else None
 
 
 def _has_schema(kind: Any) -> bool:  # noqa: ANN401
@@ -128,22 +128,22 @@ def _has_schema(kind: Any) -> bool:  # noqa: ANN401
 def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
     if kind is HeadersOnly:
         header = {"description": "The run that was accepted.", "schema": {"type": "string"}}
-        words = f"{HTTPStatus(route.status).phrase}, with the run in the head."
-        return {"description": words, "headers": {RUN_HEADER: header}}
+        description = f"{HTTPStatus(route.status).phrase}, with the run's id in a header."
+        return {"description": description, "headers": {RUN_HEADER: header}}
     if kind is None:
-        return {"description": f"{HTTPStatus(route.status).phrase}, and nothing more."}
+        return {"description": f"{HTTPStatus(route.status).phrase}, with an empty body."}
     if is_response(kind):
         media = "text/html" if kind is web.Response else "text/event-stream"
-        return {"description": "As text.", "content": {media: {"schema": {"type": "string"}}}}
+        return {"description": "Text.", "content": {media: {"schema": {"type": "string"}}}}
     return _content(HTTPStatus(route.status).phrase, kind, schemas)
 
 
-def _content(words: str, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
+def _content(description: str, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
     media: dict[str, Json] = {"schema": schemas.of(kind)}
     example = _example(kind)
     if example is not None:
         media["example"] = msgspec.to_builtins(example)
-    return {"description": words, "content": {"application/json": media}}
+    return {"description": description, "content": {"application/json": media}}
 
 
 def _example(kind: Any) -> Json:  # noqa: ANN401
@@ -164,7 +164,7 @@ def _path_parameters(route: Route) -> list[dict[str, Json]]:
             "name": name,
             "in": "path",
             "required": True,
-            "description": _PATH_WORDS[name],
+            "description": _PATH_DESCRIPTIONS[name],
             "schema": _PATH_SCHEMAS.get(name, {"type": "string", "minLength": 1}),
         }
         for name in names
@@ -178,9 +178,9 @@ def _query_parameters(kind: type | None) -> list[dict[str, Json]]:
     fields: dict[str, dict[str, Json]] = schemas[kind.__name__]["properties"]
     parameters: list[dict[str, Json]] = []
     for name, schema in fields.items():
-        words = schema.pop("description", "")
+        description = schema.pop("description", "")
         if required := "minLength" in schema:
             del schema["default"]
         parameter = {"name": name, "in": "query", "required": required, "schema": schema}
-        parameters.append({**parameter, "description": words} if words else parameter)
+        parameters.append({**parameter, "description": description} if description else parameter)
     return parameters

@@ -1,4 +1,4 @@
-"""The OpenAPI document as one page: no script, no style sheet, nothing from another host."""
+"""The OpenAPI document as one HTML page: no scripts, nothing loaded from another host."""
 
 import json
 from html import escape
@@ -19,7 +19,7 @@ summary { cursor: pointer; }
 code, pre { font: 13px/1.4 ui-monospace, monospace; }
 pre { background: var(--soft); border-radius: 4px; overflow: auto; padding: .6rem; }
 .method { display: inline-block; font-weight: bold; min-width: 4.5rem; }
-.words { opacity: .75; }
+.note { opacity: .75; }
 nav a { margin-right: .8rem; }
 table { border-collapse: collapse; } td { padding: .1rem .8rem .1rem 0; vertical-align: top; }
 """
@@ -53,7 +53,7 @@ def _operation(method: str, path: str, operation: dict[str, Json]) -> str:
         pieces.append(_content(answer))
     return (
         f'<details><summary><code><span class="method">{method.upper()}</span>{escape(path)}</code>'
-        f' <span class="words">{escape(operation["summary"])}</span></summary>'
+        f' <span class="note">{escape(operation["summary"])}</span></summary>'
         f"{''.join(pieces)}</details>"
     )
 
@@ -78,14 +78,14 @@ def _content(holder: dict[str, Json]) -> str:
 
 
 def _type(schema: dict[str, Json]) -> str:
-    """A schema in a few words, with links to the types it names."""
+    """A short description of a schema, with links to the types that it refers to."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'
     if "anyOf" in schema:
         return " or ".join(_type(choice) for choice in schema["anyOf"])
     if "enum" in schema:
-        return " | ".join(f"<code>{escape(json.dumps(word))}</code>" for word in schema["enum"])
+        return " | ".join(f"<code>{escape(json.dumps(value))}</code>" for value in schema["enum"])
     if schema.get("items"):
         return f"list of {_type(schema['items'])}"
     if schema.get("additionalProperties"):
@@ -100,9 +100,9 @@ def _schemas(schemas: dict[str, dict[str, Json]]) -> str:
             f"<tr><td><code>{escape(field)}</code></td><td>{_type(kind)}</td></tr>"
             for field, kind in schema.get("properties", {}).items()
         ]
-        words = escape(schema.get("description", ""))
+        description = escape(schema.get("description", ""))
         pieces.append(
-            f'<h3 id="type-{escape(name)}">{escape(name)}</h3><p class="words">{words}</p>'
+            f'<h3 id="type-{escape(name)}">{escape(name)}</h3><p class="note">{description}</p>'
             f"<table>{''.join(rows)}</table>"
         )
     return "".join(pieces)

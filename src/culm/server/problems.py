@@ -1,4 +1,4 @@
-"""Every error becomes one JSON sentence with the right status; nothing else leaves the server."""
+"""Errors as JSON responses with their status; also reading of bodies and queries."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ from aiohttp import HttpVersion11, web
 
 from culm.errors import AppError, Denied, InvalidRequest, TooLarge, TooSlow, Unauthenticated
 from culm.wire.codec import encode
-from culm.wire.state import Problem
+from culm.wire.workspaces import Problem
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BODY_BYTES_MAX = 1 << 20
-BODY_S = 60.0  # A body is complete in this time, attachments over a slow line included.
+BODY_S = 60.0  # The time for a whole body, including attachments over a slow connection.
 ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 
 class RouteNotFound(Exception):
-    """No route has this path; answered as text, as the reference does."""
+    """No route has this path. The response is plain text, as in Crush."""
 
 
 class MethodNotAllowed(Exception):
@@ -31,12 +31,12 @@ class MethodNotAllowed(Exception):
 
 
 def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
-    """The answer to a request that failed; raises again if there is nobody to answer."""
+    """The response to a failed request; raises the exception again if no response is possible."""
     if isinstance(exc, ConnectionError):
-        raise exc  # The client went away.
+        raise exc  # The client has disconnected.
     if request.writer.output_size:
-        log.error("%s %s failed in its answer", request.method, request.path, exc_info=exc)
-        raise exc  # A second answer would be read as part of the first; the connection closes.
+        log.error("%s %s failed while responding", request.method, request.path, exc_info=exc)
+        raise exc  # A second response would be read as part of the first. Close the connection.
     match exc:
         case AppError():
             return problem(exc)
@@ -53,13 +53,13 @@ def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
 
 
 def problem(exc: AppError) -> web.Response:
-    if exc.status in (500, 503):  # Not what is merely not built.
+    if exc.status in (500, 503):  # Not 501, which only means that a feature does not exist.
         log.error("%s: %s", exc.code, exc.message)
     response = answer(Problem(exc.message, exc.code, exc.hint), status=exc.status)
     if isinstance(exc, Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(exc, Unauthenticated | Denied):
-        response.force_close()  # A stranger does not keep a connection.
+        response.force_close()  # A client that is not authenticated may not keep a connection.
     return response
 
 
@@ -68,7 +68,7 @@ def answer(value: object, *, status: int = 200) -> web.Response:
 
 
 def done(*, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Success with nothing to say: 200, as 201 and 204 are errors to a Crush client."""
+    """An empty success response. The default is 200: Crush clients treat 201 and 204 as errors."""
     return web.Response(status=status, headers=headers)
 
 
@@ -78,7 +78,7 @@ async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -
     expects = request.headers.get("Expect", "").lower() == "100-continue"
     if expects and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # Not yet the answer.
+        request.writer.output_size = 0  # The response itself has not started.
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -92,7 +92,7 @@ async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -
 
 
 def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
-    """Read the query by its type; of a name given twice the first counts, as Go reads it."""
+    """Parse the query into its type. The first value of a repeated name counts, as in Go."""
     query = request.query
     try:
         return msgspec.convert({name: query[name] for name in query}, kind, strict=False)

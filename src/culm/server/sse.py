@@ -1,4 +1,4 @@
-"""The event stream over HTTP: parse what is wanted, count the claim, hand over the transport."""
+"""The event stream over HTTP: parse the query, register the stream, hand over the transport."""
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -13,24 +13,24 @@ from culm.workspace.workspace import LiveWorkspace
 
 
 class EventResponse(web.StreamResponse):
-    """A response that ends when the connection does: no length, no chunks.
+    """A response that ends with its connection: no length, no chunks.
 
-    A truncated chunked body hangs the Crush client for ever; a closed one makes it reconnect.
-    aiohttp has no public switch for that, so this class touches two of its non-public names; the
-    dependency is pinned and tests/server/test_sse.py guards them.
+    A truncated chunked body makes Crush clients hang for ever; a closed connection makes them
+    reconnect. aiohttp has no public option for that, so this class uses two of its private names.
+    The dependency is pinned, and tests/server/test_sse.py checks them.
     """
 
     _length_check = False
 
-    def __init__(self, begins: Cursor | None = None) -> None:
+    def __init__(self, start: Cursor | None = None) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
-        if begins is not None:  # A client has a cursor from the first byte, even if none follows.
-            self.headers[CURSOR_HEADER] = str(begins)
+        if start is not None:  # The client has a cursor even if no event follows.
+            self.headers[CURSOR_HEADER] = str(start)
         self.content_type = "text/event-stream"
         self.force_close()
 
     async def drained(self) -> None:
-        """Return when the socket has room again."""
+        """Wait until the socket can take more data."""
         writer: AbstractStreamWriter | None = self._payload_writer
         if writer is not None:
             await writer.drain()
@@ -39,25 +39,25 @@ class EventResponse(web.StreamResponse):
 async def stream_events(
     request: web.BaseRequest, workspace: LiveWorkspace, query: EventsQuery
 ) -> EventResponse:
-    """Stream what happens in a workspace, from now on or from a cursor."""
+    """Stream the events of a workspace, from now on or from a cursor."""
     filter_ = _filter(query)
     text = query.cursor or request.headers.get("Last-Event-ID", "")
     cursor = parse_cursor(text) if text else None
     hub, transport = workspace.hub, request.transport
     if request.method == "HEAD" or transport is None:
         return EventResponse(hub.cursor if cursor is None else None)
-    request.protocol.close()  # Nothing can follow a stream, so no more is read from this client.
-    # Subscribe first, count the claim second, so that nothing falls between.
+    request.protocol.close()  # No request can follow a stream, so stop reading.
+    # Subscribe before the stream is registered, so that no event is missed in between.
     subscriber = hub.join(transport, query.view, filter_)
     response = EventResponse(hub.cursor if cursor is None else None)
     try:
         interactive = query.interactive == 1
-        birth = workspace.open_stream(query.client, interactive=interactive)
+        claim_number = workspace.open_stream(query.client, interactive=interactive)
         try:
             await response.prepare(request)
             await feed(hub, workspace.store, subscriber, cursor, response.drained)
         finally:
-            workspace.close_stream(query.client, birth, interactive=interactive)
+            workspace.close_stream(query.client, claim_number, interactive=interactive)
     finally:
         hub.leave(subscriber)
     return response

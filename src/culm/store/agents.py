@@ -1,7 +1,7 @@
-"""Units and queries over agents. How far one is follows its runs, in their transactions.
+"""Units and queries for agents. The state of an agent follows its runs, in their transactions.
 
-Its depth, its path, its number of children and what its tree has used are derived: `rebuild` makes
-them anew from the links between rows and from what the runs have used.
+Depth, path, number of children and usage of the tree are derived: `rebuild` recomputes them from
+the parent links of the rows and from the usage of the runs.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ from culm.wire.endings import CANCELED, Ending, error_text
 from culm.wire.runs import Limits, Used
 
 CUT_OFF = "its answer reached the most tokens that its model says at once"
-REASON_CHARS_MAX = 500  # It travels with every change of the agent; its conversation has it all.
+REASON_CHARS_MAX = 500  # Every event of the agent contains it; the session has the full text.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +33,30 @@ class NewAgent:
     role: str
     provider: str
     model: str
-    terms: str  # JSON that the store only keeps.
+    terms: str  # JSON that the store does not interpret.
     budget: Limits = field(default_factory=Limits)
     is_detached: bool = False
     is_read_only: bool = False
     worktree: str = ""
     branch: str = ""
-    depth: int = 1  # One that people talk to is at 0.
-    path: tuple[str, ...] = ()  # Of agents, from the top down to the one above it.
+    depth: int = 1  # The main agent of a session has depth 0.
+    path: tuple[str, ...] = ()  # Agent ids, from the top down to its parent.
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAgent:
-    """An agent with what clients are not shown of it."""
+    """An agent with the fields that are not sent to clients."""
 
     agent: Agent
-    path: tuple[str, ...]  # Down to itself.
+    path: tuple[str, ...]  # Agent ids, from the top down to itself.
     terms: str
 
 
-# --- the life of an agent
+# --- the life cycle of an agent
 
 
 def add_agent(new: NewAgent) -> Callable[[Tx], None]:
-    """Add it, without its session; its first run follows."""
+    """Add an agent without its session and its first run."""
 
     def unit(tx: Tx) -> None:
         path = encode((*new.path, new.id)).decode()
@@ -73,8 +73,8 @@ def add_agent(new: NewAgent) -> Callable[[Tx], None]:
     return unit
 
 
-def take_up_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
-    """A run was accepted for it; unless it works already, that is its present one."""
+def assign_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
+    """Make an accepted run the current one of its agent, unless the agent is running already."""
     _publish_changed(tx, tx.run("take_up_agent", run_id, agent_id))
 
 
@@ -83,7 +83,7 @@ def begin_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
 
 
 def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
-    """Its present run has ended; the end of another of its runs is not its own."""
+    """End an agent if this was its current run; the end of another run does not end it."""
     outcome = outcome_of_run(ending.outcome)
     reason = _reason_of(ending)[:REASON_CHARS_MAX]
     row = tx.run("end_agent", outcome, reason, tx.now, agent_id, run_id).fetchone()
@@ -92,7 +92,7 @@ def end_agent(tx: Tx, agent_id: str, run_id: RunId, ending: Ending) -> None:
 
 
 def _reason_of(ending: Ending) -> str:
-    """What the outcome does not say. That it was a person who cancelled may not be so."""
+    """Details beyond the outcome. A cancel has none: its title names a user, who may not exist."""
     if ending.outcome == "max_tokens":
         return CUT_OFF
     if ending == CANCELED or outcome_of_run(ending.outcome) == "completed":
@@ -103,15 +103,15 @@ def _reason_of(ending: Ending) -> str:
 
 
 def end_lost_agents(tx: Tx) -> None:
-    """After a crash: whose run never came, or has ended without a word, has ended, too."""
+    """After a crash, end the agents that have no unfinished run."""
     for row in tx.run("rest_agents").fetchall():
         _publish(tx, "agent_changed", "updated", row)
     for row in tx.run("end_lost_agents", tx.now).fetchall():
         _publish(tx, "agent_ended", "updated", row)
 
 
-def note_agent(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx], None]:
-    """What it waits for now, and which process works for it."""
+def set_agent_activity(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx], None]:
+    """Set the reason why an agent waits, and the process id of its worker."""
 
     def unit(tx: Tx) -> None:
         _publish_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
@@ -120,7 +120,7 @@ def note_agent(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx
 
 
 def set_budget(agent_id: str, budget: Limits) -> Callable[[Tx], Agent]:
-    """Raises `AgentNotFound`."""
+    """Set the limits of an agent; raises `AgentNotFound`."""
 
     def unit(tx: Tx) -> Agent:
         row = tx.run("set_budget", encode(budget).decode(), agent_id).fetchone()
@@ -133,7 +133,7 @@ def set_budget(agent_id: str, budget: Limits) -> Callable[[Tx], Agent]:
 
 
 def set_worktree(agent_id: str, *, worktree: str, branch: str, terms: str) -> Callable[[Tx], None]:
-    """Where it works from now on; empty if it has none."""
+    """Set the worktree of an agent; empty if it has none."""
 
     def unit(tx: Tx) -> None:
         _publish_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
@@ -141,8 +141,8 @@ def set_worktree(agent_id: str, *, worktree: str, branch: str, terms: str) -> Ca
     return unit
 
 
-def count_on_agents(tx: Tx, session_ids: Iterable[str], used: Used) -> None:
-    """Of the one that has used it, and of all above."""
+def add_agent_usage(tx: Tx, session_ids: Iterable[str], used: Used) -> None:
+    """Add usage to the agents of these sessions."""
     tokens = used.prompt_tokens + used.completion_tokens
     for session_id in session_ids:
         _publish_changed(tx, tx.run("count_on_agent", used.cost, tokens, session_id))
@@ -156,13 +156,13 @@ def delete_agent_of_session(tx: Tx, session_id: str) -> None:
 
 
 def publish_agents(tx: Tx, agent_ids: Iterable[str]) -> None:
-    """Tell how those stand that are there, after what is derived was made anew."""
+    """Publish the state of existing agents, after a rebuild of derived columns."""
     for agent_id in agent_ids:
         _publish_changed(tx, tx.run("get_agent", agent_id))
 
 
 def tree_of_session(tx: Tx, session_id: str) -> list[StoredAgent]:
-    """The agent that works there, if it is not the session's own, and all below it."""
+    """The sub-agent of a session, if it has one, and all agents below."""
     own = tx.run("agent_of_session", session_id).fetchall()
     top = own[0]["id"] if own else session_id
     return [stored_agent_of(row) for row in (*own, *tx.run("agents_below", top).fetchall())]
@@ -191,7 +191,7 @@ def stored_agent_of(row: sqlite3.Row) -> StoredAgent:
 
 
 def find_agent(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent | None]:
-    """By its id, or by that of its session."""
+    """Find an agent by its id or by that of its session."""
 
     def query(connection: sqlite3.Connection) -> StoredAgent | None:
         for name in ("get_agent", "agent_of_session"):
@@ -212,7 +212,7 @@ def children_of(parent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
 
 
 def shown_below(agent_id: str) -> Callable[[sqlite3.Connection], list[RawAgent]]:
-    """Its whole tree without itself, those started first first; all there are if it is empty."""
+    """All agents below one, or all agents if `agent_id` is empty, in order of their start."""
 
     def query(connection: sqlite3.Connection) -> list[RawAgent]:
         if not agent_id:
@@ -225,22 +225,22 @@ def shown_below(agent_id: str) -> Callable[[sqlite3.Connection], list[RawAgent]]
 
 
 def _below(connection: sqlite3.Connection, agent_id: str) -> tuple[str, str]:
-    """Between which paths those are of all below it: they begin with its own, and go on."""
+    """The range of paths of all agents below one: those that start with its own path."""
     row = connection.execute(QUERIES["get_agent"], (agent_id,)).fetchone()
     own: str = encode([agent_id]).decode() if row is None else row["path"]
-    begin = own.removesuffix("]")
-    return f"{begin},", f"{begin}-"  # What comes next after a comma.
+    prefix = own.removesuffix("]")
+    return f"{prefix},", f"{prefix}-"  # `-` is the next character after a comma.
 
 
 def agents_below(agent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
-    """As `shown_below`, for who looks into them."""
+    """The agents of `shown_below`, decoded."""
     query = shown_below(agent_id)
     return lambda connection: [decode(one, Agent) for one in query(connection)]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLink:
-    """What an agent's row says that nothing else does."""
+    """The columns of an agent that are not derived."""
 
     agent_id: str
     parent_id: str
@@ -248,17 +248,17 @@ class AgentLink:
 
 
 def agent_links(connection: sqlite3.Connection) -> list[AgentLink]:
-    """Of all agents, also of those whose derived columns are damaged; started first first."""
+    """The links of all agents, even with damaged derived columns, in order of their start."""
     return [AgentLink(*row) for row in connection.execute(QUERIES["agent_links"])]
 
 
 def agents_in_worktrees(connection: sqlite3.Connection) -> list[str]:
-    """The ids of those that have one of their own, the latest first."""
+    """The ids of agents with a worktree of their own, the latest first."""
     return [row["id"] for row in connection.execute(QUERIES["agents_in_worktrees"])]
 
 
 def worktrees_around(agent_id: str) -> Callable[[sqlite3.Connection], list[str]]:
-    """As `agents_in_worktrees`, of an agent and all above it: it works in one of theirs."""
+    """The ids of an agent and those above it that have a worktree; it works in one of these."""
 
     def query(connection: sqlite3.Connection) -> list[str]:
         rows = connection.execute(QUERIES["worktrees_around_agent"], (agent_id,))
@@ -278,15 +278,15 @@ def find_to_sweep(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent |
 
 
 def agents_at_work(connection: sqlite3.Connection) -> list[Agent]:
-    """Those that have not ended."""
+    """The agents that have not ended."""
     return [agent_of(row) for row in connection.execute(QUERIES["agents_at_work"])]
 
 
-# --- making anew what is derived
+# --- derived columns
 
 
 def cut_agent(tx: Tx, agent_id: str) -> None:
-    """Make it one that nobody is above. What is derived from that is `rebuild`'s."""
+    """Remove the parent of an agent. `rebuild` must follow, for the derived columns."""
     tx.run("cut_session_of_agent", agent_id)
     tx.run("cut_agent", agent_id)
 
@@ -301,7 +301,7 @@ class _Derived:
 
 
 def rebuild(tx: Tx) -> int:
-    """Make every derived column anew; returns how many rows were otherwise."""
+    """Recompute every derived column; returns the number of changed rows."""
     rows = tx.run("all_agents").fetchall()
     agents = {row["id"]: _Derived(row["parent_id"]) for row in rows}
     by_session = {row["session_id"]: row["id"] for row in rows}
@@ -321,7 +321,7 @@ def rebuild(tx: Tx) -> int:
 
 
 def _path_of(agents: dict[str, _Derived], agent_id: str) -> tuple[str, ...]:
-    """From the top down. A row that leads back to itself is cut where it does."""
+    """Agent ids from the top down. A cycle is cut where it closes."""
     path: list[str] = []
     above = agent_id
     while above and above not in path:
@@ -362,7 +362,7 @@ def _rebuild_runs(tx: Tx, runs: list[sqlite3.Row]) -> int:
 
 
 def _is_same(was: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Sums of fractions depend on their order, in the last digits."""
+    """Compare values; floats with a tolerance, because sums depend on the order of addition."""
     return all(
         abs(a - b) < 1e-9 if isinstance(a, float) and isinstance(b, float) else a == b
         for a, b in zip(was, now, strict=True)

@@ -1,4 +1,4 @@
-"""Units and queries over what people are asked, and over what they allowed for good."""
+"""Units and queries for permission requests, questions and grants."""
 
 import sqlite3
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def kind_of(request: type[PermissionRequest] | type[QuestionRequest]) -> str:
 
 
 def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], None]:
-    """Ask somebody; an earlier ask for the same call, which no longer fits, is withdrawn."""
+    """Open an ask. An outdated ask for the same call, `instead_of`, is withdrawn."""
 
     def unit(tx: Tx) -> None:
         if instead_of is not None:
@@ -51,10 +51,10 @@ def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], 
 def close_ask(
     ask_id: AskId, state: AskState, *, by: str = "", grant: Grant | None = None
 ) -> Callable[[Tx], bool]:
-    """Answer it, with what is allowed from now on; False if it was not open any more.
+    """Close an ask and add the grant of its answer, if any; False if it was not open.
 
-    Whole files may be in what was shown of it, which a closed one is not kept with: the message
-    and the history of files have what came of it.
+    The `params` of a closed permission request are not kept, because they may contain whole files.
+    The message and the file history contain the result.
     """
 
     def unit(tx: Tx) -> bool:
@@ -70,7 +70,7 @@ def close_ask(
 
 
 def close_asks_of_run(tx: Tx, run_id: str) -> None:
-    """It has ended, so nobody waits for an answer."""
+    """Close the open asks of a run that has ended."""
     for row in tx.run("close_asks_of_run", tx.now, run_id).fetchall():
         _publish(tx, ask_of(row), "updated")
 
@@ -80,9 +80,9 @@ def open_asks_of_run(tx: Tx, run_id: str) -> list[AnyAsk]:
 
 
 def has_decided_ask(tx: Tx, message_id: str) -> bool:
-    """Whether a call of this answer was refused, or was let through and had not begun.
+    """Return True if a call of this message was denied, or was allowed and has not started.
 
-    The one ends the turn; for the other nobody is asked a second time.
+    A denial ends the turn. An allowed call is not asked about again.
     """
     return tx.run("decided_ask", message_id).fetchone() is not None
 
@@ -90,12 +90,12 @@ def has_decided_ask(tx: Tx, message_id: str) -> bool:
 def list_asks(
     request: type[R], session_id: str, state: str, limit: int
 ) -> Callable[[sqlite3.Connection], list[Ask[R]]]:
-    """The latest first."""
+    """The asks of a kind, by session and state, the latest first."""
 
     def query(connection: sqlite3.Connection) -> list[Ask[R]]:
         values = (kind_of(request), session_id, state, limit)
         asks = [ask_of(row) for row in connection.execute(QUERIES["asks"], values)]
-        return cast("list[Ask[R]]", asks)  # By their kind.
+        return cast("list[Ask[R]]", asks)  # The query selects the kind.
 
     return query
 
@@ -124,7 +124,7 @@ def _ask_of(row: sqlite3.Row, kind: type[R]) -> Ask[R]:
 
 
 def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
-    """What everybody is told of it; the request itself is not repeated with every change."""
+    """The event for a change of an ask, without the request itself."""
     request = ask.request
     if isinstance(request, QuestionRequest):
         return QuestionChanged(
@@ -158,7 +158,7 @@ def _publish(tx: Tx, ask: AnyAsk, op: Op) -> None:
     _publish_stored(tx, ask, type_, op, encode(changed))
     if ask.state == "open":
         return
-    # Every dialog closes, also that of a client which has fallen behind.
+    # Stored, so that dialogs also close in clients that have fallen behind.
     if isinstance(ask.request, QuestionRequest):
         closes = encode(QuestionNotification(ask.request.id))
         _publish_stored(tx, ask, "question_batch_notification", "created", closes)
@@ -199,7 +199,7 @@ def _add_grant(tx: Tx, grant: Grant) -> None:
 
 
 def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
-    """Take it back; False if there is none."""
+    """Revoke a grant; False if it does not exist."""
 
     def unit(tx: Tx) -> bool:
         row = tx.run("delete_grant", grant_id).fetchone()
@@ -242,7 +242,7 @@ def delete_asks_of_session(tx: Tx, session_id: str) -> None:
 
 
 def publish_skip(changed: SkipChanged) -> Callable[[Tx], None]:
-    """Announce it; what is on ends with the server, so no table holds it."""
+    """Publish a change of skip mode. The mode ends with the server, so no table has it."""
 
     def unit(tx: Tx) -> None:
         session_id = changed.session_id

@@ -1,8 +1,8 @@
-"""The seam under the store: who runs a unit of work in a transaction, and who reads.
+"""The seam below the store: a database that runs units of work in transactions, and queries.
 
-A unit is a plain function of a `Tx`; it may be run twice (a failed group is repeated one by one),
-so it changes nothing but the database. What it tells becomes numbered events of the same
-transaction.
+A unit is a plain function of a `Tx`. It may run twice, because the jobs of a failed group are
+repeated one by one, so it must change nothing but the database. The events that it publishes are
+numbered in the same transaction.
 """
 
 import logging
@@ -20,11 +20,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Op = Literal["created", "updated", "deleted"]
-Connection = sqlite3.Connection  # What a query is a function of.
+Connection = sqlite3.Connection  # The argument of every query.
 
 
-class StoredEvent(Struct, frozen=True):  # Not a dataclass: one is made for every durable change.
-    """A durable event, numbered inside the transaction that made it true."""
+class StoredEvent(Struct, frozen=True):  # Faster than a dataclass; every change creates one.
+    """A durable event, numbered in the transaction of its change."""
 
     seq: int
     type: str
@@ -36,13 +36,13 @@ class StoredEvent(Struct, frozen=True):  # Not a dataclass: one is made for ever
 
 @dataclass(slots=True)
 class Tx:
-    """One open transaction, seen by one unit of work."""
+    """One open transaction, as used by a unit of work."""
 
     connection: sqlite3.Connection
     now: int  # Unix seconds, one value for the whole unit.
-    seq: int  # The last number given out.
+    seq: int  # The last event number in use.
     events: list[StoredEvent] = field(default_factory=list[StoredEvent])
-    # Rows of the log, which the group inserts together at its end.
+    # Rows of the event log, inserted together at the end of the group.
     rows: list[tuple[int, str, str, str, str, str | None, int]] = field(
         default_factory=list[tuple[int, str, str, str, str, str | None, int]]
     )
@@ -53,7 +53,7 @@ class Tx:
     def publish_deleted(
         self, type_: str, *, session_id: str, entity_id: str, payload: bytes
     ) -> None:
-        """Tell that an entity was deleted; no table will have its body."""
+        """Publish the deletion of an entity; the log stores the payload, as no table has it."""
         self.publish(
             type_,
             "deleted",
@@ -73,7 +73,7 @@ class Tx:
         payload: bytes,
         stored: bool = False,
     ) -> None:
-        """Number an event. With `stored` its payload goes into the log; else a table has it."""
+        """Number an event. With `stored`, the log has its payload; otherwise a table has it."""
         self.seq += 1
         fields = payload.decode() if stored else None
         self.rows.append((self.seq, type_, op, session_id, entity_id, fields, self.now))
@@ -84,7 +84,7 @@ Unit = Callable[[Tx], object]
 
 
 def together(*units: Unit | None) -> Callable[[Tx], None]:
-    """One unit of several: all of them happen, in this order, or none."""
+    """Combine units into one: all of them run, in this order, or none."""
 
     def unit(tx: Tx) -> None:
         for one in units:
@@ -96,42 +96,42 @@ def together(*units: Unit | None) -> Callable[[Tx], None]:
 
 @dataclass(slots=True)
 class WriteJob:
-    """A unit on its way through the database, and who wants to know how it went."""
+    """A unit in the queue of the database, with its result and a callback."""
 
     unit: Unit
     finish: "Callable[[WriteJob], None]"  # Called on the event loop, in commit order.
     result: object = None
     error: Exception | None = None
     events: tuple[StoredEvent, ...] = ()
-    wrote: bool = False  # Whether it changed anything: only then has it shown that one can.
+    wrote: bool = False  # It changed something, which proves that the file can be written.
 
     def fail(self, error: Exception) -> None:
-        """Whatever it had done so far, nothing of it is kept."""
+        """Set the error and discard the result."""
         self.result, self.events, self.error = None, (), error
 
 
 class Database(Protocol):
-    """Runs jobs in submission order, in groups; reads beside them."""
+    """A database that runs jobs in groups, in submission order, and queries in parallel."""
 
     def submit(self, job: WriteJob) -> None:
         """Queue a job; raises `StoreBusy` if too many wait."""
         ...
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `query` in one read transaction over what is committed."""
+        """Run `query` in one read transaction over the committed state."""
         ...
 
     async def close(self) -> None:
-        """Commit what is queued, then let go of the file."""
+        """Commit the queued jobs, then close the file."""
         ...
 
 
 def run_group(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
-    """Commit `jobs` in one transaction; each job knows its fate afterwards.
+    """Commit `jobs` in one transaction and set the result or the error of each.
 
-    A job that fails before it wrote anything fails alone. One that fails after writing spoils
-    the transaction: it is rolled back and every job is repeated in a transaction of its own, so
-    nobody suffers for a neighbour.
+    A job that fails before it has written anything fails alone. After a failure of one that has
+    written, the transaction is rolled back and every job is repeated in a transaction of its own,
+    so that no job fails because of another.
     """
     try:
         _run_together(connection, jobs, now)
@@ -147,13 +147,13 @@ def run_group(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) ->
 
 
 class _Spoilt(Exception):
-    """A job failed after it had written."""
+    """A job failed after it had written, so the transaction must be rolled back."""
 
 
 def _run_together(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Read here, under the write lock: without our own lock another process may write too.
+        # Read under the write lock: without our own lock another process may also write.
         tx = Tx(connection, now, last_seq(connection))
         for job in jobs:
             _run_job(job, tx)
@@ -167,21 +167,21 @@ def _run_together(connection: sqlite3.Connection, jobs: list[WriteJob], now: int
 def _add_events(connection: sqlite3.Connection, jobs: list[WriteJob], tx: Tx) -> None:
     try:
         connection.executemany(QUERIES["add_event"], tx.rows)
-    except Exception as exc:  # boundary: which job brought the row is found by trying each alone
-        if _is_of_the_file(exc):
+    except Exception as exc:  # boundary: running each job alone finds the one with the bad row
+        if _is_file_error(exc):
             raise
         for job in jobs:
             job.fail(exc)
         raise _Spoilt from exc
 
 
-def _is_of_the_file(exc: Exception) -> bool:
-    """Disk full, I/O error, damage; a violated constraint is the unit's."""
+def _is_file_error(exc: Exception) -> bool:
+    """True for a full disk, an I/O error or damage, and not for a violated constraint."""
     return isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.IntegrityError)
 
 
 def store_error(exc: sqlite3.Error) -> StoreBusy:
-    """What whoever asked is told; damage is told apart, because it does not pass."""
+    """The error for callers. Damage has a class of its own, because it is not temporary."""
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreDamaged(str(exc))
@@ -193,8 +193,8 @@ def _run_job(job: WriteJob, tx: Tx) -> None:
     rows = len(tx.rows)
     try:
         job.result = job.unit(tx)
-    except Exception as exc:  # boundary: a unit's failure belongs to whoever submitted it
-        if _is_of_the_file(exc):
+    except Exception as exc:  # boundary: the failure of a unit belongs to its submitter
+        if _is_file_error(exc):
             raise
         job.fail(exc)
         tx.seq = before
@@ -211,11 +211,11 @@ def finish_group(jobs: list[WriteJob]) -> None:
         try:
             job.finish(job)
         except Exception:  # boundary: one listener's bug must not leave the others waiting
-            log.exception("telling of a commit failed")
+            log.exception("a commit callback failed")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
-    """The last number ever given out, also if its event was trimmed."""
+    """The last event number ever used, even if its event has been trimmed."""
     last: int = connection.execute(QUERIES["last_seq"]).fetchone()[0]
     return last
 

@@ -1,7 +1,7 @@
-"""A look into a database without a server, and the repair of what can be made anew.
+"""Inspection of a database without a server, and repair of indexes and derived columns.
 
-Owns connections that only read. Who else has the file open does not matter for a look; a repair
-is for whoever holds the lock of the data directory.
+Owns read-only connections. Inspection works while another process has the file open; a repair
+requires the lock of the data directory.
 """
 
 import sqlite3
@@ -21,26 +21,26 @@ from culm.store.writer import connect
 
 T = TypeVar("T")
 
-BUSY_S = 5.0  # Whoever writes holds the file for one commit.
-STEPS = 1_000_000  # Of SQLite's, in some hundredths of a second.
-PROBLEMS_MAX = 5  # The first ones say what it is; a damaged file has thousands.
+BUSY_S = 5.0  # A writer holds the file for one commit.
+STEPS = 1_000_000  # Virtual machine steps of SQLite; they take some hundredths of a second.
+PROBLEMS_MAX = 5  # The first ones are enough; a damaged file has thousands.
 _DERIVED = ("agents", "runs")  # The tables that `rebuild` works on.
 
 
 class UnreadableDatabase(Failed):
-    """The file is not there for us to read, or is no database."""
+    """The file cannot be read or is not a database."""
 
     code = "store_unreadable"
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"cannot read {path}: {reason}", hint="`culm doctor` says what is wrong with it"
+            f"cannot read {path}: {reason}", hint="run `culm doctor` to check the file"
         )
 
 
 @contextmanager
 def open_reader(path: Path) -> Generator[Connection]:
-    """One moment of a file, which it cannot change; raises `Unreadable`, also from within."""
+    """A read-only snapshot of a file; raises `UnreadableDatabase`, also for errors in the block."""
     try:
         address = f"{path.absolute().as_uri()}?mode=ro"
         with closing(
@@ -55,7 +55,7 @@ def open_reader(path: Path) -> Generator[Connection]:
 
 
 def read_store(path: Path, query: Callable[[Connection], T]) -> T:
-    """Ask one thing; raises `Unreadable`, `SchemaTooNew`, `Failed` if the schema is old."""
+    """Run one query; raises `UnreadableDatabase`, `SchemaTooNew`, or `Failed` for an old schema."""
     with open_reader(path) as connection:
         found = schema_version(connection)
         if found > len(MIGRATIONS):
@@ -73,14 +73,14 @@ def read_store(path: Path, query: Callable[[Connection], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseReport:
-    """What was found in a file. What depends on a sound one is empty if it is not."""
+    """The result of an inspection. For a damaged or outdated file only the first two are set."""
 
     schema: int
-    problems: tuple[str, ...] = ()  # As SQLite says it; the first ones.
+    problems: tuple[str, ...] = ()  # The first messages of SQLite.
     agents: int = 0
-    wrong: int = 0  # Rows whose derived columns are not what the others say.
+    wrong: int = 0  # Rows with incorrect derived columns.
     circular: tuple[str, ...] = ()  # Agents that are their own ancestors.
-    worktrees: tuple[str, ...] = ()  # Of agents.
+    worktrees: tuple[str, ...] = ()  # The worktrees of agents.
 
     @property
     def is_current(self) -> bool:
@@ -88,7 +88,7 @@ class DatabaseReport:
 
 
 def examine(path: Path, at_work: Callable[[], None] | None = None) -> DatabaseReport:
-    """Read all of a file, and call `at_work` now and then meanwhile; raises `Unreadable`."""
+    """Inspect a whole file; calls `at_work` regularly. Raises `UnreadableDatabase`."""
     with open_reader(path) as connection:
         _report_progress(connection, at_work)
         schema = schema_version(connection)
@@ -107,27 +107,27 @@ def examine(path: Path, at_work: Callable[[], None] | None = None) -> DatabaseRe
 
 
 def circular_in(parents: Mapping[str, str]) -> tuple[str, ...]:
-    """Who comes back to itself on the way up."""
-    return tuple(agent_id for circle in _circles_in(parents) for agent_id in circle)
+    """The agents that are their own ancestors."""
+    return tuple(agent_id for cycle in _cycles_in(parents) for agent_id in cycle)
 
 
-def _circles_in(parents: Mapping[str, str]) -> Generator[list[str]]:
-    """Each row is walked over once."""
+def _cycles_in(parents: Mapping[str, str]) -> Generator[list[str]]:
+    """The cycles of parent links. Each row is visited once."""
     done: set[str] = set()
     for start in parents:
-        way: dict[str, None] = {}
+        trail: dict[str, None] = {}
         above = start
-        while above in parents and above not in done and above not in way:
-            way[above] = None
+        while above in parents and above not in done and above not in trail:
+            trail[above] = None
             above = parents[above]
-        if above in way:
-            names = list(way)
+        if above in trail:
+            names = list(trail)
             yield names[names.index(above) :]
-        done.update(way)
+        done.update(trail)
 
 
 def _count_wrong(connection: Connection) -> int:
-    """How many rows a rebuild would change, tried on copies that hide the tables."""
+    """The number of rows that a rebuild would change, tried on temporary copies of the tables."""
     for table in _DERIVED:
         connection.execute(f"CREATE TEMP TABLE {table} AS SELECT * FROM main.{table}")
         connection.execute(f"CREATE INDEX temp.{table}_by_id ON {table} (id)")
@@ -136,24 +136,23 @@ def _count_wrong(connection: Connection) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    rows: int  # Whose derived columns were otherwise.
-    cut: tuple[str, ...] = ()  # Agents that nobody is above any more.
+    rows: int  # Rows with corrected derived columns.
+    cut: tuple[str, ...] = ()  # Agents whose parent link was removed.
 
 
 def _report_progress(connection: sqlite3.Connection, at_work: Callable[[], None] | None) -> None:
-    def told() -> int:
-        assert at_work is not None, "else it is not called"
+    def report() -> int:
+        assert at_work is not None, "otherwise no handler is set"
         at_work()
-        return 0  # Go on.
+        return 0  # Continue.
 
-    connection.set_progress_handler(told if at_work else None, STEPS)
+    connection.set_progress_handler(report if at_work else None, STEPS)
 
 
 def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> RepairReport:
-    """Make indices and derived columns anew, and cut what leads back to itself.
+    """Rebuild indexes and derived columns, and cut cycles of parent links.
 
-    All of it happens, or nothing; `at_work` is called now and then. Raises `Unreadable`,
-    `AppError`.
+    It is one transaction; `at_work` is called regularly. Raises `UnreadableDatabase`, `AppError`.
     """
     job = WriteJob(_repair, finish=lambda _: None)
     try:
@@ -166,16 +165,16 @@ def repair(path: Path, now: int, at_work: Callable[[], None] | None = None) -> R
         raise UnreadableDatabase(path, str(job.error)) from job.error
     if job.error is not None:
         raise job.error
-    assert isinstance(job.result, RepairReport), "what the unit returns"
+    assert isinstance(job.result, RepairReport), "the result of the unit"
     return job.result
 
 
 def _repair(tx: Tx) -> RepairReport:
-    # First: what is read below may be found by an index.
+    # First, because the queries below may use an index.
     tx.connection.execute("REINDEX")
     parents = {link.agent_id: link.parent_id for link in agent_links(tx.connection)}
-    # The rows come in the order they were started in, so this is the one nearest to the top.
-    cut = tuple(circle[0] for circle in _circles_in(parents))
+    # Rows are in order of their start, so the first of a cycle was nearest to the top.
+    cut = tuple(cycle[0] for cycle in _cycles_in(parents))
     for agent_id in cut:
         cut_agent(tx, agent_id)
     return RepairReport(rebuild(tx), cut)

@@ -1,4 +1,4 @@
-"""Units and queries over a session's files: the versions it wrote, and what it read when."""
+"""Units and queries for a session's files: versions that it wrote, and times of reading."""
 
 import sqlite3
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from culm.ids import FileId, SessionId
 from culm.store.base import Tx
 from culm.store.sql import QUERIES
 from culm.wire.codec import encode
-from culm.wire.files import File
+from culm.wire.sessions import File
 
-READ_FILES_MAX = 10_000  # Per session; of one that reads more, the first are forgotten.
+READ_FILES_MAX = 10_000  # Per session; beyond that the oldest entries are deleted.
 
 
 def add_file(
     file_id: FileId, session_id: SessionId, path: str, content: str
 ) -> Callable[[Tx], File]:
-    """Keep what a file holds now as its next version."""
+    """Store the content of a file as its next version."""
 
     def unit(tx: Tx) -> File:
         _check_session(tx, session_id)
-        # Not the whole row: a file may be large, and we have the rest of it.
+        # The query returns only the version: a file may be large, and the rest is known.
         added = tx.run("add_file", file_id, session_id, path, content, tx.now).fetchone()
         file = File(file_id, session_id, path, content, added[0], tx.now, tx.now)
         tx.publish(
@@ -38,10 +38,10 @@ def add_write(
     contents: tuple[str, str] | None,
     stamp: str,
 ) -> Callable[[Tx], None]:
-    """Keep what a session found in a file and what it wrote there, and that it knows it now.
+    """Store the content that a session found in a file and the one it wrote, and mark it as read.
 
-    What was found is no version of its own if the session's last one is the same. Without
-    `contents` only the stamp is kept.
+    The found content becomes a version only if it differs from the session's latest one. Without
+    `contents` only the stamp is stored.
     """
 
     def unit(tx: Tx) -> None:
@@ -58,7 +58,7 @@ def add_write(
 
 
 def forget_versions(session_id: str) -> Callable[[Tx], None]:
-    """Let go of what a session wrote: for a store in memory, in which nobody looks at it."""
+    """Delete a session's file versions, for a store in memory in which they are never read."""
 
     def unit(tx: Tx) -> None:
         tx.run("delete_files_of_session", session_id)
@@ -67,7 +67,7 @@ def forget_versions(session_id: str) -> Callable[[Tx], None]:
 
 
 def mark_read(session_id: str, path: str, stamp: str = "") -> Callable[[Tx], None]:
-    """Note that a session has read a file now; `stamp` says how it looked, if that is known."""
+    """Record that a session has read a file now; `stamp` identifies the content, if known."""
 
     def unit(tx: Tx) -> None:
         _check_session(tx, session_id)
@@ -86,7 +86,7 @@ def _check_session(tx: Tx, session_id: str) -> None:
 
 
 def files_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[File]]:
-    """Every version, by version and then by age."""
+    """Every version of every file, by version and then by age."""
 
     def query(connection: sqlite3.Connection) -> list[File]:
         rows = connection.execute(QUERIES["files_of_session"], (session_id,))
@@ -96,7 +96,7 @@ def files_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[Fil
 
 
 def read_files(session_id: str) -> Callable[[sqlite3.Connection], list[str]]:
-    """Paths, the last read first."""
+    """The paths that a session has read, the last read first."""
 
     def query(connection: sqlite3.Connection) -> list[str]:
         return [row[0] for row in connection.execute(QUERIES["read_files"], (session_id,))]
@@ -105,7 +105,7 @@ def read_files(session_id: str) -> Callable[[sqlite3.Connection], list[str]]:
 
 
 def last_read(session_id: str, path: str) -> Callable[[sqlite3.Connection], int | None]:
-    """In Unix seconds, or None if the session never read it."""
+    """The time of the last read in Unix seconds, or None if the session never read the file."""
 
     def query(connection: sqlite3.Connection) -> int | None:
         row = connection.execute(QUERIES["last_read"], (session_id, path)).fetchone()
@@ -115,7 +115,7 @@ def last_read(session_id: str, path: str) -> Callable[[sqlite3.Connection], int 
 
 
 def read_stamp(session_id: str, path: str) -> Callable[[sqlite3.Connection], str | None]:
-    """How a file looked when the session last read it; empty if nobody looked, None if never."""
+    """The stamp of a file at the last read; empty if unknown, None if it was never read."""
 
     def query(connection: sqlite3.Connection) -> str | None:
         row = connection.execute(QUERIES["last_read"], (session_id, path)).fetchone()

@@ -1,4 +1,4 @@
-"""Units and queries over letters: what a sender may ask about one that the server has seen."""
+"""Units and queries for letters: the delivery state of each letter that the server has seen."""
 
 import sqlite3
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from culm.wire.codec import encode
 
 
 def add_letter(letter: LetterShown, *, run_id: str) -> Callable[[Tx], bool]:
-    """Note one that lies in a mailbox, and the run that will bring it; False if it was known."""
+    """Add a delivered letter and the run that will read it; False if the letter is known."""
 
     def unit(tx: Tx) -> bool:
         row = tx.run(
@@ -28,17 +28,17 @@ def add_letter(letter: LetterShown, *, run_id: str) -> Callable[[Tx], bool]:
 
 
 def admit_letters(tx: Tx, run_id: RunId) -> None:
-    """The run that brings them has begun, or has joined a turn."""
+    """Mark the letters of a run as read, when it starts or is folded into a turn."""
     for row in tx.run("admit_letters_of_run", tx.now, run_id).fetchall():
         _publish(tx, "updated", row)
 
 
-def brings_letter(connection: sqlite3.Connection, run_id: str) -> bool:
+def has_letter(connection: sqlite3.Connection, run_id: str) -> bool:
     return connection.execute(QUERIES["letter_of_run"], (run_id,)).fetchone() is not None
 
 
 def close_letter(letter_id: LetterId, *, expired: bool) -> Callable[[Tx], bool]:
-    """Nobody will read it: its time is over, or its recipient is gone."""
+    """Close a letter that nobody will read: it has expired, or its recipient is gone."""
 
     def unit(tx: Tx) -> bool:
         state = "expired" if expired else "dead"
@@ -51,7 +51,7 @@ def close_letter(letter_id: LetterId, *, expired: bool) -> Callable[[Tx], bool]:
 
 
 def answer_letter(letter_id: str, answer_id: LetterId, *, by: str = "") -> Callable[[Tx], bool]:
-    """A reply to it was delivered; False if there was one before, or it was not asked of `by`."""
+    """Record a delivered reply; False if there was one already, or `by` is not the recipient."""
 
     def unit(tx: Tx) -> bool:
         row = tx.run("answer_letter", answer_id, tx.now, letter_id, by).fetchone()
@@ -71,7 +71,7 @@ def find_letter(letter_id: str) -> Callable[[sqlite3.Connection], LetterShown | 
 
 
 def list_letters(agent_id: str, limit: int) -> Callable[[sqlite3.Connection], list[LetterShown]]:
-    """From it or to it, the latest first; all if it is empty."""
+    """The letters from or to an agent, or all if `agent_id` is empty, the latest first."""
 
     def query(connection: sqlite3.Connection) -> list[LetterShown]:
         return [letter_of(row) for row in connection.execute(QUERIES["letters"], (agent_id, limit))]
@@ -80,17 +80,20 @@ def list_letters(agent_id: str, limit: int) -> Callable[[sqlite3.Connection], li
 
 
 class UnansweredAsk(NamedTuple):
-    """One that was read in a run which has ended, and got no reply."""
+    """An `ask` letter without a reply, whose run has ended."""
 
-    no: int  # Its place among all letters.
+    no: int  # Its number among all letters.
     letter: LetterShown
-    outcome: str  # How the run ended.
+    outcome: str  # The outcome of the run.
 
 
 def unanswered_asks(
     since: int, after: int, limit: int
 ) -> Callable[[sqlite3.Connection], list[UnansweredAsk]]:
-    """The first behind the letter with the number `after`, whose asker may still be there."""
+    """The first unanswered asks after letter number `after` that changed after `since`.
+
+    Asks of senders that no longer exist are left out.
+    """
 
     def query(connection: sqlite3.Connection) -> list[UnansweredAsk]:
         rows = connection.execute(QUERIES["unanswered_asks"], (since, after, limit))
@@ -99,8 +102,8 @@ def unanswered_asks(
     return query
 
 
-def askers_left(connection: sqlite3.Connection, since: int) -> list[str]:
-    """Who waits for the replies to these."""
+def unanswered_senders(connection: sqlite3.Connection, since: int) -> list[str]:
+    """The senders of unanswered asks."""
     return [row["sender"] for row in connection.execute(QUERIES["askers_left"], (since,))]
 
 

@@ -1,4 +1,4 @@
-"""Units and queries over the event log: replay with present bodies, and trimming."""
+"""Units and queries for the event log: replay with current payloads, and trimming."""
 
 import sqlite3
 from collections.abc import Callable
@@ -11,24 +11,24 @@ from culm.store.sessions import session_of
 from culm.store.sql import QUERIES
 from culm.wire.codec import encode
 
-PAGE_BYTES = 1 << 20  # A page of replay ends here even if few events are in it.
-TRIM_MAX = 10_000  # Rows a trim may delete at once, so that no commit waits long behind it.
+PAGE_BYTES = 1 << 20  # A page of replay ends here even if it has few events.
+TRIM_MAX = 10_000  # Rows that one trim may delete, so that no commit waits long for it.
 
 
 class ReplayedEvents(NamedTuple):
-    """Events after a cursor, as far as one read went."""
+    """One page of events after a cursor."""
 
     events: list[StoredEvent]
-    upto: int  # Everything up to here was looked at, skipped rows included.
+    upto: int  # The last number on this page, including skipped events.
 
 
 def replay(
     after: int, upto: int, limit: int, wanted: Callable[[str, str], bool]
 ) -> Callable[[sqlite3.Connection], ReplayedEvents | None]:
-    """Numbered events in (after, upto], or None if some of them are trimmed.
+    """The events in (after, upto], or None if some of them are trimmed.
 
-    The body is the present one; an event whose row is gone is skipped. `wanted(type, session_id)`
-    spares reading the bodies that a filter would drop anyway.
+    Each has the current state of its entity as payload; an event of a deleted row is skipped.
+    `wanted(type, session_id)` avoids reading payloads that a filter would drop.
     """
 
     def query(connection: sqlite3.Connection) -> ReplayedEvents | None:
@@ -59,12 +59,12 @@ def replay(
 
 
 def bounds(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The seq up to which events are trimmed, and the last one given out."""
+    """The seq up to which events are trimmed, and the last one in use."""
     return int(find_meta(connection, "trimmed_to") or 0), last_seq(connection)
 
 
 def trim(keep_s: float, keep: int) -> Callable[[Tx], int]:
-    """Forget events that are too old or too many; returns how many."""
+    """Delete events that are too old or too many; returns their number."""
 
     def unit(tx: Tx) -> int:
         trimmed, last = bounds(tx.connection)

@@ -1,7 +1,7 @@
-"""The twin for simulation: the same SQL on `:memory:`, with a commit that takes virtual time.
+"""The in-memory database: the same SQL on `:memory:`, with commits that take virtual time.
 
-What is queued and not yet committed is lost by a crash, as a killed process would lose it; the
-`MemoryFile` lives on and can be opened again.
+A simulated crash loses the jobs that are not committed, as the kill of a process would. The
+`MemoryFile` survives and can be opened again.
 """
 
 import asyncio
@@ -19,32 +19,32 @@ from culm.store.sql import migrate
 
 T = TypeVar("T")
 
-COMMIT_S = 0.0002  # What a lone durable commit takes on the machine we measured.
+COMMIT_S = 0.0002  # The measured time of a single durable commit.
 
 
-@cache  # To migrate one takes milliseconds, and every run of a worker has its own.
+@cache  # Migrating takes milliseconds, and every run of a worker has its own database.
 def empty_database() -> bytes:
-    """A file of the present schema with nothing in it."""
+    """An empty database file with the current schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         migrate(connection, ":memory:")
         return connection.serialize()
 
 
 class MemoryFile:
-    """What survives a crash."""
+    """The stored content, which survives a simulated crash."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.connection.deserialize(empty_database())
         self.connection.row_factory = sqlite3.Row
         self.connection.execute("PRAGMA foreign_keys = ON")
-        self.database: MemoryDatabase | None = None  # Who has it open.
+        self.database: MemoryDatabase | None = None  # The database that has it open.
         self.full = False  # While set, every commit fails as on a full disk.
         self.busy = False  # While set, every write is refused at once, as under overload.
-        self.group_max = 1024  # How many writes share a commit.
+        self.group_max = 1024  # The maximum number of writes in a commit.
 
     def crash(self) -> None:
-        """The process that had it open is killed."""
+        """Simulate the kill of the process that has it open."""
         if self.database is not None:
             self.database.crash()
 
@@ -53,7 +53,7 @@ class MemoryFile:
 
 
 class MemoryDatabase:
-    """Made by `open_memory_database`."""
+    """A database, created by `open_memory_database`."""
 
     def __init__(self, file: MemoryFile, clock: Clock) -> None:
         file.database = self
@@ -80,7 +80,7 @@ class MemoryDatabase:
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         if self._closing:
             raise StoreClosed
-        await asyncio.sleep(0)  # A real read lets others run.
+        await asyncio.sleep(0)  # A real read lets other tasks run.
         return query(self._file.connection)
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class MemoryDatabase:
         await self._idle.wait()
 
     def crash(self) -> None:
-        """End without committing; nobody who waits is ever answered."""
+        """End without committing. Waiting callers never get a result."""
         self._closing = True
         self._jobs.clear()
         self._idle.set()

@@ -1,4 +1,4 @@
-"""Units and queries over messages, their large parts and the chunks of their open text."""
+"""Units and queries for messages, their large parts, and the text chunks of open messages."""
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,8 +26,8 @@ from culm.wire.messages import (
 )
 from culm.wire.sessions import Session
 
-LARGE_BYTES = 8 << 10  # A listing stays fast while the rows it walks over stay small.
-PROMPTS_MAX = 2000  # Prompt history is for the Up arrow, not an archive.
+LARGE_BYTES = 8 << 10  # Larger parts are stored separately: a listing of small rows is fast.
+PROMPTS_MAX = 2000  # The prompt history is for the Up key, not an archive.
 
 
 class TextChunk(NamedTuple):
@@ -40,7 +40,7 @@ class TextChunk(NamedTuple):
 
 
 class CapturedMessage(NamedTuple):
-    """A message as it is now: the writer stores and tells this, whatever grows meanwhile."""
+    """A copy of a message to store and publish; the message itself may grow in the meantime."""
 
     id: MessageId
     session_id: SessionId
@@ -78,7 +78,7 @@ def capture(message: Message) -> CapturedMessage:
 
 
 def add_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
-    """Insert at the end of its session; the session's changed row is told right after."""
+    """Add a message at the end of its session, and publish the changed session after it."""
 
     def unit(tx: Tx) -> None:
         session = tx.run("next_message", tx.now, message.session_id).fetchone()
@@ -103,12 +103,12 @@ def add_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], No
 
 
 def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
-    """Write all of an open message; its chunks are in it and go. Raises `MessageNotFound`."""
+    """Store an open message as a whole and delete its chunks. Raises `MessageNotFound`."""
 
     def unit(tx: Tx) -> None:
         changed = tx.run(
             "save_message",
-            *message.row[1:3],  # Another model may have taken over.
+            *message.row[1:3],  # A fallback model may have taken over.
             message.parts,
             len(message.large),
             message.rev,
@@ -117,7 +117,7 @@ def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], N
             message.id,
         )
         if changed.rowcount == 0:
-            raise MessageNotFound(message.id)  # Deleted meanwhile: it is not resurrected.
+            raise MessageNotFound(message.id)  # It was deleted in the meantime.
         tx.run("delete_parts", message.id)
         tx.run("delete_chunks", message.id)
         _put_parts(tx, message)
@@ -127,7 +127,7 @@ def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], N
 
 
 def add_chunks(chunks: list[TextChunk]) -> Callable[[Tx], None]:
-    """Keep open text. A chunk for a message that ended or moved to another rev is dropped."""
+    """Store open text. Chunks for a message that has ended or has another rev are dropped."""
 
     def unit(tx: Tx) -> None:
         for message_id, rev, part, pos, kind, text in chunks:
@@ -155,7 +155,7 @@ def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
 
 
 def close_open_messages(tx: Tx, *, but: Collection[MessageId] = ()) -> int:
-    """After an unclean end: what survived of each open message becomes its truthful end."""
+    """After an unclean end, close each open message as interrupted, with its stored text."""
     rows = [row for row in tx.run("open_messages").fetchall() if row["id"] not in but]
     for row in rows:
         close_message(tx, _load(tx, row), finish_of(INTERRUPTED, tx.now))
@@ -163,7 +163,7 @@ def close_open_messages(tx: Tx, *, but: Collection[MessageId] = ()) -> int:
 
 
 def close_message(tx: Tx, message: Message, finish: Finish) -> Message:
-    """End an open message that nobody writes any more."""
+    """Close an open message that has no writer."""
     close_parts(message.parts, tx.now)
     message.parts.append(FinishPart(finish))
     message.rev += 1
@@ -173,7 +173,7 @@ def close_message(tx: Tx, message: Message, finish: Finish) -> Message:
 
 
 def close_message_of(session_id: str, finish: Finish) -> Callable[[Tx], None]:
-    """End what is open in a session and has nobody any more to write it."""
+    """Close the open message of a session, if it has one without a writer."""
 
     def unit(tx: Tx) -> None:
         message = find_open_message(tx, session_id)
@@ -208,7 +208,7 @@ def find_message(message_id: str) -> Callable[[sqlite3.Connection], RawMessage |
 def conversation(
     session_id: str,
 ) -> Callable[[sqlite3.Connection], tuple[Session, list[Message]] | None]:
-    """A session and what was said in it since its summary; None if it is gone."""
+    """A session and its messages since the summary; None if the session does not exist."""
 
     def query(connection: sqlite3.Connection) -> tuple[Session, list[Message]] | None:
         session = find_session(session_id)(connection)
@@ -242,7 +242,7 @@ def all_messages(limit: int) -> Callable[[sqlite3.Connection], list[RawMessage]]
 
 
 def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessage:
-    """The message with its large parts in place and, while it is open, its chunks laid on."""
+    """The message with its large parts inserted and, while it is open, its chunks appended."""
     (id_, role, session_id, parts, model, provider, created_at, updated_at, is_summary, rev,
      run_id, large, is_open, *_) = row  # fmt: skip
     if large:
@@ -258,7 +258,7 @@ def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessa
 def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
     def query(connection: sqlite3.Connection) -> list[RawMessage]:
         rows = connection.cursor()
-        rows.row_factory = None  # Plain tuples: a listing has thousands of them.
+        rows.row_factory = None  # Plain tuples are faster, and a listing has thousands.
         return [load_message(connection, row) for row in rows.execute(QUERIES[name], values)]
 
     return query
@@ -285,6 +285,6 @@ def _join(parts: str, large: Iterable[tuple[int, str]]) -> str:
 def _merge_chunks(parts: str, chunks: Iterable[tuple[int, int, Growing, str]]) -> str:
     known = decode(parts, list[Part])
     for part, pos, kind, text in chunks:
-        # A chunk whose predecessor was lost cannot be placed; what is before it still counts.
+        # A chunk after a gap is ignored; the text before the gap is valid.
         append_text(known, part, kind, pos, text)
     return encode(known).decode()

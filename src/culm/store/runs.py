@@ -1,16 +1,19 @@
-"""Units and queries over runs, their cancels and their calls. What may happen when is `run/`'s."""
+"""Units and queries for runs, their cancels, their calls and their usage.
+
+`run/` decides about the transitions between states.
+"""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
-from culm.ids import CancelId, RunId, SessionId
-from culm.store.agents import begin_agent, end_agent, take_up_agent
+from culm.ids import CancelId, LetterId, MessageId, RunId, SessionId
+from culm.store.agents import assign_agent, begin_agent, end_agent
 from culm.store.asks import close_asks_of_run
 from culm.store.base import Op, Tx, Unit
-from culm.store.letters import admit_letters
+from culm.store.letters import admit_letters, close_letter
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
 from culm.wire.codec import decode, encode
@@ -21,28 +24,41 @@ from culm.wire.runs import (
     CancelChanged,
     CancelledRun,
     CancelTarget,
+    CrashPolicy,
+    DayUsage,
     Kind,
     Limits,
+    ModelUsage,
     QueueChanged,
     QueuedPrompt,
     Run,
+    SessionUsage,
     Settled,
     State,
+    Stats,
+    Usage,
     Used,
     changed_of,
     settled_by,
 )
 
+MODELS_SHOWN = 100
+DAYS_SHOWN = 366
+SESSIONS_SHOWN = 10
+DAY_S = 86_400
+
+U = TypeVar("U", bound=Usage)
+
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run as it was accepted."""
+    """An accepted run, to be stored."""
 
     id: RunId
     session_id: SessionId
     kind: Kind
     state: Literal["accepted", "queued"]
-    given: bool
+    run_id_given: bool
     digest: str
     prompt: str
     attachments: Sequence[Attachment]
@@ -56,11 +72,11 @@ class NewRun:
     detached: bool = False
 
 
-# --- the life of a run
+# --- the life cycle of a run
 
 
 def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | None]:
-    """Add it, after what is to be there `before`; its number, or None if it is known.
+    """Add a run, after the unit `before`; returns its number, or None if the run is known.
 
     Raises `SessionNotFound`, `RunIdReused`.
     """
@@ -77,14 +93,14 @@ def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | 
             raise SessionNotFound(new.session_id)
         row = tx.run(
             "add_run",
-            *(new.id, new.session_id, new.kind, new.state, new.given, new.digest),
+            *(new.id, new.session_id, new.kind, new.state, new.run_id_given, new.digest),
             *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
             *(tx.now, _next_position(tx, new.session_id)),
             *(new.headless, encode(new.approve).decode()),
             *(new.agent_id, new.parent_run_id, new.detached),
         ).fetchone()
         tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
-        take_up_agent(tx, new.agent_id, new.id)
+        assign_agent(tx, new.agent_id, new.id)
         run = _publish_run(tx, row, "created")
         _publish_queue_if(tx, new.session_id, new.state == "queued")
         return run.seq
@@ -104,7 +120,7 @@ def start_run(run_id: RunId, *, was_queued: bool) -> Callable[[Tx], None]:
 
 
 def fold_runs(run_ids: Iterable[RunId], host_id: RunId) -> Callable[[Tx], None]:
-    """Let queued runs share the turn of another."""
+    """Fold queued runs into the turn of another run."""
 
     def unit(tx: Tx) -> None:
         run: Run | None = None
@@ -127,9 +143,9 @@ def end_run(
     settled: Settled | None = None,
     left: Sequence[int] = (),
 ) -> Callable[[Tx], None]:
-    """End it, tell everybody, and settle the cancels that cover it; runs folded into it follow.
+    """End a run and those folded into it, publish the end, and settle the cancels that cover them.
 
-    To end what has ended changes nothing.
+    For a run that has ended already, this changes nothing.
     """
 
     def unit(tx: Tx) -> None:
@@ -137,7 +153,7 @@ def end_run(
         row = tx.run("get_run", run_id).fetchone()
         was_queued = row is not None and row["state"] == "queued"
         _end_one(tx, run_id, ending, message_id, text, with_event=True)
-        for one in hosted:  # They shared a turn, so it is told to have ended once.
+        for one in hosted:  # They shared one turn, so only one `agent_event` is published.
             _end_one(tx, one, ending, message_id, text, with_event=False)
         if row is not None:
             _publish_queue_if(tx, row["session_id"], was_queued)
@@ -148,7 +164,7 @@ def end_run(
 
 
 def unless_ended(run_id: RunId, unit: Unit) -> Callable[[Tx], None]:
-    """Do something that belongs to a run's end, if it has not had it."""
+    """Run `unit`, which belongs to the end of a run, only if the run has not ended."""
 
     def guarded(tx: Tx) -> None:
         row = tx.run("get_run", run_id).fetchone()
@@ -179,7 +195,7 @@ def _end_one(
 
 
 def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
-    """Put it to rest before it started."""
+    """Hold a run before it has started."""
 
     def unit(tx: Tx) -> None:
         before = tx.run("get_run", run_id).fetchone()
@@ -192,7 +208,7 @@ def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
 def release_run(
     run_id: RunId, session_id: SessionId, state: Literal["accepted", "queued"]
 ) -> Callable[[Tx], int | None]:
-    """Let a held run wait for its turn again, behind all others; raises `RunNotHeld`."""
+    """Put a held run at the end of the queue; raises `RunNotHeld`."""
 
     def unit(tx: Tx) -> int | None:
         _check_held(tx, run_id)
@@ -221,12 +237,12 @@ def _check_held(tx: Tx, run_id: RunId) -> None:
 
 
 def _next_position(tx: Tx, session_id: SessionId) -> int:
-    place: int = tx.run("next_place", session_id).fetchone()[0]
-    return place
+    position: int = tx.run("next_place", session_id).fetchone()[0]
+    return position
 
 
-def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
-    """Of it, and of the trees it belongs to."""
+def add_run_usage(run_id: RunId, used: Used) -> Callable[[Tx], None]:
+    """Add usage to a run and to the trees that contain it."""
 
     def unit(tx: Tx) -> None:
         tokens = used.prompt_tokens, used.completion_tokens
@@ -237,7 +253,7 @@ def count_on_run(run_id: RunId, used: Used) -> Callable[[Tx], None]:
 
 
 def set_limits(run_id: RunId, limits: Limits) -> Callable[[Tx], None]:
-    """What it may use up from now on, with all that works for it."""
+    """Change the limits of a run and its tree."""
 
     def unit(tx: Tx) -> None:
         tx.run("set_limits", encode(limits).decode(), run_id)
@@ -245,8 +261,8 @@ def set_limits(run_id: RunId, limits: Limits) -> Callable[[Tx], None]:
     return unit
 
 
-def name_model(run_id: RunId, provider_id: str, model_id: str) -> Callable[[Tx], None]:
-    """Another model than the one it was accepted for answers."""
+def set_run_model(run_id: RunId, provider_id: str, model_id: str) -> Callable[[Tx], None]:
+    """Record that another model answers than the one selected at acceptance."""
 
     def unit(tx: Tx) -> None:
         tx.run("name_model", provider_id, model_id, run_id)
@@ -270,8 +286,8 @@ def edit_prompt(run_id: RunId, prompt: str) -> Callable[[Tx], None]:
 
 def order_queue(session_id: SessionId, run_ids: Sequence[RunId]) -> Callable[[Tx], None]:
     def unit(tx: Tx) -> None:
-        for place, run_id in enumerate(run_ids, start=_next_position(tx, session_id)):
-            tx.run("place_run", place, run_id)
+        for position, run_id in enumerate(run_ids, start=_next_position(tx, session_id)):
+            tx.run("place_run", position, run_id)
         _publish_queue(tx, session_id)
 
     return unit
@@ -286,11 +302,11 @@ def add_cancel(
     target: CancelTarget,
     run_ids: Sequence[RunId],
 ) -> Callable[[Tx], list[RunId]]:
-    """Note what was cancelled. What only waited ends here, and is returned."""
+    """Record a cancel. Queued runs end here and are returned."""
 
     def unit(tx: Tx) -> list[RunId]:
         rows = [tx.run("get_run", run_id).fetchone() for run_id in run_ids]
-        # Others were refused, or are at rest: those a person starts or drops.
+        # Unknown runs were refused. Held runs are not cancelled: a person starts or drops them.
         known = [row for row in rows if row is not None and row["state"] != "held"]
         if not known:
             return []
@@ -311,6 +327,20 @@ def add_cancel(
         if queued or over:
             _publish_cancel(tx, cancel_id)
         return queued
+
+    return unit
+
+
+def expire_run(run_id: RunId, cancel_id: CancelId) -> Callable[[Tx], bool]:
+    """Cancel a queued run whose letter has expired; False if the run is no longer queued."""
+
+    def unit(tx: Tx) -> bool:
+        row = tx.run("get_run", run_id).fetchone()
+        if row is None or row["state"] != "queued":
+            return False
+        close_letter(LetterId(run_id), expired=True)(tx)
+        add_cancel(cancel_id, row["session_id"], "run", [run_id])(tx)
+        return True
 
     return unit
 
@@ -390,7 +420,7 @@ def find_run(run_id: str) -> Callable[[sqlite3.Connection], Run | None]:
 def list_runs(
     session_id: str, state: State | Literal[""], limit: int
 ) -> Callable[[sqlite3.Connection], list[Run]]:
-    """The latest first."""
+    """The runs of a session in a state, or all, the latest first."""
 
     def query(connection: sqlite3.Connection) -> list[Run]:
         return [*map(run_of, connection.execute(QUERIES["runs"], (session_id, state, limit)))]
@@ -399,7 +429,7 @@ def list_runs(
 
 
 def open_runs(connection: sqlite3.Connection) -> list[Run]:
-    """Those that have not ended, held ones too; of a session in the order in which they wait."""
+    """The runs that have not ended, including held ones, by session in queue order."""
     return [run_of(row) for row in connection.execute(QUERIES["unfinished_runs"])]
 
 
@@ -409,7 +439,7 @@ def count_unfinished(connection: sqlite3.Connection) -> int:
 
 
 def delete_runs_of_session(tx: Tx, session_id: SessionId) -> None:
-    """Forget them; those at rest end first, so that each has had its end, and their bodies go."""
+    """Delete the runs of a session. Held runs end first, so that every run has an end."""
     for row in tx.run("held_runs_of_session", session_id).fetchall():
         end_run(row["id"], CANCELED)(tx)
     tx.run("delete_calls_of_session", session_id)
@@ -419,7 +449,75 @@ def delete_runs_of_session(tx: Tx, session_id: SessionId) -> None:
     tx.run("delete_runs_of_session", session_id)
 
 
-# --- telling
+# --- calls: known, started, answered
+
+
+class KnownCall(NamedTuple):
+    crash: CrashPolicy
+    state: Literal["known", "started", "answered"]
+
+
+def add_calls(
+    run_id: RunId, message_id: MessageId, calls: Iterable[tuple[str, str, str]]
+) -> Callable[[Tx], None]:
+    """Add the calls of a message (id, name, crash policy) before the first of them starts."""
+
+    def unit(tx: Tx) -> None:
+        for no, (call_id, name, crash) in enumerate(calls):
+            tx.run("add_call", message_id, call_id, no, run_id, name, crash)
+
+    return unit
+
+
+def set_call_state(
+    message_id: MessageId, call_id: str, state: Literal["started", "answered"]
+) -> Callable[[Tx], None]:
+    def unit(tx: Tx) -> None:
+        tx.run("set_call_state", state, message_id, call_id)
+
+    return unit
+
+
+def calls_of_message(tx: Tx, message_id: MessageId) -> dict[str, KnownCall]:
+    rows = tx.run("calls_of_message", message_id)
+    return {row["call_id"]: KnownCall(row["crash"], row["state"]) for row in rows}
+
+
+# --- usage statistics, added up by the database, because clients do not read all runs
+
+
+def since_of(days: int, now_s: float, utc_offset_s: int) -> int:
+    """The start of the first of `days` days, including today, in a time zone; 0 for no limit."""
+    if not days:
+        return 0
+    today = (int(now_s) + utc_offset_s) // DAY_S
+    return max((today - days + 1) * DAY_S - utc_offset_s, 0)
+
+
+def stats_since(since: int, utc_offset_s: int) -> Callable[[sqlite3.Connection], Stats]:
+    def query(connection: sqlite3.Connection) -> Stats:
+        def read(name: str, kind: type[U], *values: int) -> list[U]:
+            rows = connection.execute(QUERIES[name], (since, *values))
+            return [usage_of(row, kind) for row in rows]
+
+        return Stats(
+            since=since,
+            total=read("usage", Usage)[0],
+            models=read("usage_by_model", ModelUsage, MODELS_SHOWN),
+            days=read("usage_by_day", DayUsage, utc_offset_s, DAYS_SHOWN),
+            sessions=read("usage_by_session", SessionUsage, SESSIONS_SHOWN),
+        )
+
+    return query
+
+
+def usage_of(row: sqlite3.Row, kind: type[U]) -> U:
+    usage = kind(**{name: row[name] for name in kind.__struct_fields__})
+    usage.cost = float(usage.cost)  # The sum of no rows is an integer.
+    return usage
+
+
+# --- publishing
 
 
 def _publish(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:

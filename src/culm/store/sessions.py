@@ -1,4 +1,4 @@
-"""Units and queries over sessions. Each change of a row tells the row it made."""
+"""Units and queries for sessions. Each change of a row is published."""
 
 import sqlite3
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from culm.errors import LimitExceeded, SessionNotFound
 from culm.ids import SessionId
 from culm.store.agents import (
     StoredAgent,
-    count_on_agents,
+    add_agent_usage,
     delete_agent_of_session,
     publish_agents,
     rebuild,
@@ -45,9 +45,9 @@ def rename_session(session_id: SessionId, title: str) -> Callable[[Tx], Session]
 
 
 def delete_session(session_id: SessionId) -> Callable[[Tx], list[StoredAgent]]:
-    """Remove it and those of all agents below it, each with its messages, files and runs.
+    """Delete a session and those of all agents below it, with their messages, files and runs.
 
-    Of each only the session's own `deleted` is told, and that its agent is gone. Returns those.
+    Only the deletions of the sessions and agents are published. Returns the deleted agents.
     """
 
     def unit(tx: Tx) -> list[StoredAgent]:
@@ -60,7 +60,7 @@ def delete_session(session_id: SessionId) -> Callable[[Tx], list[StoredAgent]]:
         for recipient in (session_id, *(agent.agent.agent_id for agent in gone)):
             tx.run("delete_letters_to", recipient)
         if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
-            rebuild(tx)  # Those above stay, and have not used what is gone.
+            rebuild(tx)  # Subtract the deleted usage from the agents above.
             publish_agents(tx, gone[0].path[:-1])
         return gone
 
@@ -86,7 +86,7 @@ def _delete_one(tx: Tx, session_id: SessionId) -> None:
 
 
 def add_usage(session_id: SessionId, used: Used) -> Callable[[Tx], None]:
-    """The tokens of the latest step, and what it cost on top; what was not counted stays."""
+    """Set the tokens of the latest step and add its cost; tokens that were not counted stay."""
 
     def unit(tx: Tx) -> None:
         values = (used.prompt_tokens, used.completion_tokens, used.cost, tx.now, session_id)
@@ -97,7 +97,7 @@ def add_usage(session_id: SessionId, used: Used) -> Callable[[Tx], None]:
 
 
 def set_summary(session_id: SessionId, message_id: str, used: Used) -> Callable[[Tx], None]:
-    """From here on a model reads the summary instead of what is before it."""
+    """Set the summary that replaces all earlier messages in the model's context."""
 
     def unit(tx: Tx) -> None:
         values = (message_id, used.completion_tokens, used.cost, tx.now, session_id)
@@ -108,7 +108,7 @@ def set_summary(session_id: SessionId, message_id: str, used: Used) -> Callable[
 
 
 def sessions_above(session_id: str) -> Callable[[sqlite3.Connection], list[SessionId]]:
-    """Those of the agents above one, the nearest first."""
+    """The sessions of the agents above a session's agent, the nearest first."""
 
     def query(connection: sqlite3.Connection) -> list[SessionId]:
         rows = connection.execute(QUERIES["sessions_above"], (session_id,))
@@ -118,18 +118,18 @@ def sessions_above(session_id: str) -> Callable[[sqlite3.Connection], list[Sessi
 
 
 def _count_above(tx: Tx, session_id: SessionId, used: Used) -> None:
-    """What an agent costs is part of what the one above it costs, from the moment it is known."""
+    """Add the cost of a sub-agent to the agents above it."""
     above = sessions_above(session_id)(tx.connection)
     if used.cost:
         for one in above:
             _publish_updated(tx, tx.run("add_cost", used.cost, tx.now, one))
-    count_on_agents(tx, (session_id, *above), used)
+    add_agent_usage(tx, (session_id, *above), used)
 
 
 def set_title(
     session_id: SessionId, title: str, *, instead_of: str, cost: float
 ) -> Callable[[Tx], None]:
-    """Name it, unless a person has done so meanwhile."""
+    """Set the title unless a person has changed it in the meantime."""
 
     def unit(tx: Tx) -> None:
         _publish_updated(tx, tx.run("set_title", instead_of, title, cost, tx.now, session_id))
@@ -138,7 +138,7 @@ def set_title(
 
 
 def set_todos(session_id: SessionId, todos: list[Todo]) -> Callable[[Tx], list[Todo]]:
-    """Replace the list of what is left to do; returns the one before."""
+    """Replace the list of todos; returns the previous one."""
 
     def unit(tx: Tx) -> list[Todo]:
         row = tx.run("get_session", session_id).fetchone()
@@ -153,12 +153,12 @@ def set_todos(session_id: SessionId, todos: list[Todo]) -> Callable[[Tx], list[T
 
 def _publish_updated(tx: Tx, changed: sqlite3.Cursor) -> None:
     row = changed.fetchone()
-    if row is not None:  # Else it was deleted meanwhile.
+    if row is not None:  # Otherwise the session was deleted in the meantime.
         publish_session(tx, "updated", row)
 
 
 def place_of(session_no: int, seq: int) -> int:
-    """Where a message is stored: all of one session in one range, in order."""
+    """The row id of a message. All messages of a session are in one range, in order."""
     return session_no << 32 | seq
 
 
@@ -198,7 +198,7 @@ def count_sessions(connection: sqlite3.Connection) -> int:
 
 
 def top_sessions(connection: sqlite3.Connection) -> list[Session]:
-    """Those without a parent, the last changed first."""
+    """The sessions without a parent, the last changed first."""
     return [session_of(row) for row in connection.execute(QUERIES["top_sessions"])]
 
 

@@ -1,6 +1,6 @@
-"""The store of one workspace: submit a unit, hear that it is durable, then everybody is told.
+"""The store of one workspace: units are committed, then their events are published.
 
-Owns the database, its epoch and its health. What a unit does is in the modules beside this one.
+Owns the database, its epoch and its health. The other modules of this package define the units.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
 from culm.store.sql import QUERIES
 from culm.store.writer import open_file_database
-from culm.wire.state import StoreHealth
+from culm.wire.workspaces import StoreHealth
 
 T = TypeVar("T")
 
 MARK_TIMEOUT_S = 5.0
-TRIAL_BYTES = 64 << 10  # More than a page: a full file has to grow for it.
+TRIAL_BYTES = 64 << 10  # More than a page, so that a full file has to grow.
 
 Publish = Callable[[tuple[StoredEvent, ...]], None]
 
 
 class Store:
-    """Made by `open_store` or `open_memory_store`."""
+    """A store, created by `open_store` or `open_memory_store`."""
 
     def __init__(self, database: Database, epoch: Epoch, seq: int, health: StoreHealth) -> None:
         self.epoch = epoch
-        self.seq = seq  # The last event that was told.
+        self.seq = seq  # The last published event.
         self.health = health
-        self.damaged = False  # Seen while it was open; the next open looks closely.
-        self._sound = health  # What to return to after a failure: "replaced" is not forgotten.
-        self.tell: Publish = _publish_nothing
+        self.damaged = False  # Damage was found; the next open checks the file's integrity.
+        self._initial_health = health  # Restored after a failure, so that "replaced" is not lost.
+        self.publish: Publish = _publish_nothing
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
         self._database = database
         self._loop = asyncio.get_running_loop()
@@ -48,13 +48,13 @@ class Store:
         on_commit: Callable[[T], None] | None = None,
         on_fail: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[T]:
-        """Run `unit` in the next group commit; the future has its result once that is durable.
+        """Run `unit` in the next group commit; the future gets its result once that is durable.
 
-        After the commit, in one step: the unit's events are queued for telling, `on_commit` runs,
-        the future is done; the events leave after that step, so whoever reads one finds the
-        state that `on_commit` made. Nobody has to await the future; cancelling a wait does not
-        undo the write. A failure (`StoreBusy`, or what the unit raised) comes by `on_fail` and
-        the future.
+        After the commit, in one step without awaits: the unit's events are queued for publishing,
+        `on_commit` runs, the future is done. The events are sent after that step, so a client that
+        receives one finds the state that `on_commit` made. The future need not be awaited, and
+        cancelling a wait does not undo the write. A failure (`StoreBusy`, or an exception of the
+        unit) is passed to `on_fail` and to the future.
         """
         future: asyncio.Future[T] = self._loop.create_future()
 
@@ -63,33 +63,33 @@ class Store:
                 on_fail(error)
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # Seen: a writer that does not wait has chosen so.
+                future.exception()  # Mark it as retrieved: callers need not await the future.
 
-        def settle(job: WriteJob) -> None:
+        def finish(job: WriteJob) -> None:
             if job.error is not None:
-                self._mind_health(job.error)
+                self._record_failure(job.error)
                 fail(job.error)
                 return
             if self.health.state == "failing" and job.wrote and not self.damaged:
-                self._set_health(self._sound)
-            result = cast("T", job.result)  # `unit` returned it; Job does not carry the type.
+                self._set_health(self._initial_health)
+            result = cast("T", job.result)  # The result of `unit`; `WriteJob` has no type for it.
             if job.events:
                 self.seq = job.events[-1].seq
-                self.tell(job.events)
+                self.publish(job.events)
             if on_commit is not None:
                 on_commit(result)
             if not future.done():
                 future.set_result(result)
 
         try:
-            self._database.submit(WriteJob(unit, settle))
+            self._database.submit(WriteJob(unit, finish))
         except StoreBusy as exc:
-            # Overloaded or closed, which says nothing about the health of the file.
+            # Overloaded or closed, which does not affect the health of the file.
             fail(exc)
         return future
 
-    def try_again(self) -> None:
-        """Write something that takes room and leaves none: if it can be, the health is mended."""
+    def probe_write(self) -> None:
+        """Write and delete a row that needs space. If that works, the health is "ok" again."""
 
         def unit(tx: Tx) -> None:
             tx.run("set_meta", "trial", "x" * TRIAL_BYTES)
@@ -107,7 +107,7 @@ class Store:
         payload: bytes,
         on_fail: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
-        """Make one event durable whose payload no table holds."""
+        """Store and publish one event whose payload is in no table."""
 
         def unit(tx: Tx) -> None:
             tx.publish(
@@ -121,21 +121,21 @@ class Store:
         try:
             return await self._database.read(query)
         except StoreDamaged as exc:
-            self._mind_health(exc)
+            self._record_failure(exc)
             raise
 
     async def read_published(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
-        """As `read`, with the seq it was read at; returns after everything up to it was told.
+        """Run `query` and return its result with the seq, after all events up to it are published.
 
-        Between the commit of an event and its telling a reader could otherwise see it first, and
-        lay older knowledge over it.
+        Otherwise a reader could see a change between its commit and the publishing of its event,
+        and then apply older events on top of it.
         """
         result, seq = await self.read(lambda c: (query(c), last_seq(c)))
         if self.seq < seq:
-            await self.write(lambda tx: None)  # Told in order: when this is, so are they.
+            await self.write(lambda tx: None)  # Writes finish in order, so the events are out.
         return result, seq
 
-    def _mind_health(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self.damaged = self.damaged or isinstance(error, StoreDamaged)
         if isinstance(error, StoreClosed) or self.health.state == "failing":
             return
@@ -157,9 +157,9 @@ def _ignore_health(health: StoreHealth) -> None:
 
 @asynccontextmanager
 async def open_store(path: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Store]:
-    """Open or make the database at `path`; raises `SchemaTooNew`.
+    """Open or create the database at `path`; raises `SchemaTooNew`.
 
-    After an unclean end its integrity is checked; a damaged file is moved aside, never deleted.
+    After an unclean end, its integrity is checked. A damaged file is moved aside, never deleted.
     """
     loop = asyncio.get_running_loop()
     health = await loop.run_in_executor(None, prepare_file, path, ids.epoch(), int(clock.now_s()))
@@ -185,7 +185,7 @@ async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store
     store = Store(database, Epoch(epoch), seq, health)
     await _mark(store, "0")
     yield store
-    # Not in a `finally`: after a crash of whoever used it, the end was not clean.
+    # Not in a `finally`: after an exception in the block the end is not clean.
     if not store.damaged:
         await _mark(store, "1")
 

@@ -1,4 +1,4 @@
-"""Runs with all that is stored of them: for who goes on with what another server has left."""
+"""Complete stored runs, for a server that continues the work of an earlier one."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 from culm.ids import RunId, SessionId
 from culm.store.agents import find_agent
 from culm.store.base import Tx
-from culm.store.letters import brings_letter
+from culm.store.letters import has_letter
 from culm.store.runs import run_of
 from culm.store.sql import QUERIES
 from culm.wire.agent import Attachment
@@ -17,7 +17,7 @@ from culm.wire.runs import Limits, Run
 
 
 class BudgetScope(NamedTuple):
-    """A run for which another works: what it may use up with its tree, and what it has."""
+    """A run above another: the limits of its tree, and the usage so far."""
 
     run_id: RunId
     limits: Limits
@@ -27,7 +27,7 @@ class BudgetScope(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """A run with what clients are not shown of it."""
+    """A run with the fields that are not sent to clients."""
 
     run: Run
     digest: str
@@ -35,21 +35,21 @@ class StoredRun(NamedTuple):
     cancelled: bool
     headless: bool
     approve: Approve | None
-    path: tuple[str, ...] = ()  # Of agents, from the top down to the one that does it ...
-    above: tuple[SessionId, ...] = ()  # ... and the sessions of those before it.
-    bounds: tuple[BudgetScope, ...] = ()  # Of the runs it works for, the nearest first.
-    is_letter: bool = False  # It brings one.
+    path: tuple[str, ...] = ()  # Agent ids, from the top down to the one that executes the run.
+    above: tuple[SessionId, ...] = ()  # The sessions of the agents above it.
+    bounds: tuple[BudgetScope, ...] = ()  # The budgets of the runs above it, the nearest first.
+    is_letter: bool = False  # Its prompt is a letter.
 
 
 class RunBody(NamedTuple):
-    """What was asked, in full."""
+    """The full prompt with its attachments."""
 
     prompt: str
     attachments: list[Attachment]
 
 
 def unfinished_runs(tx: Tx) -> list[StoredRun]:
-    """What was left behind, each session's in the order of its queue."""
+    """The runs that an earlier server did not finish, by session in queue order."""
     return [_stored_of(tx.connection, row) for row in tx.run("unfinished_runs").fetchall()]
 
 
@@ -59,7 +59,7 @@ def find_stored(connection: sqlite3.Connection, run_id: str) -> StoredRun | None
 
 
 def body_of(connection: sqlite3.Connection, run_id: str) -> RunBody:
-    """Until it starts; from then on its user message has it."""
+    """The body of a run that has not started. Afterwards its user message has the content."""
     row = connection.execute(QUERIES["get_body"], (run_id,)).fetchone()
     if row is None:
         return RunBody("", [])
@@ -80,12 +80,12 @@ def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredRun:
         path=() if agent is None else agent.path,
         above=tuple(one["id"] for one in reversed(above)),
         bounds=tuple(_bounds_of(connection, row)),
-        is_letter=brings_letter(connection, row["id"]),
+        is_letter=has_letter(connection, row["id"]),
     )
 
 
 def _bounds_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Iterator[BudgetScope]:
-    seen = {row["id"]}  # Rows that somebody else wrote may lead back to themselves.
+    seen = {row["id"]}  # Damaged rows may form a cycle.
     above: str = row["parent_run_id"]
     while above and above not in seen:
         seen.add(above)

@@ -1,6 +1,6 @@
-"""The database in a file: one writer thread that commits in groups, a few readers beside it.
+"""The database in a file: one writer thread that commits in groups, and a few reader threads.
 
-Owns the connections and their threads. Knows nothing of what is stored.
+Owns the connections and their threads. Independent of the tables.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from culm.store.base import WriteJob, finish_group, run_group, store_error
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-JOBS_MAX = 20_000  # About a second of work; whoever brings more is told to come back.
-GROUP_MAX = 1024  # Keeps one commit, and so the wait of its first job, short.
-READERS = 2  # Two cores; a long listing must not hold up a short one.
-# A checkpoint inside a commit costs 7 ms at p99, so it runs beside the writer ...
+JOBS_MAX = 20_000  # About a second of work; further jobs are refused.
+GROUP_MAX = 1024  # Keeps one commit short, and so the wait of its first job.
+READERS = 2  # For two cores. A long listing must not block a short one.
+# A checkpoint inside a commit costs 7 ms at p99, so it normally runs in a reader thread.
 CHECKPOINT_BYTES = 4 << 20
-# ... unless the log never comes to rest; then the writer stops for one.
+# If the log keeps growing nevertheless, the writer stops for a checkpoint.
 WAL_BYTES_MAX = 64 << 20
-IDLE_S = 0.5  # A writer without work for this long is at rest.
+IDLE_S = 0.5  # A writer without work for this long is idle.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -39,13 +39,13 @@ _PRAGMAS = (
     "synchronous = FULL",
     "foreign_keys = ON",
     "wal_autocheckpoint = 0",
-    # After a reset the file is cut, so that its size says how much awaits a checkpoint.
+    # After a reset the log is truncated, so that its size shows the need for a checkpoint.
     f"journal_size_limit = {CHECKPOINT_BYTES // 4}",
 )
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    # Each connection is used by one thread at a time; the readers hand theirs on.
+    # Each connection is used by one thread at a time; the readers share a pool.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.row_factory = sqlite3.Row
     try:
@@ -58,7 +58,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class FileDatabase:
-    """Made by `open_file_database`."""
+    """A database, created by `open_file_database`."""
 
     def __init__(self, path: Path, clock: Clock, writer: sqlite3.Connection) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class FileDatabase:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closing and task is not None and not task.cancelling():
-                raise StoreClosed from None  # The pool gave the read up, not we.
+                raise StoreClosed from None  # The pool cancelled the read, not our caller.
             raise
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class FileDatabase:
                 self._idle_readers.popleft().close()
 
     def _end(self) -> None:
-        """The writer is gone: nobody waits for it any longer."""
+        """Fail the remaining jobs after the end of the writer thread."""
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:
                 job.fail(StoreClosed())
@@ -151,16 +151,16 @@ class FileDatabase:
         try:
             while group := self._take():
                 run_group(self._writer, group, int(self._clock.now_s()))
-                wal_bytes = self._look()
+                wal_bytes = self._wal_size()
                 if wal_bytes is None:
-                    # Committed into files that nobody will find again: that is not durable.
+                    # The commit went to files that are gone, so it is not durable.
                     for job in group:
                         job.fail(StoreDamaged("its files were removed or replaced"))
                 self._loop.call_soon_threadsafe(finish_group, group)
                 group = []
                 self._wal_grew = True
-                self._mind_the_wal(wal_bytes or 0)
-        except Exception:  # boundary: whoever waits for a write must not wait for a dead thread
+                self._limit_wal(wal_bytes or 0)
+        except Exception:  # boundary: nobody may wait for a write of a dead thread
             log.exception("the writer of %s ended", self._path)
             for job in group:
                 job.fail(StoreBusy("the writer ended"))
@@ -171,7 +171,7 @@ class FileDatabase:
             self._loop.call_soon_threadsafe(self._end)
 
     def _take(self) -> list[WriteJob]:
-        """Wait for work and take all of it; empty when closing and nothing is left."""
+        """Wait for jobs and take all of them; empty when closing and none are left."""
         group: list[WriteJob] = []
         job = self._next()
         while job is not None:
@@ -180,31 +180,31 @@ class FileDatabase:
                 return group
             job = self._jobs.get()
         if group:
-            self._jobs.put(None)  # Closing: commit these, then come back for the end.
+            self._jobs.put(None)  # Closing: commit these jobs, then read the end marker again.
         return group
 
     def _next(self) -> WriteJob | None:
-        """The next job; whoever waits for it long enough minds the log meanwhile."""
+        """The next job. While idle, the log is checkpointed."""
         if self._wal_grew:
             try:
                 return self._jobs.get(timeout=IDLE_S)
             except Empty:
                 self._wal_grew = False
-                self._mind_the_wal(self._look() or 0, resting=True)
+                self._limit_wal(self._wal_size() or 0, idle=True)
         return self._jobs.get()
 
-    def _look(self) -> int | None:
-        """The size of the log; None if the files at our path are no longer those we write."""
+    def _wal_size(self) -> int | None:
+        """The size of the log; None if the files at our path are no longer the ones in use."""
         try:
-            there = self._path.stat().st_ino == self._inode
-            return self._wal.stat().st_size if there else None
+            is_ours = self._path.stat().st_ino == self._inode
+            return self._wal.stat().st_size if is_ours else None
         except FileNotFoundError:
             return None
         except OSError as exc:
-            log.error("cannot look at %s: %s", self._path, exc)
+            log.error("cannot stat %s: %s", self._path, exc)
             return 0
 
-    def _mind_the_wal(self, size: int, *, resting: bool = False) -> None:
+    def _limit_wal(self, size: int, *, idle: bool = False) -> None:
         if size > WAL_BYTES_MAX:
             try:
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -212,18 +212,18 @@ class FileDatabase:
                 log.error("checkpoint of %s failed: %s", self._path, exc)
         elif size < CHECKPOINT_BYTES:
             self._checkpoint_at = CHECKPOINT_BYTES
-        elif size > self._checkpoint_at or resting:
-            # At rest it covers everything, and the next commit begins the log anew.
+        elif size > self._checkpoint_at or idle:
+            # When idle, a checkpoint covers everything, and the next commit restarts the log.
             self._checkpoint_at = size + CHECKPOINT_BYTES
             if not self._checkpointing and not self._closing:
                 self._checkpointing = True
-                with contextlib.suppress(RuntimeError):  # The pool was closed just now.
+                with contextlib.suppress(RuntimeError):  # The pool has just been closed.
                     self._readers.submit(self._checkpoint)
 
 
 @asynccontextmanager
 async def open_file_database(path: Path, clock: Clock) -> AsyncGenerator[FileDatabase]:
-    """The file must exist with a current schema (`open_store` sees to that)."""
+    """Open a file that exists and has the current schema (`open_store` ensures both)."""
     writer = await asyncio.get_running_loop().run_in_executor(None, connect, path)
     database = FileDatabase(path, clock, writer)
     try:

@@ -1,4 +1,4 @@
-"""The agent of a workspace: its state, what it is told to do, and how a run ended."""
+"""The main agent of a workspace: its state, prompts, shell commands and the end of a run."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from culm.wire.codec import Json
 from culm.wire.config import Model, SelectedModel
 from culm.wire.runs import Limits
 
-RUN_HEADER = "Culm-Run-Id"  # On the head of a 202: the run that was accepted.
+RUN_HEADER = "Culm-Run-Id"  # In a 202 response: the run that was accepted.
 
 
 class AgentInfo(Struct):
@@ -31,11 +31,11 @@ class Attachment(Struct):
 
 
 class Prompt(Struct):
-    """`run_id` comes back with the run's end; a prompt may be empty only beside a text file.
+    """A prompt. The text may be empty only if a text file is attached.
 
-    `model` is asked for this run only, instead of the selected one. A run whose caller gave an id
-    is headless unless it is `interactive`. `approve` answers what people would be asked:
-    `ask`, `allow`, `deny`, or a list of rules.
+    `run_id` identifies the run in its completion event. `model` replaces the selected model for
+    this run only. A run with a `run_id` is headless unless it is `interactive`. `approve` answers
+    permission requests without a person: `ask`, `allow`, `deny`, or a list of rules.
     """
 
     session_id: str = ""
@@ -48,8 +48,8 @@ class Prompt(Struct):
     approve: Json = None
 
 
-class ShellCommand(Struct):
-    """The session is the path's; a client leaves its field empty."""
+class ShellRequest(Struct):
+    """A shell command. The session is the one in the path; `session_id` is ignored."""
 
     command: str = ""
     session_id: str = ""
@@ -70,7 +70,10 @@ class AgentEvent(Struct, omit_defaults=True):
 
 
 class RunComplete(Struct):
-    """`message_id` and `text` are the run's last answer; `cancelled` outweighs `error`."""
+    """The end of a run.
+
+    `message_id` and `text` are its last answer. `cancelled` takes precedence over `error`.
+    """
 
     session_id: SessionId
     run_id: str = ""
@@ -78,4 +81,4 @@ class RunComplete(Struct):
     text: str = ""
     error: str = ""
     cancelled: bool = False
-    culm_reason: str = ""  # Where ours is finer than what a Crush client knows.
+    culm_reason: str = ""  # The exact reason, where Crush clients have no name for it.

@@ -1,7 +1,7 @@
-"""Agents as clients see them: who works for whom, how far it is, and what it has cost.
+"""Agents and letters as sent to clients: hierarchy, state, outcome and cost.
 
-The agent of a session that people began is that session's: its id is the session's, and it is no
-row here. Every other one was started by an agent above it, or by a client, outside a conversation.
+The main agent of a session has the session's id and no row here. Every other agent was started by
+an agent above it, or by a client outside a conversation.
 """
 
 from typing import Annotated, Literal, NewType, get_args
@@ -13,28 +13,28 @@ from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits, Outcome
 
-# `pending`: its assignment is accepted, and no worker has begun it.
+# `pending`: the assignment is accepted, but no worker has started it.
 AgentState = Literal["pending", "running", "ended"]
 AgentOutcome = Literal["completed", "error", "canceled", "interrupted", "budget"]
-# What an agent that does nothing now waits for; `slot`: others of its tree are at work.
+# The reason why an agent is idle; `slot`: the limit of concurrent agents in its tree is reached.
 Waiting = Literal["", "slot", "ask", "question", "agents"]
 Until = Literal["all", "any", "first_error"]
 LetterKind = Literal["task", "ask", "handoff", "reply"]
 LETTER_KINDS: tuple[LetterKind, ...] = get_args(LetterKind)
 
-OUTSIDE = "cli-"  # So begin mailboxes of programs outside, which read them themselves.
-PERSON = "person"  # Who writes a letter and says nothing of who it is.
+EXTERNAL_PREFIX = "cli-"  # The prefix of mailboxes that external programs own and read themselves.
+PERSON = "person"  # The sender of a letter that names none.
 LETTERS_SHOWN = 500
 EXPIRES_S_MAX = 366 * 86_400.0
 PROMPT_CHARS_MAX = 256 << 10
 NAME_CHARS_MAX = 100
-AGENT_TEXT_MAX = 256  # Of an id, a role, a model or a tool.
+AGENT_TEXT_MAX = 256  # Characters of an id, a role, a model or a tool.
 
 Name = Annotated[str, Meta(max_length=AGENT_TEXT_MAX)]
 
 
 class Agent(Struct):
-    """One that was started, and what became of it. Cost and tokens are those of its whole tree."""
+    """A started agent. Cost and tokens are those of the agent and everything below it."""
 
     agent_id: AgentId
     parent_id: str  # The agent that started it; empty if a client did.
@@ -47,11 +47,11 @@ class Agent(Struct):
     model: str = ""
     state: AgentState = "pending"
     waiting_for: Waiting = ""
-    pid: int = 0  # Of its worker, while it has one.
+    pid: int = 0  # The process id of its worker, while it has one.
     outcome: AgentOutcome | None = None
-    reason: str = ""  # Why it ended so, where that is not plain.
-    run_id: str = ""  # Its latest assignment.
-    is_detached: bool = False  # It outlives the run that started it.
+    reason: str = ""  # An explanation of the outcome, where it needs one.
+    run_id: str = ""  # The run of its latest assignment.
+    is_detached: bool = False  # It continues after the end of the run that started it.
     is_read_only: bool = False
     worktree: str = ""
     branch: str = ""
@@ -60,30 +60,30 @@ class Agent(Struct):
     tokens: int = 0
     budget: Limits = field(default_factory=Limits)
     created_at: int = 0
-    started_at: int = 0  # Its latest assignment was begun ...
-    ended_at: int = 0  # ... and ended.
+    started_at: int = 0  # The start of its latest assignment.
+    ended_at: int = 0  # The end of its latest assignment.
 
     @property
     def selected(self) -> SelectedModel:
-        """The model that does its assignments."""
+        """The model for the agent's assignments."""
         return SelectedModel(model=self.model, provider=self.provider)
 
 
-RawAgent = NewType("RawAgent", Raw)  # An `Agent` in the JSON it was stored as.
+RawAgent = NewType("RawAgent", Raw)  # An `Agent` as the JSON that is stored.
 
 
 class AgentDetails(Struct):
-    """One agent with its children and what it was told."""
+    """An agent with its children, its assignment and its result."""
 
     agent: Agent
-    path: list[str]  # Of agents, from the one people talk to down to it.
+    path: list[str]  # Agent ids, from the session's main agent down to this one.
     children: list[Agent]
     assignment: str = ""
-    result: str = ""  # What it said last.
+    result: str = ""  # The text of its last answer.
 
 
 def outcome_of_run(outcome: Outcome | None) -> AgentOutcome:
-    """The word for an agent whose run ended so."""
+    """The outcome of an agent, given the outcome of its run."""
     match outcome:
         case "end_turn" | "max_tokens":
             return "completed"
@@ -93,11 +93,11 @@ def outcome_of_run(outcome: Outcome | None) -> AgentOutcome:
             return "error"
 
 
-# --- what clients send
+# --- request bodies and responses
 
 
 class StartAgent(Struct):
-    """Start an agent outside a conversation."""
+    """An agent to start outside a conversation."""
 
     prompt: Annotated[str, Meta(max_length=PROMPT_CHARS_MAX)] = ""
     name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""
@@ -107,18 +107,18 @@ class StartAgent(Struct):
     read_only: bool = False
     worktree: bool = False
     limits: Limits = field(default_factory=Limits)
-    headless: bool = False  # Nobody need be there to be asked for permission; `approve` answers.
-    approve: Json = None  # As of a prompt.
+    headless: bool = False  # No person is expected to answer permission requests; see `approve`.
+    approve: Json = None  # As in a prompt.
 
 
 class SayToAgent(Struct):
-    """Steer one that works, or give one that has ended more to do."""
+    """Text for an agent: it steers a running agent, or is a new assignment for an ended one."""
 
     text: Annotated[str, Meta(max_length=PROMPT_CHARS_MAX)] = ""
 
 
 class ChangeBudget(Struct):
-    """What an agent and all below it may use up. What is not named stays; 0 removes a limit."""
+    """Limits for an agent and everything below it. Absent fields stay; 0 removes a limit."""
 
     wall_s: float | UnsetType = UNSET
     steps: int | UnsetType = UNSET
@@ -139,13 +139,13 @@ class SaidToAgent(Struct):
 
 
 class SendLetter(Struct):
-    """Write to an agent. Without `from` it is a person's."""
+    """A letter to an agent. Without `from` the sender is a person."""
 
     to: Name = ""
     kind: LetterKind = "task"
     text: str = ""
-    from_: Name = field(default="", name="from")  # The mailbox that an answer goes to.
-    # Nobody wants it read later; 0 is never.
+    from_: Name = field(default="", name="from")  # The mailbox that a reply goes to.
+    # After so many seconds an unread letter is dropped; 0 for never.
     expires_s: Annotated[float, Meta(ge=0, le=EXPIRES_S_MAX)] = 0.0
 
 
@@ -155,27 +155,27 @@ class ReplyToLetter(Struct):
 
 
 class Ring(Struct):
-    """Somebody has delivered letters: look now. Without an agent, into every mailbox."""
+    """A notice that letters were delivered to an agent's mailbox, or, without an agent, to any."""
 
     agent: Name = ""
 
 
 class RingProject(Struct):
-    """As `Ring`, for a project that may not be open."""
+    """Like `Ring`, for a project that may not be open."""
 
     path: str = ""
     agent: Name = ""
 
 
 class LetterShown(Struct):
-    """A letter's way, as its sender may ask for it."""
+    """The delivery state of a letter."""
 
     letter_id: str
     from_: str = field(name="from")
     to: str = ""
     kind: LetterKind = "task"
-    # `delivered`: it lies in the mailbox. `admitted`: it was read, the model round that contained
-    # it was committed.
+    # `delivered`: it is in the mailbox. `admitted`: it was read, and the model round that contains
+    # it is committed.
     state: Literal["delivered", "admitted", "answered", "expired", "dead"] = "delivered"
     correlation_id: str = ""
     answer_id: str = ""  # The reply to it.

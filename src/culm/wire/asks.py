@@ -1,4 +1,4 @@
-"""What an agent asks a person: permission for a call, and questions. And the answers."""
+"""Permission requests and questions of agents to people, and the answers."""
 
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -7,13 +7,13 @@ from msgspec import Meta, Struct, field
 from culm.ids import AskId, GrantId, MessageId, RunId, SessionId
 from culm.wire.codec import Json
 
-# `withdrawn`: whoever asked does not need it any more. `expired`: nobody answered in time.
+# `withdrawn`: the agent no longer needs an answer. `expired`: nobody answered in time.
 AskState = Literal["open", "allowed", "denied", "answered", "canceled", "withdrawn", "expired"]
 Scope = Literal["session", "workspace"]
 
 
 class PermissionRequest(Struct):
-    """`params` must fit the tool by name, or a Crush client's dialog shows none."""
+    """A permission request. `params` has the shape that Crush's dialog for the tool expects."""
 
     id: str = ""
     session_id: str = ""
@@ -26,24 +26,24 @@ class PermissionRequest(Struct):
 
 
 class PermissionNotification(Struct):
-    """Neither granted nor denied: a request for this call is waiting."""
+    """The state of a permission request. Neither granted nor denied: it waits for an answer."""
 
     tool_call_id: str
     granted: bool = False
     denied: bool = False
-    session_id: str = ""  # Ours: ids of calls are unique in a session only.
+    session_id: str = ""  # Not in Crush. Call ids are unique within a session only.
 
 
 class PermissionRef(Struct):
-    """Of a request that a client sends back whole only the id is read."""
+    """A reference to a permission request. Clients send the whole request; only the id is read."""
 
     id: str = ""
 
 
 class PermissionGrant(Struct):
-    """What is allowed by it is in the server's own record.
+    """An answer to a permission request. It applies to the action that the server has recorded.
 
-    A client that saw the digest of what it answers may send it, and then answers nothing else.
+    With a `digest`, the answer only counts if the recorded action has that digest.
     """
 
     permission: PermissionRef = field(default_factory=PermissionRef)
@@ -55,7 +55,7 @@ class PermissionGrant(Struct):
 
 
 class Resolved(Struct):
-    """False if another answer was faster, or nothing was asked."""
+    """The effect of an answer. False if another answer came first, or no request is open."""
 
     resolved: bool
 
@@ -65,7 +65,7 @@ class Skip(Struct):
 
 
 class SetSkip(Skip):
-    """In one session if it is named, else in the workspace."""
+    """The skip setting of a session, or, without a session id, of the workspace."""
 
     session_id: str = ""
 
@@ -89,7 +89,7 @@ class Question(Struct):
 
 
 class QuestionRequest(Struct):
-    """A batch, shown as one form."""
+    """A batch of questions, shown as one form."""
 
     id: str
     session_id: str
@@ -100,13 +100,13 @@ class QuestionRequest(Struct):
 
 
 class QuestionNotification(Struct):
-    """The batch is answered or withdrawn: every form closes."""
+    """A batch of questions was answered or withdrawn. Every client closes its form."""
 
     batch_id: str
 
 
 class QuestionResponse(Struct):
-    """`request_id` is the question's id. Without an answer the question was skipped."""
+    """The answer to one question, whose id is `request_id`. An empty answer skips the question."""
 
     request_id: str = ""
     selected_ids: list[str] = field(default_factory=list[str])
@@ -121,32 +121,33 @@ class QuestionAnswer(Struct):
 
 
 class CancelQuestions(Struct):
-    """Without an id: the batch that a Crush client shows."""
+    """A batch of questions to cancel. Without an id, the batch that Crush clients display."""
 
     batch_request_id: str = ""
 
 
-# --- ours: what is asked, as the server keeps it
+# --- not in Crush: requests as the server stores them
 
 
 R = TypeVar("R", PermissionRequest, QuestionRequest)
 
 
 class Ask(Struct, Generic[R]):
-    """What an agent waits for a person for."""
+    """A permission request or a batch of questions, with its state."""
 
     request: R
     run_id: RunId
-    message_id: MessageId  # The answer whose call it is.
-    digest: str = ""  # Of the action as it was resolved.
-    grains: list[str] = field(default_factory=list[str])  # What more than one `allow` covers.
-    why: str = ""  # Why it is asked, where that is not plain.
-    deadline: int = 0  # When it expires, in Unix seconds; 0 if it waits.
+    message_id: MessageId  # The assistant message that contains the call.
+    digest: str = ""  # The digest of the resolved action.
+    grains: list[str] = field(default_factory=list[str])  # The coverage of a lasting grant.
+    why: str = ""  # The reason for the request, where it is not obvious.
+    deadline: int = 0  # The time at which it expires, in Unix seconds; 0 for never.
     state: AskState = "open"
-    by: str = ""  # The client that answered, if it said who it is.
+    by: str = ""  # The client that answered, if it sent its id.
     created_at: int = 0
     closed_at: int = 0
-    # Which agents lead to it, from the one people talk to down to who asks; none if it is that.
+    # Agent ids from the session's main agent down to the one that asks; empty if the main agent
+    # asks.
     agent_path: list[str] = field(default_factory=list[str])
 
 
@@ -180,7 +181,7 @@ class QuestionChanged(Struct):
 
 
 class Grant(Struct):
-    """What a person allowed for more than one call."""
+    """A permission that a person granted for more than one call."""
 
     id: GrantId
     scope: Scope

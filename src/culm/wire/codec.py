@@ -1,9 +1,9 @@
-"""JSON in and out: msgspec inward, Go's reading habits at the rim.
+"""JSON encoding and decoding with the rules of Go's `encoding/json`.
 
-The clients of this wire were written against Go's `encoding/json`; its rules are held here and
-nowhere else: a body is one JSON value and what follows it is ignored, absent and null fields are
-zero values, names are matched whatever their case, an integer is never a float and fits 64 bits.
-One rule is ours: bytes that are no UTF-8 are refused, where Go would quietly replace them.
+Crush clients were written against that package, so request bodies are read as Go reads them: a
+body is one JSON value and anything after it is ignored, absent and null fields are zero values,
+field names match regardless of case, an integer is never a float and fits 64 bits. No other module
+knows these rules. One rule differs: invalid UTF-8 is refused, where Go would silently replace it.
 """
 
 import json
@@ -23,23 +23,23 @@ from culm.errors import InvalidRequest, TooLarge
 
 T = TypeVar("T")
 Json = Any  # Any JSON value, where the wire leaves it open.
-Steps = tuple[str | int, ...]  # The way to a value inside another.
+Steps = tuple[str | int, ...]  # The path to a value inside another.
 
 INT_MAX = (1 << 63) - 1
-DIGITS_MAX = 310  # A float64 has no more before its point.
-NESTING_MAX = 500  # What is deeper than this no client sends, and readers in C have no bound.
-PIECES_MAX = 100_000  # In one body: lists of files, variables and models have hundreds.
+DIGITS_MAX = 310  # A float64 has no more digits before the decimal point.
+NESTING_MAX = 500  # No client sends deeper values, and parsers written in C have no limit.
+PIECES_MAX = 100_000  # In one body; real lists of files, variables and models have hundreds.
 
 encode = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
-    """Read what we wrote ourselves; raises `msgspec.ValidationError`."""
+    """Decode JSON that culm itself encoded; raises `msgspec.ValidationError`."""
     return msgspec.json.decode(data, type=kind)
 
 
 def parse_body(data: bytes, kind: type[T]) -> T:
-    """Read a request body; raises `InvalidRequest` naming what is wrong and where, `TooLarge`."""
+    """Decode a request body; raises `TooLarge`, or `InvalidRequest` with the error's position."""
     _check_size(data)
     try:
         try:
@@ -60,12 +60,12 @@ def fit(value: Json, kind: type[T]) -> T:
 
 
 def clean(text: str) -> str:
-    """Text that UTF-8 can carry: half a surrogate pair becomes U+FFFD, as Go reads it."""
+    """Text that can be encoded as UTF-8: a lone surrogate becomes U+FFFD, as in Go."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def printable(text: str) -> str:
-    """The text on one line. What cannot be seen, or turns the direction of reading, is escaped."""
+    """The text on one line, with invisible and text-direction characters escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
@@ -76,7 +76,7 @@ def _escaped(character: str) -> str:
 
 
 def encodable(value: T) -> T:
-    """`value` itself, or a copy with its texts made `clean`."""
+    """`value` itself, or a copy in which every string went through `clean`."""
     try:
         encode(value)
     except UnicodeEncodeError:
@@ -97,7 +97,7 @@ def strings_in(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, str]]:
 
 
 def is_deeper(value: Json, levels: int) -> bool:
-    """Whether lists and objects of a document are in each other beyond so many levels."""
+    """Return True if lists and objects are nested deeper than `levels`."""
     if isinstance(value, dict):
         inner = [*cast("dict[str, Json]", value).values()]
     elif isinstance(value, list):
@@ -114,7 +114,7 @@ _PIECES = re.compile(rb'[,\[{]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class _Misfit(Exception):
-    """A value that its field cannot take; where it stands is noted on the way out."""
+    """A value does not fit its field. The path to it is collected while the exception unwinds."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -126,19 +126,20 @@ class _Misfit(Exception):
 
 
 def _check_size(data: bytes) -> None:
-    """Refuse a body of very many pieces: each costs a hundred times the bytes it came in."""
-    # Most bodies are far from it; text full of brackets is looked at more closely.
+    """Refuse a body with very many values: decoded, each takes a hundred times its encoded size."""
+    # The plain count is cheap and enough for most bodies. Only a body above the limit, such as
+    # source code full of brackets, is scanned with strings counted as one piece.
     if data.count(b",") + data.count(b"[") + data.count(b"{") + data.count(b'"') > PIECES_MAX:
         beyond = islice(_PIECES.finditer(data), PIECES_MAX, None)
         if next(beyond, None) is not None:
             raise TooLarge(f"a body may have at most {PIECES_MAX} strings, commas and brackets")
 
 
-# --- what the quick reader refuses and Go does not: trailing bytes, half a surrogate pair
+# --- fallback for bodies that msgspec refuses and Go accepts: trailing bytes, lone surrogates
 
 
 def _read_slowly(data: bytes) -> Json:
-    """Read the first value of `data`, or say in a sentence why there is none."""
+    """Decode the first JSON value of `data`; raises `InvalidRequest`."""
     try:
         text = data.decode()
         if _nesting(text) > NESTING_MAX:
@@ -160,11 +161,11 @@ def _nesting(text: str) -> int:
 
 
 def _refuse_constant(name: str) -> Json:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _whole(digits: str) -> float:
-    """What is too long to be any field's number may still stand in one that nobody reads."""
+    """Parse an integer. One too long for any field is allowed, since its field may be unknown."""
     return int(digits) if len(digits) <= DIGITS_MAX else math.inf
 
 
@@ -182,24 +183,24 @@ def _cleaned(value: Json) -> Json:
     return value
 
 
-# --- Go's rules, led by the type that is wanted
+# --- Go's rules, applied by the expected type
 
 _type_info = cache(inspect.type_info)
-# Go folds ASCII, and the two letters beyond it that fold onto it.
+# Go folds ASCII letters, and the two other letters that fold onto ASCII ones.
 _FOLD = str.maketrans(string.ascii_uppercase + "\u017f\u212a", string.ascii_lowercase + "sk")
 _NO_LINE_ENDS = str.maketrans("", "", "\r\n")
 
 
 def _as_go_reads(value: Json, kind: inspect.Type) -> Json:
-    """`value` as msgspec must see it: names as we spell them, null as the zero value."""
+    """`value` prepared for msgspec: field names in our spelling, null as the zero value."""
     match kind:
         case inspect.Metadata(type=inner):
             return _as_go_reads(value, inner)
         case inspect.UnionType() if value is None:
             return None
         case inspect.UnionType(types=types):
-            given = [t for t in types if not isinstance(t, inspect.NoneType)]
-            return _as_go_reads(value, given[0]) if len(given) == 1 else value
+            others = [t for t in types if not isinstance(t, inspect.NoneType)]
+            return _as_go_reads(value, others[0]) if len(others) == 1 else value
         case inspect.AnyType():
             _check_numbers(value)
             return value
@@ -219,7 +220,7 @@ def _as_go_reads(value: Json, kind: inspect.Type) -> Json:
             _check_numbers(value)
             return value
         case inspect.BytesType() if isinstance(value, str) and ("\n" in value or "\r" in value):
-            return value.translate(_NO_LINE_ENDS)  # Go passes over them in base64.
+            return value.translate(_NO_LINE_ENDS)  # Go skips them in base64.
         case _:
             return value
 
@@ -233,7 +234,7 @@ def _inside(step: str | int, value: Json, kind: inspect.Type) -> Json:
 
 
 def _check_numbers(value: Json) -> None:
-    """Refuse what a float64 cannot hold, as Go does wherever a field takes any number."""
+    """Refuse numbers outside the range of float64, as Go does for fields of any number type."""
     step = ""
     try:
         match value:
@@ -254,18 +255,18 @@ def _check_numbers(value: Json) -> None:
         raise
 
 
-def _fields(given: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]:
+def _fields(values: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]:
     found: dict[str, Json] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         field = _field(kind, name)
-        if field is not None and value is not None:  # Null leaves a field as it was: zero.
+        if field is not None and value is not None:  # Null leaves a field at its zero value.
             spelled = field.encode_name
             found[spelled] = _inside(f".{spelled}", value, field.type)
     return found
 
 
 def folded(name: str) -> str:
-    """The same for two spellings of a name that Go takes for one field."""
+    """A key that is equal for two spellings of a name if Go treats them as one field."""
     return name.translate(_FOLD)
 
 
@@ -275,7 +276,7 @@ def _field(kind: inspect.StructType, name: str) -> inspect.Field | None:
 
 
 def spelled_as(steps: list[str], kind: type) -> list[str]:
-    """A path of names through `kind` with each name of a field spelled as we spell it."""
+    """A path of names through `kind`, with each field name in our spelling."""
     info: inspect.Type | None = _type_info(kind)
     spelled: list[str] = []
     for step in steps:
@@ -285,7 +286,7 @@ def spelled_as(steps: list[str], kind: type) -> list[str]:
         if isinstance(info, inspect.StructType):
             field = _field(info, step)
             info = None if field is None else field.type
-        else:  # The names in a map are anybody's, and count as they are.
+        else:  # The keys of a map are user data and stay as they are.
             info = info.value_type if isinstance(info, inspect.DictType) else None
         spelled.append(step if field is None else field.encode_name)
     return spelled

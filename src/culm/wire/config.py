@@ -1,8 +1,8 @@
-"""The configuration as every client reads it, and the bodies that change it.
+"""The configuration as sent to clients, and the request bodies that change it.
 
-What is shown has no field for a provider's key or token, for headers or for an environment, so
-they cannot be sent by mistake. A Crush client dereferences `options`, `options.tui` and
-`providers` without looking, so they are always objects.
+These types have no field for a provider's key or token, for headers or for environment variables,
+so secrets cannot be sent by mistake. Crush clients dereference `options`, `options.tui` and
+`providers` without a check, so these are always objects.
 """
 
 from typing import Annotated, Literal
@@ -15,17 +15,17 @@ ModelType = Literal["large", "small"]
 
 
 class Completions(Struct, omit_defaults=True):
-    max_depth: Annotated[int, Meta(description="How deep completions of paths look.")] = 0
-    max_items: Annotated[int, Meta(description="How many there are at most.")] = 0
+    max_depth: Annotated[int, Meta(description="Maximum directory depth for completions.")] = 0
+    max_items: Annotated[int, Meta(description="Maximum number of completions.")] = 0
 
 
 class TuiOptions(Struct, omit_defaults=True):
-    compact_mode: Annotated[bool, Meta(description="A compact display.")] = False
+    compact_mode: Annotated[bool, Meta(description="Use a compact display.")] = False
     diff_mode: Annotated[str, Meta(description="`unified` or `split`.")] = ""
-    completions: Annotated[Completions, Meta(description="Bounds of completions.")] = field(
+    completions: Annotated[Completions, Meta(description="Limits of completions.")] = field(
         default_factory=Completions
     )
-    transparent: Annotated[bool, Meta(description="A background that shows through.")] = False
+    transparent: Annotated[bool, Meta(description="Use a transparent background.")] = False
     scrollbar: Annotated[str, Meta(description="`default`, `always` or `never`.")] = ""
 
 
@@ -33,124 +33,140 @@ class Attribution(Struct, omit_defaults=True):
     trailer_style: Annotated[
         str, Meta(description="`none`, `co-authored-by` or `assisted-by`.")
     ] = ""
-    co_authored_by: Annotated[bool, Meta(description="The older way to say that.")] = False
+    co_authored_by: Annotated[
+        bool, Meta(description="The older form of `trailer_style: co-authored-by`.")
+    ] = False
     generated_with: Annotated[
-        bool, Meta(description="Whether commits say what they were made with.")
+        bool, Meta(description="Add a line to commit messages that names the tool.")
     ] = False
 
 
 class Options(Struct):
-    data_directory: Annotated[str, Meta(description="Where the data is; the server says so.")] = ""
-    debug: Annotated[bool, Meta(description="Whether the client asked for details.")] = False
-    tui: Annotated[TuiOptions, Meta(description="The display.")] = field(default_factory=TuiOptions)
-    disable_metrics: Annotated[
-        bool, Meta(description="Always true: no client of ours reports elsewhere.")
-    ] = True
+    data_directory: Annotated[
+        str, Meta(description="The server's data directory. Set by the server.")
+    ] = ""
+    debug: Annotated[bool, Meta(description="True if the client asked for debug output.")] = False
+    tui: Annotated[TuiOptions, Meta(description="Display options.")] = field(
+        default_factory=TuiOptions
+    )
+    disable_metrics: Annotated[bool, Meta(description="Always true: culm sends no metrics.")] = True
     disable_provider_auto_update: Annotated[bool, Meta(description="Always true.")] = True
     disable_default_providers: Annotated[
-        bool, Meta(description="Always true: what there is, is what is shown.")
+        bool, Meta(description="Always true: the listed providers are all that exist.")
     ] = True
     initialize_as: Annotated[
-        str, Meta(description="The file that an agent writes about a project.")
+        str, Meta(description="The file in which an agent describes a project.")
     ] = "AGENTS.md"
     context_paths: Annotated[
         list[str] | UnsetType,
-        Meta(description="Files, or folders of them, that agents read beside the usual ones."),
+        Meta(description="More files, or directories of files, that agents read as instructions."),
     ] = UNSET
     global_context_paths: Annotated[
         list[str] | UnsetType,
-        Meta(description="The same, wherever they are; not in a project's file."),
+        Meta(description="The same, anywhere on disk. Ignored in a project's file."),
     ] = UNSET
-    skills_paths: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
-    disabled_skills: Annotated[list[str] | UnsetType, Meta(description="Kept for later.")] = UNSET
+    skills_paths: Annotated[list[str] | UnsetType, Meta(description="Reserved; has no effect.")] = (
+        UNSET
+    )
+    disabled_skills: Annotated[
+        list[str] | UnsetType, Meta(description="Reserved; has no effect.")
+    ] = UNSET
     disabled_tools: Annotated[
-        list[str] | UnsetType, Meta(description="Tools that no agent is offered.")
+        list[str] | UnsetType, Meta(description="Tools that are not offered to any agent.")
     ] = UNSET
     disable_auto_summarize: Annotated[
-        bool | UnsetType, Meta(description="Long conversations are not summarized by themselves.")
+        bool | UnsetType, Meta(description="Do not summarize long conversations automatically.")
     ] = UNSET
-    attribution: Annotated[Attribution | UnsetType, Meta(description="What commits say.")] = UNSET
-    debug_lsp: Annotated[bool | UnsetType, Meta(description="Kept for later.")] = UNSET
-    auto_lsp: Annotated[bool | UnsetType, Meta(description="Kept for later.")] = UNSET
-    progress: Annotated[
-        bool | UnsetType, Meta(description="Whether a terminal shows progress.")
+    attribution: Annotated[
+        Attribution | UnsetType, Meta(description="Attribution in commit messages.")
     ] = UNSET
+    debug_lsp: Annotated[bool | UnsetType, Meta(description="Reserved; has no effect.")] = UNSET
+    auto_lsp: Annotated[bool | UnsetType, Meta(description="Reserved; has no effect.")] = UNSET
+    progress: Annotated[bool | UnsetType, Meta(description="Show progress in a terminal.")] = UNSET
     notifications: Annotated[
         str | UnsetType, Meta(description="`auto`, `native`, `osc`, `bell` or `disabled`.")
     ] = UNSET
 
 
 class SelectedModel(Struct):
-    """Which model of which provider, and how it is to be asked."""
+    """A model of a provider, with request parameters."""
 
-    model: Annotated[str, Meta(description="Its id.")] = ""
+    model: Annotated[str, Meta(description="The id of the model.")] = ""
     provider: Annotated[str, Meta(description="The id of its provider.")] = ""
     reasoning_effort: Annotated[
-        str | UnsetType, Meta(description="How hard it thinks, in the provider's words.")
+        str | UnsetType, Meta(description="Reasoning effort, as the provider names it.")
     ] = UNSET
     think: Annotated[
-        bool | UnsetType, Meta(description="Whether it thinks aloud before it answers.")
+        bool | UnsetType, Meta(description="Let the model reason before it answers.")
     ] = UNSET
-    max_tokens: Annotated[int | UnsetType, Meta(description="Of one answer.")] = UNSET
-    temperature: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = UNSET
-    top_p: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = UNSET
-    top_k: Annotated[int | UnsetType, Meta(description="As the provider has it.")] = UNSET
-    frequency_penalty: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = (
+    max_tokens: Annotated[int | UnsetType, Meta(description="Maximum tokens of one answer.")] = (
         UNSET
     )
-    presence_penalty: Annotated[float | UnsetType, Meta(description="As the provider has it.")] = (
+    temperature: Annotated[float | UnsetType, Meta(description="As the provider defines it.")] = (
         UNSET
     )
+    top_p: Annotated[float | UnsetType, Meta(description="As the provider defines it.")] = UNSET
+    top_k: Annotated[int | UnsetType, Meta(description="As the provider defines it.")] = UNSET
+    frequency_penalty: Annotated[
+        float | UnsetType, Meta(description="As the provider defines it.")
+    ] = UNSET
+    presence_penalty: Annotated[
+        float | UnsetType, Meta(description="As the provider defines it.")
+    ] = UNSET
     provider_options: Annotated[
-        dict[str, Json] | UnsetType, Meta(description="Laid over the body of its requests.")
+        dict[str, Json] | UnsetType, Meta(description="Merged into the body of each request.")
     ] = UNSET
 
 
 class Model(Struct):
-    """One entry of a catalogue."""
+    """One model of a catalog."""
 
-    id: Annotated[str, Meta(description="What the provider calls it.")] = ""
-    name: Annotated[str, Meta(description="What people call it.")] = ""
-    cost_per_1m_in: Annotated[float, Meta(description="USD for a million tokens read.")] = 0.0
-    cost_per_1m_out: Annotated[float, Meta(description="USD for a million tokens written.")] = 0.0
+    id: Annotated[str, Meta(description="The provider's id of the model.")] = ""
+    name: Annotated[str, Meta(description="The name shown to people.")] = ""
+    cost_per_1m_in: Annotated[float, Meta(description="USD per million input tokens.")] = 0.0
+    cost_per_1m_out: Annotated[float, Meta(description="USD per million output tokens.")] = 0.0
     cost_per_1m_in_cached: Annotated[
-        float, Meta(description="USD for a million tokens put into a cache.")
+        float, Meta(description="USD per million tokens written to a cache.")
     ] = 0.0
     cost_per_1m_out_cached: Annotated[
-        float, Meta(description="USD for a million tokens read from a cache.")
+        float, Meta(description="USD per million tokens read from a cache.")
     ] = 0.0
     context_window: Annotated[
         int,
-        Meta(description="Tokens it can read at once; without it nothing is summarized by itself."),
+        Meta(description="Context size in tokens; if 0, automatic summaries are off."),
     ] = 0
     default_max_tokens: Annotated[
-        int, Meta(description="Of one answer, where nobody says otherwise.")
+        int, Meta(description="Maximum tokens of one answer, unless configured otherwise.")
     ] = 0
-    can_reason: Annotated[bool, Meta(description="Whether it can think aloud.")] = False
+    can_reason: Annotated[bool, Meta(description="True if the model can reason.")] = False
     reasoning_levels: Annotated[
-        list[str] | UnsetType, Meta(description="The efforts it knows.")
+        list[str] | UnsetType, Meta(description="The reasoning efforts that the model supports.")
     ] = UNSET
     default_reasoning_effort: Annotated[
-        str | UnsetType, Meta(description="The one it has by itself.")
+        str | UnsetType, Meta(description="The reasoning effort if none is configured.")
     ] = UNSET
-    supports_attachments: Annotated[bool, Meta(description="Whether it sees images.")] = False
+    supports_attachments: Annotated[bool, Meta(description="True if the model accepts images.")] = (
+        False
+    )
 
 
 class ProviderConfig(Struct, omit_defaults=True):
-    id: Annotated[str, Meta(description="As it is named here; repeated for clients.")] = ""
-    name: Annotated[str, Meta(description="What people call it.")] = ""
-    type: Annotated[str, Meta(description="The dialect it speaks; see docs/models.md.")] = ""
-    base_url: Annotated[str, Meta(description="Where it is, up to what the dialect adds.")] = ""
-    disable: Annotated[bool, Meta(description="As if it were not there.")] = False
-    flat_rate: Annotated[bool, Meta(description="Its answers cost nothing extra.")] = False
-    discover_models: Annotated[bool, Meta(description="Kept for later.")] = False
+    id: Annotated[str, Meta(description="The provider's key in `providers`.")] = ""
+    name: Annotated[str, Meta(description="The name shown to people.")] = ""
+    type: Annotated[str, Meta(description="The API dialect; see docs/models.md.")] = ""
+    base_url: Annotated[
+        str, Meta(description="The URL of the API, without the path that the dialect appends.")
+    ] = ""
+    disable: Annotated[bool, Meta(description="Ignore this provider.")] = False
+    flat_rate: Annotated[bool, Meta(description="Requests have no cost of their own.")] = False
+    discover_models: Annotated[bool, Meta(description="Reserved; has no effect.")] = False
     models: Annotated[
-        list[Model], Meta(description="What is known of its models, over the catalogue.")
+        list[Model], Meta(description="Model entries; these take precedence over the catalog.")
     ] = field(default_factory=list[Model])
 
 
 class Provider(Struct, omit_defaults=True):
-    """A provider as a catalogue lists it."""
+    """A provider as listed in a catalog."""
 
     id: str
     name: str
@@ -195,11 +211,11 @@ class Config(Struct):
     permissions: Permissions = field(default_factory=Permissions)
 
 
-# --- bodies. `scope` is 0 for the user's configuration, 1 for the workspace's.
+# --- request bodies; `scope` is 0 for the user's configuration, 1 for the workspace's
 
 
 class SetConfig(Struct):
-    """`key` is a dotted path; a dot that belongs to a name is written `\\.`."""
+    """A value to set. `key` is a dotted path; a dot inside a name is written `\\.`."""
 
     scope: int = 0
     key: str = ""
@@ -230,7 +246,7 @@ class OAuthToken(Struct):
 
 
 class SetProviderKey(Struct):
-    """`kind` says what `api_key` is: a "string", or an "oauth" token."""
+    """A provider's credentials. `kind` is the type of `api_key`: "string" or "oauth"."""
 
     scope: int = 0
     provider_id: str = ""

@@ -1,7 +1,7 @@
-"""How a run ended, and how each wire says it.
+"""The end of a run, and its form in messages and events.
 
-A Crush client knows fewer reasons than we do: where ours is finer, it reads the nearest of its own
-and `culm_reason` has the exact one.
+A Crush client knows fewer reasons than culm. Where ours is more specific, the client reads the
+nearest reason that it knows, and `culm_reason` holds the exact one.
 """
 
 from typing import get_args
@@ -19,9 +19,9 @@ _OURS: tuple[Outcome, ...] = ("budget", "loop", "interrupted", "denied")
 
 class Ending(Struct, frozen=True):
     outcome: Outcome
-    title: str = ""  # Of what went wrong; a banner.
+    title: str = ""  # A short description of the failure, shown as a banner.
     details: str = ""
-    stop: str = ""  # How the model itself said it stopped, where that is finer than the outcome.
+    stop: str = ""  # The model's own stop reason, where it is more specific than the outcome.
 
     @property
     def failed(self) -> bool:
@@ -33,7 +33,7 @@ INTERRUPTED = Ending("interrupted", "Interrupted", "The server ended before this
 
 
 def finish_of(ending: Ending, time: int) -> Finish:
-    """The last part of the last message."""
+    """The `finish` part that closes the last message of a run."""
     if ending.failed:
         reason = "error"
     elif ending.outcome == "denied":
@@ -44,7 +44,7 @@ def finish_of(ending: Ending, time: int) -> Finish:
 
 
 def ending_of_finish(finish: Finish) -> Ending:
-    """How a message that was finished so says that its run ended."""
+    """The run's end as recorded by the `finish` part of its last message."""
     outcome = next((one for one in get_args(Outcome) if one == finish.culm_reason), None)
     if outcome is None:
         outcome = next((one for one in get_args(Outcome) if one == finish.reason), None)
@@ -69,7 +69,7 @@ def run_complete_of(
 def agent_event_of(
     ending: Ending, session_id: SessionId, run_id: str, session_title: str
 ) -> AgentEvent | None:
-    """None for a cancel, which is nobody's error and no one's success."""
+    """The event for the end of a run, or None for a cancel, which is neither error nor success."""
     if ending.outcome == "canceled":
         return None
     if ending.failed:

@@ -1,4 +1,4 @@
-"""Events as they travel: the envelope, the payloads that are no entities, and what each carries."""
+"""Events on the wire: the envelope, the payload type of each event, and payloads of events only."""
 
 from collections.abc import Mapping
 
@@ -18,16 +18,13 @@ from culm.wire.asks import (
     QuestionRequest,
     SkipChanged,
 )
-from culm.wire.files import File
-from culm.wire.lsp import LspEvent
-from culm.wire.mcp import McpEvent
+from culm.wire.extensions import LspEvent, McpEvent, SkillState
 from culm.wire.messages import Growing, Message
 from culm.wire.runs import CancelChanged, QueueChanged, RunChanged, RunRetry
-from culm.wire.sessions import Session
-from culm.wire.skills import SkillState
-from culm.wire.state import Present, StoreHealth
+from culm.wire.sessions import File, Session
+from culm.wire.workspaces import Present, StoreHealth
 
-CURSOR_HEADER = "Culm-Cursor"  # On the head of a stream: where it begins.
+CURSOR_HEADER = "Culm-Cursor"  # In the response to a stream request: the cursor it starts at.
 
 
 class MessageDelta(Struct):
@@ -43,7 +40,10 @@ class MessageDelta(Struct):
 
 
 class CallOutput(Struct):
-    """What a call has put out, from an offset in Unicode code points on. For watching: bounded."""
+    """Output of a running tool call, at an offset in Unicode code points.
+
+    It is a bounded live view, not a record.
+    """
 
     session_id: SessionId
     tool_call_id: str
@@ -52,14 +52,14 @@ class CallOutput(Struct):
 
 
 class Resync(Struct):
-    """The stream cannot continue from the cursor it was given: read the snapshot again."""
+    """The stream cannot continue from the requested cursor. Read the snapshot again."""
 
     cursor: str
     reason: str
 
 
 class ConfigChanged(Struct):
-    """Read the workspace again."""
+    """The configuration changed. Read the workspace again."""
 
     workspace_id: WorkspaceId
 
@@ -85,8 +85,8 @@ class Envelope(Struct):
     cursor: str = ""
 
 
-# What a Crush client knows, and what each carries. Anything else is dropped at that view, never
-# mapped.
+# The events that Crush clients know, with their payload types. The `crush` view drops all others;
+# none is mapped to a Crush event.
 CRUSH_PAYLOADS: Mapping[str, type] = {
     "message": Message,
     "session": Session,

@@ -1,4 +1,4 @@
-"""One example of every type on the wire, for the document that describes it and for tests."""
+"""One example of every type on the wire, for the OpenAPI document and for tests."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,21 +14,7 @@ from culm.ids import (
     SessionId,
     WorkspaceId,
 )
-from culm.wire import (
-    agent,
-    agents,
-    asks,
-    config,
-    files,
-    lsp,
-    mcp,
-    messages,
-    processes,
-    runs,
-    sessions,
-    skills,
-    state,
-)
+from culm.wire import agent, agents, asks, config, extensions, messages, runs, sessions
 from culm.wire import workspaces as ws
 from culm.wire.codec import Json
 from culm.wire.events import (
@@ -59,7 +45,7 @@ _CONFIG = config.Config(
         "demo": config.ProviderConfig(id="demo", name="Demo", type="openai-compat", models=[_MODEL])
     },
 )
-_SKILL = skills.SkillState(name="review", path=f"{_PATH}/.skills/review/SKILL.md")
+_SKILL = extensions.SkillState(name="review", path=f"{_PATH}/.skills/review/SKILL.md")
 _SESSION_EXAMPLE = sessions.Session(
     id=_SESSION,
     title="Fix the flaky test",
@@ -113,8 +99,10 @@ _BATCH = asks.QuestionRequest(
     "6f1a6f5e-4f0c-4b43-a8a5-fb8f6b2f0a01", _SESSION, "call_9", [_QUESTION]
 )
 _DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-_PRESENT = state.Present(_CLIENT, _SESSION)
-_DIAGNOSTIC = lsp.Diagnostic(lsp.Range(lsp.Position(3, 0), lsp.Position(3, 5)), 1, "undefined: x")
+_PRESENT = ws.Present(_CLIENT, _SESSION)
+_DIAGNOSTIC = extensions.Diagnostic(
+    extensions.Range(extensions.Position(3, 0), extensions.Position(3, 5)), 1, "undefined: x"
+)
 
 _RUN_EXAMPLE = runs.Run(
     id=RunId(_RUN),
@@ -195,13 +183,13 @@ _EXAMPLES: tuple[Json, ...] = (
     ws.CurrentSession(_SESSION),
     ws.NeedsInit(),
     ws.InitPrompt("Look through this project …"),
-    state.Problem("workspace not found", "workspace_not_found", "open it again"),
-    state.StoreHealth("ok"),
+    ws.Problem("workspace not found", "workspace_not_found", "open it again"),
+    ws.StoreHealth("ok"),
     _PRESENT,
     sessions.SaveSession("Fix the flaky test"),
     _SESSION_EXAMPLE,
     _MESSAGE_EXAMPLE,
-    files.File(
+    sessions.File(
         FileId("f1e0a3de-3f60-4bd4-9c27-0d5f6c1b7a10"),
         _SESSION,
         f"{_PATH}/main.go",
@@ -210,7 +198,7 @@ _EXAMPLES: tuple[Json, ...] = (
         _THEN + 30,
         _THEN + 30,
     ),
-    files.ReadFile(_SESSION, f"{_PATH}/main.go"),
+    sessions.ReadFile(_SESSION, f"{_PATH}/main.go"),
     agent.AgentInfo(model=_MODEL, model_cfg=_SELECTED),
     agent.InitAgent(interactive=True),
     agent.Prompt(
@@ -218,7 +206,7 @@ _EXAMPLES: tuple[Json, ...] = (
         "List the files.",
         attachments=[agent.Attachment("notes.txt", "notes.txt", "text/plain", b"hello")],
     ),
-    agent.ShellCommand("ls", term_width=118),
+    agent.ShellRequest("ls", term_width=118),
     agent.ShellOutput("main.go\n", 0),
     agent.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
     agent.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
@@ -256,9 +244,7 @@ _EXAMPLES: tuple[Json, ...] = (
         _THEN,
     ),
     asks.SkipChanged("workspace", "", on=True, by=_CLIENT),
-    processes.Process(
-        4711, "make test", "call", _SESSION, _RUN, "call_1", 1.5, 9_437_184, [4711, 4713]
-    ),
+    ws.Process(4711, "make test", "call", _SESSION, _RUN, "call_1", 1.5, 9_437_184, [4711, 4713]),
     CallOutput(_SESSION, "call_1", 0, "12 passed\n"),
     asks.QuestionAnswer(
         "", [asks.QuestionResponse("q1", ["pg"], notes={"pg": "version 16, please"})]
@@ -274,28 +260,30 @@ _EXAMPLES: tuple[Json, ...] = (
     config.RefreshOAuth(0, "demo"),
     config.ImportedToken(),
     ConfigChanged(_WORKSPACE),
-    skills.ReadSkill("crush://skills/review/SKILL.md"),
-    skills.SkillContent(
-        b"# Review", skills.SkillResult("review", "Reviews.", "user", builtin=False)
+    extensions.ReadSkill("crush://skills/review/SKILL.md"),
+    extensions.SkillContent(
+        b"# Review", extensions.SkillResult("review", "Reviews.", "user", builtin=False)
     ),
-    skills.SkillInfo(
+    extensions.SkillInfo(
         "review", "review", "Reviews a change.", "user:review", "user", user_invocable=True
     ),
     SkillsEvent([_SKILL]),
-    lsp.StartLsp(f"{_PATH}/main.go"),
-    lsp.LspInfo("gopls", 2, _TIME, diagnostic_count=3),
+    extensions.StartLsp(f"{_PATH}/main.go"),
+    extensions.LspInfo("gopls", 2, _TIME, diagnostic_count=3),
     _DIAGNOSTIC,
-    lsp.LspEvent("diagnostics_changed", "gopls", 2, diagnostic_count=3),
-    mcp.McpName("gh"),
-    mcp.McpInfo("gh", "connected", _TIME, tool_count=12),
-    mcp.PendingAuth("gh", "https://example.com/login"),
-    mcp.AuthUrl("https://example.com/login"),
-    mcp.ReadResource("gh", "issue://1"),
-    mcp.Resource("issue://1", "text/plain", "It is flaky."),
-    mcp.McpPrompt("gh:review", "review", "gh", arguments=[mcp.McpArgument("pr", "Number")]),
-    mcp.GetPrompt("gh", "review", {"pr": "1"}),
-    mcp.PromptText("Review number 1."),
-    mcp.McpEvent("state_changed", "gh", "connected", tool_count=12),
+    extensions.LspEvent("diagnostics_changed", "gopls", 2, diagnostic_count=3),
+    extensions.McpName("gh"),
+    extensions.McpInfo("gh", "connected", _TIME, tool_count=12),
+    extensions.PendingAuth("gh", "https://example.com/login"),
+    extensions.AuthUrl("https://example.com/login"),
+    extensions.ReadResource("gh", "issue://1"),
+    extensions.Resource("issue://1", "text/plain", "It is flaky."),
+    extensions.McpPrompt(
+        "gh:review", "review", "gh", arguments=[extensions.McpArgument("pr", "Number")]
+    ),
+    extensions.GetPrompt("gh", "review", {"pr": "1"}),
+    extensions.PromptText("Review number 1."),
+    extensions.McpEvent("state_changed", "gh", "connected", tool_count=12),
     MessageDelta(_MESSAGE, _SESSION, 0, 1, "text", 8, "look."),
     Resync(_CURSOR, "trimmed"),
     UpdateAvailable("0.1.0", "0.2.0", is_development=False),
@@ -312,14 +300,14 @@ EXAMPLES: Mapping[Json, Json] = {
         created_at=_THEN,
     ),
     asks.Ask[asks.QuestionRequest]: asks.Ask(_BATCH, RunId(_RUN), _MESSAGE, created_at=_THEN),
-    dict[str, list[lsp.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
-    state.Snapshot[messages.Message]: state.Snapshot(
+    dict[str, list[extensions.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
+    ws.Snapshot[messages.Message]: ws.Snapshot(
         _CURSOR,
         [_SESSION_EXAMPLE],
         [_MESSAGE_EXAMPLE],
         [_RUN_EXAMPLE],
         [_AGENT],
         [_PRESENT],
-        state.StoreHealth("ok"),
+        ws.StoreHealth("ok"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Messages and their parts, as every client reads them."""
+"""Messages and their parts, as sent to clients."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from msgspec import Struct
 from culm.ids import MessageId, SessionId
 
 Role = Literal["user", "assistant", "tool", "system"]
-Growing = Literal["text", "reasoning", "input"]  # What a delta can append to.
+Growing = Literal["text", "reasoning", "input"]  # The kinds of text that deltas append to.
 
 
 class Text(Struct):
@@ -52,7 +52,10 @@ class ToolResult(Struct):
 
 
 class Finish(Struct, omit_defaults=True):
-    """`reason` is one a Crush client knows; where ours is finer, `culm_reason` says it."""
+    """The end of a message.
+
+    `reason` is one that Crush clients know. `culm_reason` is set where ours is more specific.
+    """
 
     reason: str
     time: int
@@ -121,14 +124,15 @@ class Message(Struct):
     created_at: int = 0
     updated_at: int = 0
     is_summary_message: bool = False
-    # Rises when parts are cleared, at finish and at recovery. Within one rev text only grows.
+    # Increases when parts are cleared, at finish and at recovery. Within one rev text only grows.
     rev: int = 0
-    # In whose turn it stands; of a prompt that joined another's turn, that other one. It never
-    # changes. Empty if no run wrote it, and in what was stored before there was such a field.
+    # The run whose turn contains the message. For a prompt that was folded into another run's
+    # turn, that other run. It never changes. Empty if no run wrote the message, and in messages
+    # stored before this field existed.
     run_id: str = ""
 
 
-class RawMessage(Struct, gc=False):  # Holds no cycles, and a listing makes thousands.
+class RawMessage(Struct, gc=False):  # It is never part of a cycle, and a listing makes thousands.
     """A message whose parts are still the JSON they were stored as."""
 
     id: MessageId
@@ -145,7 +149,7 @@ class RawMessage(Struct, gc=False):  # Holds no cycles, and a listing makes thou
 
 
 class GoneMessage(Struct):
-    """What a `deleted` event can still say of a message; `parts` must be there for Crush."""
+    """The fields of a deleted message in its `deleted` event. Crush requires `parts`."""
 
     id: MessageId
     session_id: SessionId
@@ -205,9 +209,9 @@ def set_text(part: Part, text: str) -> None:
 
 
 def append_text(parts: list[Part], part: int, kind: Growing, offset: int, text: str) -> bool:
-    """Lay `text` at `offset` (code points) of a part, cutting what is known already.
+    """Append `text`, which starts at `offset` (code points) of a part, without what overlaps.
 
-    Returns False if it does not fit: beyond the known end, or of another kind.
+    Returns False if it does not fit: it starts beyond the known end, or the part has another kind.
     """
     if part == len(parts) and offset == 0:
         parts.append(new_part(kind))
@@ -222,7 +226,7 @@ def append_text(parts: list[Part], part: int, kind: Growing, offset: int, text: 
 
 
 def close_parts(parts: Sequence[Part], now: int) -> None:
-    """Nothing follows: a call whose input never came whole has none, reasoning has an end."""
+    """Close all parts: a call with incomplete input gets an empty one, reasoning gets an end."""
     for part in parts:
         match part:
             case ToolCallPart(data=call) if not call.finished:
@@ -234,7 +238,7 @@ def close_parts(parts: Sequence[Part], now: int) -> None:
 
 
 def full_text(parts: Sequence[Part]) -> str:
-    """What the message says, without reasoning and calls."""
+    """The text of a message, without reasoning and tool calls."""
     return "".join(part.data.text for part in parts if isinstance(part, TextPart))
 
 

@@ -1,4 +1,4 @@
-"""What may stand after the question mark; a query that exists is valid."""
+"""Query parameters. An instance is always valid: parsing refuses everything else."""
 
 from typing import Annotated, Literal
 
@@ -11,17 +11,18 @@ from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
 DAYS_MAX = 36_600  # A century.
-OFFSET_S_MAX = 18 * 3600  # No clock on Earth is farther from UTC.
+OFFSET_S_MAX = 18 * 3600  # No time zone is farther from UTC.
 
-# `minLength` is for the OpenAPI document; what is missing is refused in the words of the wire.
+# `minLength` is for the OpenAPI document only. A missing value is refused below, with the message
+# that Crush clients expect.
 ClientIdText = Annotated[
     str,
     Meta(
-        description="The client, by the UUID it made for itself.",
+        description="The UUID that the client generated for itself.",
         extra_json_schema={"minLength": 1, "format": "uuid"},
     ),
 ]
-Names = Annotated[str, Meta(description="Comma-separated; none means all.")]
+Names = Annotated[str, Meta(description="Comma-separated; empty means all.")]
 
 
 class ClientQuery(Struct, kw_only=True):
@@ -42,21 +43,25 @@ class ClientQuery(Struct, kw_only=True):
 class EventsQuery(ClientQuery, kw_only=True):
     view: Annotated[
         Literal["crush", "delta"],
-        Meta(description="What a Crush client knows, or everything, with text as deltas."),
+        Meta(
+            description="`crush` for the events that Crush clients know, `delta` for all events,"
+            " with text as deltas."
+        ),
     ] = "crush"
     cursor: Annotated[
-        str, Meta(description="Begin after this event; outweighs `Last-Event-ID`.")
+        str, Meta(description="Start after this event; takes precedence over `Last-Event-ID`.")
     ] = ""
     types: Names = ""
     sessions: Names = ""
     interactive: Annotated[
-        int, Meta(description="1 if a person sits there who can be asked for permission.")
+        int, Meta(description="1 if a person at this client can answer permission requests.")
     ] = 0
 
 
 class SnapshotQuery(Struct):
     sessions: Annotated[
-        str, Meta(description="Whose messages to include: ids, comma-separated, or `*`.")
+        str,
+        Meta(description="Sessions to include messages of: comma-separated ids, or `*` for all."),
     ] = ""
 
 
@@ -68,20 +73,20 @@ class RunsQuery(Struct):
 class StatsQuery(Struct):
     days: Annotated[
         int,
-        Meta(ge=0, le=DAYS_MAX, description="Of so many days, today included; 0 is all there is."),
+        Meta(ge=0, le=DAYS_MAX, description="Number of days, including today; 0 for no limit."),
     ] = 0
     utc_offset_s: Annotated[
         int,
         Meta(
             ge=-OFFSET_S_MAX,
             le=OFFSET_S_MAX,
-            description="How far the clock that days are counted by is ahead of UTC.",
+            description="Offset from UTC, in seconds, of the time zone that days are counted in.",
         ),
     ] = 0
 
 
 class AnswerQuery(Struct):
-    client_id: Annotated[str, Meta(description="Who answers, for the record.")] = ""
+    client_id: Annotated[str, Meta(description="The client that answers, for the record.")] = ""
 
     @property
     def by(self) -> str:
@@ -89,14 +94,16 @@ class AnswerQuery(Struct):
 
 
 class AsksQuery(Struct):
-    session: Annotated[str, Meta(description="Only those of this session.")] = ""
-    state: Annotated[AskState | Literal["all"], Meta(description="Only those in this state.")] = (
-        "open"
-    )
+    session: Annotated[str, Meta(description="Only requests of this session.")] = ""
+    state: Annotated[
+        AskState | Literal["all"], Meta(description="Only requests in this state.")
+    ] = "open"
 
 
 class SkipQuery(Struct):
-    session_id: Annotated[str, Meta(description="Of this session, instead of all.")] = ""
+    session_id: Annotated[
+        str, Meta(description="The setting of this session instead of the workspace's.")
+    ] = ""
 
 
 class LastReadQuery(Struct):
@@ -117,16 +124,17 @@ class McpNameQuery(Struct):
 
 
 def split_names(text: str, parameter: str) -> frozenset[str]:
-    """A comma-separated parameter; raises `InvalidRequest` if it is too long."""
+    """The names in a comma-separated parameter; raises `InvalidRequest` if they are too many."""
     names = frozenset(name for name in text.split(",") if name)
     if len(names) > NAMES_MAX:
-        raise InvalidRequest(f"{parameter} may name at most {NAMES_MAX}")
+        raise InvalidRequest(f"too many names in {parameter}: at most {NAMES_MAX}")
     return names
 
 
 class AgentsQuery(Struct, kw_only=True):
     below: Annotated[
-        str, Meta(description="Only those below this agent; a session's own has its id.")
+        str,
+        Meta(description="Only agents below this one. A session's own agent has the session's id."),
     ] = ""
 
 

@@ -1,4 +1,4 @@
-"""Runs as clients see and steer them: what was accepted, what waits, what was cancelled."""
+"""Runs, queues, cancels and usage as sent to clients, and the bodies that change them."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -6,9 +6,10 @@ from msgspec import Meta, Struct, field
 
 from culm.ids import RunId, SessionId
 
-HEAD_CHARS = 200  # Of a prompt, in listings and events.
+HEAD_CHARS = 200  # The length to which listings and events cut a prompt.
 
-# `ending`: it is over, and the store cannot yet say so. `waiting` is for runs that await a person.
+# `ending`: the run is over, but the store cannot write its end yet. `waiting`: it waits for a
+# person.
 State = Literal["accepted", "queued", "active", "waiting", "ending", "folded", "held", "ended"]
 Outcome = Literal[
     "end_turn",
@@ -21,15 +22,15 @@ Outcome = Literal[
     "interrupted",
 ]
 Kind = Literal["prompt", "summary"]
-# What the model is told of a call that had started when the server died: repeat it freely, look
-# first whether it happened, or do not repeat it.
+# The advice to the model about a call that was running when the server died: repeat it freely,
+# check first if it took effect, or do not repeat it.
 CrashPolicy = Literal["again", "ask", "never"]
 CancelTarget = Literal["session", "run", "queue", "agent"]
 Settled = Literal["canceled", "finished_first", "not_stopped"]
 
 
 class Limits(Struct, omit_defaults=True):
-    """What a run may use up; 0 leaves it to the server's settings."""
+    """Limits of a run; 0 means the default from the server's settings."""
 
     wall_s: float = 0
     steps: int = 0
@@ -37,7 +38,8 @@ class Limits(Struct, omit_defaults=True):
     cost: float = 0  # USD.
 
 
-# Of one question to a model, far above any: what others say is summed up for ever.
+# Limits of one model request, far above any real one. Providers and workers report these figures,
+# and they are added up for the lifetime of the store.
 TOKENS_MAX = 1 << 40  # Of one kind; sums must fit 64 bits.
 COST_MAX = 1e9  # USD.
 Tokens = Annotated[int, Meta(ge=0, le=4 * TOKENS_MAX)]
@@ -45,13 +47,13 @@ Money = Annotated[float, Meta(ge=0, le=COST_MAX)]
 
 
 class Used(NamedTuple):
-    """What one question to a model used up."""
+    """Usage of one model request."""
 
-    prompt_tokens: int  # Without those that were put into a cache, as the wire has it.
+    prompt_tokens: int  # Without tokens that were written to a cache, as on the wire.
     completion_tokens: int
     cost: float
     estimated: bool
-    cached_tokens: int = 0  # Put into a cache.
+    cached_tokens: int = 0  # Tokens that were written to a cache.
 
     @property
     def all_tokens(self) -> int:
@@ -63,25 +65,25 @@ class Run(Struct):
     session_id: SessionId
     kind: Kind = "prompt"
     state: State = "accepted"
-    seq: int = 0  # In which order the workspace accepted them.
+    seq: int = 0  # The order in which the workspace accepted its runs.
     run_id_given: bool = False
-    prompt: str = ""  # Its beginning.
+    prompt: str = ""  # The beginning of the prompt.
     provider: str = ""
     model: str = ""
     outcome: Outcome | None = None
-    title: str = ""  # Of what went wrong, or why it is held ...
-    details: str = ""  # ... and more of it.
+    title: str = ""  # A short description of the failure, or the reason why the run is held.
+    details: str = ""  # More about `title`.
     host_run_id: str = ""  # The run it was folded into.
-    message_id: str = ""  # Its last answer.
+    message_id: str = ""  # The message of its last answer.
     steps: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
     estimated: bool = False  # Some of the tokens were not counted by the provider.
-    agent_id: str = ""  # The agent that does it, if it is not the session's own ...
-    parent_run_id: str = ""  # ... for this run ...
-    is_detached: bool = False  # ... which does not wait for it.
-    tree_steps: int = 0  # Of it and all that works for it.
+    agent_id: str = ""  # The sub-agent that executes it; empty for the session's main agent.
+    parent_run_id: str = ""  # The run that started the sub-agent.
+    is_detached: bool = False  # The parent run does not wait for it.
+    tree_steps: int = 0  # Of this run and the runs of its sub-agents.
     tree_tokens: int = 0
     tree_cost: float = 0.0
     created_at: int = 0
@@ -96,7 +98,7 @@ class RunChanged(Struct):
     seq: int
     run_id_given: bool
     outcome: Outcome | None = None
-    reason: str = ""  # Why it is held.
+    reason: str = ""  # The reason why it is held.
     agent_id: str = ""
 
 
@@ -116,7 +118,7 @@ def changed_of(run: Run) -> RunChanged:
 class CancelledRun(Struct):
     run_id: RunId
     settled: Settled | None = None
-    pids: list[int] = field(default_factory=list[int])  # Of processes that did not stop.
+    pids: list[int] = field(default_factory=list[int])  # Processes that did not stop.
 
 
 class CancelChanged(Struct):
@@ -129,15 +131,15 @@ class CancelChanged(Struct):
 
 class QueuedPrompt(Struct):
     run_id: RunId
-    prompt: str  # In events its beginning.
+    prompt: str  # In events, the beginning of the prompt.
 
 
 class RunRetry(Struct):
-    """A model failed, and is asked again after a pause. Told to whoever watches, and not kept."""
+    """A model request failed and will be retried after a delay. This event is not stored."""
 
     run_id: RunId
     session_id: SessionId
-    delay_s: float  # About; chance may add to it.
+    delay_s: float  # Approximate; random jitter may be added.
     title: str
     details: str = ""
 
@@ -147,7 +149,7 @@ class QueueChanged(Struct):
     items: list[QueuedPrompt]
 
 
-# --- bodies and answers
+# --- request bodies and responses
 
 
 class EditPrompt(Struct):
@@ -155,7 +157,7 @@ class EditPrompt(Struct):
 
 
 class OrderQueue(Struct):
-    """All queued runs of the session, in the order they shall have."""
+    """All queued runs of the session, in their new order."""
 
     run_ids: list[RunId] = field(default_factory=list[RunId])
 
@@ -166,5 +168,44 @@ class CancelAnswer(Struct):
 
 
 def settled_by(outcome: Outcome) -> Settled:
-    """The word a cancel gets for a run that stopped, or that was faster."""
+    """The result of a cancel, given the outcome of the run: stopped, or ended before that."""
     return "canceled" if outcome == "canceled" else "finished_first"
+
+
+# --- usage of many runs; each run is counted once
+
+
+class Usage(Struct):
+    """Usage of a set of runs, without the runs of their sub-agents."""
+
+    runs: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0  # USD.
+    estimated_runs: int = 0  # Runs with tokens that were estimated, not counted by the provider.
+
+
+class ModelUsage(Usage):
+    provider: str = ""
+    model: str = ""
+
+
+class DayUsage(Usage):
+    day: str = ""  # Such as 2026-01-31, in the requested time zone.
+
+
+class SessionUsage(Usage):
+    """Usage of a session and all of its sub-agents, whose sessions are not listed separately."""
+
+    session_id: str = ""
+    title: str = ""
+
+
+class Stats(Struct):
+    """Usage of all runs that have started, in sessions that have not been deleted."""
+
+    since: int  # Unix seconds; 0 for no limit.
+    total: Usage
+    models: list[ModelUsage]  # The most expensive first, up to the server's limit.
+    days: list[DayUsage]  # The latest first; days without a run are left out.
+    sessions: list[SessionUsage]  # The most expensive.

@@ -1,6 +1,6 @@
-"""Every route there is: one module a noun."""
+"""All routes, grouped by the tags of the OpenAPI document and in its order."""
 
-from types import ModuleType
+from collections.abc import Mapping
 
 from culm.server.api import Route
 from culm.server.routes import (
@@ -8,25 +8,30 @@ from culm.server.routes import (
     agents,
     asks,
     config,
-    documents,
-    files,
-    lsp,
-    mail,
-    mcp,
-    processes,
-    project,
+    extensions,
     runs,
     sessions,
-    skills,
-    stats,
     system,
     workspaces,
 )
 
-_NOUNS: tuple[ModuleType, ...] = (
-    system, workspaces, sessions, files, agent, runs, stats, asks, agents, mail, processes, config,
-    project, skills, lsp, mcp, documents,
-)  # fmt: skip
-
-BY_NOUN: dict[str, list[Route]] = {n.__name__.rpartition(".")[2]: n.ROUTES for n in _NOUNS}
+BY_NOUN: Mapping[str, list[Route]] = {
+    "system": system.ROUTES,
+    "workspaces": workspaces.ROUTES,
+    "sessions": sessions.ROUTES,
+    "files": sessions.FILE_ROUTES,
+    "agent": agent.ROUTES,
+    "runs": runs.ROUTES,
+    "stats": workspaces.STATS_ROUTES,
+    "asks": asks.ROUTES,
+    "agents": agents.ROUTES,
+    "mail": agents.MAIL_ROUTES,
+    "processes": workspaces.PROCESS_ROUTES,
+    "config": config.ROUTES,
+    "project": workspaces.PROJECT_ROUTES,
+    "skills": extensions.SKILL_ROUTES,
+    "lsp": extensions.LSP_ROUTES,
+    "mcp": extensions.MCP_ROUTES,
+    "documents": system.DOCUMENT_ROUTES,
+}
 ROUTES: tuple[Route, ...] = tuple(route for routes in BY_NOUN.values() for route in routes)

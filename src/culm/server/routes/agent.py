@@ -1,9 +1,9 @@
-"""The agent's routes: prompts and their queue, and what a Crush client asks of it."""
+"""The main agent of a workspace: prompts, their queue, summaries and shell commands."""
 
 from culm.ids import SessionId
 from culm.server.api import HeadersOnly, Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX
-from culm.wire.agent import RUN_HEADER, AgentInfo, InitAgent, Prompt, ShellCommand, ShellOutput
+from culm.wire.agent import RUN_HEADER, AgentInfo, InitAgent, Prompt, ShellOutput, ShellRequest
 from culm.wire.config import SelectedModel
 from culm.wire.queries import ProviderQuery
 from culm.wire.runs import EditPrompt, OrderQueue, QueuedPrompt, Run
@@ -12,85 +12,85 @@ from culm.workspace.workspace import LiveWorkspace
 
 
 async def agent_info(workspace: LiveWorkspace) -> AgentInfo:
-    """Say whether the agent is ready and busy, and which model it uses."""
+    """Show if the agent is ready and busy, and the model that it uses."""
     return workspace.agent.info()
 
 
 async def prompt(workspace: LiveWorkspace, body: Prompt) -> HeadersOnly:
-    """Give the agent something to do; when this is answered it is never lost."""
+    """Send a prompt. Once this request is answered, the prompt is durable."""
     return HeadersOnly({RUN_HEADER: await workspace.agent.prompt(body)})
 
 
 async def init_agent(workspace: LiveWorkspace, body: InitAgent | None) -> None:
-    """Make the agent ready; it always is, and to do it again disturbs no run."""
+    """Initialize the agent. It is always ready, so this does nothing."""
 
 
 async def update_agent(workspace: LiveWorkspace) -> None:
-    """Let the agent take up changed models and tools, which it does by itself."""
+    """Reload models and tools. The agent does so by itself, so this does nothing."""
 
 
 async def get_agent_session(workspace: LiveWorkspace, session_id: SessionId) -> Session:
-    """Show a session, and whether the agent is busy with it."""
+    """Show a session, including if the agent is busy with it."""
     return await workspace.get_session(session_id)
 
 
 async def cancel(workspace: LiveWorkspace, session_id: SessionId) -> None:
-    """Stop every run of a session that is live now; one accepted later is not touched."""
+    """Stop every live run of a session. Runs that are accepted later are not affected."""
     await workspace.agent.cancel(session_id)
 
 
 async def count_queued(workspace: LiveWorkspace, session_id: SessionId) -> int:
-    """Say how many prompts of a session wait."""
+    """Count the queued prompts of a session."""
     return len(workspace.agent.queue(session_id))
 
 
 async def list_queued(workspace: LiveWorkspace, session_id: SessionId) -> list[str]:
-    """List the prompts of a session that wait, in their order."""
+    """List the queued prompts of a session in order."""
     return [item.prompt for item in workspace.agent.queue(session_id)]
 
 
 async def clear_queued(workspace: LiveWorkspace, session_id: SessionId) -> None:
-    """Forget the prompts of a session that wait."""
+    """Remove all queued prompts of a session."""
     await workspace.agent.clear(session_id)
 
 
 async def summarize(workspace: LiveWorkspace, session_id: SessionId) -> None:
-    """Replace what the model reads of a session by a summary, and wait until that is done."""
+    """Replace a session's history, as the model reads it, by a summary; wait for the result."""
     await workspace.agent.summarize(session_id)
 
 
 async def compact(workspace: LiveWorkspace, session_id: SessionId) -> HeadersOnly:
-    """As summarize, without waiting: a run like any other."""
+    """Summarize a session as an ordinary run, without waiting for it."""
     run = await workspace.agent.accept_summary(session_id)
     return HeadersOnly({} if run is None else {RUN_HEADER: run.id})
 
 
 async def steer(workspace: LiveWorkspace, session_id: SessionId, body: EditPrompt) -> Run:
-    """Say something to a session's live run; it reads it before its next step."""
+    """Send text to the live run of a session, which reads it before its next step."""
     return await workspace.agent.steer(session_id, body.prompt)
 
 
 async def get_queue(workspace: LiveWorkspace, session_id: SessionId) -> list[QueuedPrompt]:
-    """List the runs of a session that wait, in their order, each with its whole prompt."""
+    """List the queued runs of a session in order, with their full prompts."""
     return workspace.agent.queue(session_id)
 
 
 async def order_queue(
     workspace: LiveWorkspace, session_id: SessionId, body: OrderQueue
 ) -> list[QueuedPrompt]:
-    """Put those that wait into another order."""
+    """Change the order of the queued runs of a session."""
     return await workspace.agent.order(session_id, body.run_ids)
 
 
 async def run_shell(
-    workspace: LiveWorkspace, session_id: SessionId, body: ShellCommand
+    workspace: LiveWorkspace, session_id: SessionId, body: ShellRequest
 ) -> ShellOutput:
-    """Run a user's own command in the workspace; if the client leaves, it ends."""
+    """Run a shell command of the user in the workspace. It is stopped if the client disconnects."""
     return await workspace.toolbox.run_shell(session_id, body.command, body.term_width)
 
 
 async def default_small_model(workspace: LiveWorkspace, query: ProviderQuery) -> SelectedModel:
-    """Propose a small model of a provider: the one selected if it is its own, else the large."""
+    """Propose a small model: the selected one if it belongs to the provider, else the large one."""
     return workspace.agent.small_model(query.provider_id)
 
 

@@ -1,50 +1,89 @@
-"""Agents that work for others: the tree of them, and what people do with one."""
+"""Sub-agents of a workspace, and letters between agents and people."""
 
 from culm.server.api import Route
 from culm.wire.agents import (
     Agent,
     AgentDetails,
     ChangeBudget,
+    LetterShown,
     RawAgent,
+    ReplyToLetter,
+    Ring,
+    RingProject,
     SaidToAgent,
     SayToAgent,
+    SendLetter,
     StartAgent,
 )
-from culm.wire.queries import AgentsQuery
+from culm.wire.queries import AgentsQuery, MailQuery
+from culm.workspace.registry import Registry
 from culm.workspace.workspace import LiveWorkspace
 
 
 async def list_agents(workspace: LiveWorkspace, query: AgentsQuery) -> list[RawAgent]:
-    """List all agents, or those below one, in the order they were started."""
+    """List all agents, or those below one agent, in the order in which they were started."""
     return await workspace.agents.list_below(query.below)
 
 
 async def start_agent(workspace: LiveWorkspace, body: StartAgent) -> Agent:
-    """Start an agent outside a conversation; it has a session of its own."""
+    """Start an agent outside a conversation, with a session of its own."""
     return await workspace.agents.start_agent(body)
 
 
 async def get_agent(workspace: LiveWorkspace, agent_id: str) -> AgentDetails:
-    """Show an agent, whom it works for, who works for it, and what it said last."""
+    """Show an agent with the agents above it, its children and its last answer."""
     return await workspace.agents.agents.details(agent_id)
 
 
 async def steer_agent(workspace: LiveWorkspace, agent_id: str, body: SayToAgent) -> SaidToAgent:
-    """Steer an agent that works, or give one that has ended more to do."""
+    """Send text to an agent: it steers a running agent, or is a new assignment for an ended one."""
     return await workspace.agents.steer(agent_id, body.text)
 
 
 async def cancel_agent(workspace: LiveWorkspace, agent_id: str) -> Agent:
-    """Stop an agent and all below it; whoever waits for it is told by a result."""
+    """Stop an agent and all agents below it. A waiting parent receives a result."""
     return await workspace.agents.cancel(agent_id)
 
 
 async def set_agent_budget(workspace: LiveWorkspace, agent_id: str, body: ChangeBudget) -> Agent:
-    """Change the limits that are named, also while it works; 0 is no limit."""
+    """Change the limits of an agent, also while it runs. 0 removes a limit."""
     return await workspace.agents.set_budget(agent_id, body)
 
 
+async def list_letters(workspace: LiveWorkspace, query: MailQuery) -> list[LetterShown]:
+    """List all letters, or those to and from one agent, the latest first."""
+    return await workspace.agents.outbox.list(query.agent)
+
+
+async def send_letter(workspace: LiveWorkspace, body: SendLetter) -> LetterShown:
+    """Send a letter to an agent. An agent that is idle starts a run for it."""
+    return await workspace.agents.send_letter(body)
+
+
+async def get_letter(workspace: LiveWorkspace, letter_id: str) -> LetterShown:
+    """Show the delivery state of a letter."""
+    return await workspace.agents.outbox.get(letter_id)
+
+
+async def reply_to_letter(
+    workspace: LiveWorkspace, letter_id: str, body: ReplyToLetter
+) -> LetterShown:
+    """Reply to a letter. The first reply counts as its answer."""
+    return await workspace.agents.reply_to_letter(letter_id, body)
+
+
+async def ring(workspace: LiveWorkspace, body: Ring) -> None:
+    """Check one mailbox, or all, for letters that were delivered without the server."""
+    await workspace.agents.ring(body.agent)
+
+
+async def ring_project(registry: Registry, body: RingProject) -> None:
+    """Check the mailboxes of a project. A known project that is not open is opened."""
+    await registry.ring(body.path, body.agent)
+
+
 _A = "/v1/workspaces/{workspace_id}/agents"
+_M = "/v1/workspaces/{workspace_id}/mail"
 
 ROUTES = [
     Route("GET", _A, list_agents),
@@ -53,4 +92,12 @@ ROUTES = [
     Route("POST", f"{_A}/{{agent_id}}/message", steer_agent, status=202),
     Route("POST", f"{_A}/{{agent_id}}/cancel", cancel_agent),
     Route("POST", f"{_A}/{{agent_id}}/budget", set_agent_budget),
+]
+MAIL_ROUTES = [
+    Route("GET", _M, list_letters),
+    Route("POST", _M, send_letter, status=202),
+    Route("POST", f"{_M}/ring", ring),
+    Route("GET", f"{_M}/letters/{{letter_id}}", get_letter),
+    Route("POST", f"{_M}/letters/{{letter_id}}/reply", reply_to_letter, status=202),
+    Route("POST", "/v1/mail/ring", ring_project),
 ]

@@ -1,4 +1,4 @@
-"""Permissions and questions: what people are asked, what they answer, what they have allowed."""
+"""Permission requests, questions, their answers, and grants."""
 
 from culm.errors import InvalidRequest
 from culm.ids import GrantId, SessionId
@@ -23,21 +23,22 @@ _ACTIONS = ("allow", "allow_session", "allow_workspace", "deny")
 
 
 async def get_skip(workspace: LiveWorkspace, query: SkipQuery) -> Skip:
-    """Say whether calls go ahead without being asked for."""
+    """Show if tool calls run without permission requests."""
     return Skip(workspace.gate.is_skipped(query.session_id))
 
 
 async def set_skip(workspace: LiveWorkspace, body: SetSkip, query: AnswerQuery) -> None:
-    """Let calls go ahead without being asked for, or no longer; of one session or of all."""
+    """Turn permission requests off or on again, for one session or for all."""
     if body.session_id:
-        await workspace.get_session(SessionId(body.session_id))  # Raises if there is none.
+        await workspace.get_session(SessionId(body.session_id))  # Raises for an unknown session.
     await workspace.gate.set_skip(body.session_id, query.by, on=body.skip)
 
 
 async def grant(workspace: LiveWorkspace, body: PermissionGrant, query: AnswerQuery) -> Resolved:
-    """Answer a permission request; the first answer counts.
+    """Answer a permission request. The first answer counts.
 
-    What is allowed is what the server asked for; of the request in the body only the id is read.
+    The answer applies to the request as the server recorded it. Only the id of the request in the
+    body is read.
     """
     if body.action not in _ACTIONS:
         raise InvalidRequest("invalid permission action", hint=f"one of {', '.join(_ACTIONS)}")
@@ -45,36 +46,36 @@ async def grant(workspace: LiveWorkspace, body: PermissionGrant, query: AnswerQu
 
 
 async def list_asks(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[PermissionRequest]]:
-    """List permission requests, the open ones unless asked otherwise, the latest first."""
+    """List permission requests, by default the open ones, the latest first."""
     return await workspace.toolbox.list_asks(PermissionRequest, query.session, query.state)
 
 
 async def list_grants(workspace: LiveWorkspace) -> list[Grant]:
-    """List what people have allowed for more than one call."""
+    """List the permissions that people granted for more than one call."""
     return workspace.gate.grants.all()
 
 
 async def revoke_grant(workspace: LiveWorkspace, grant_id: GrantId) -> None:
-    """Take a grant back: nothing more is let through by it."""
+    """Revoke a grant. It no longer allows any call."""
     await workspace.gate.grants.revoke(grant_id)
 
 
 async def list_questions(workspace: LiveWorkspace, query: AsksQuery) -> list[Ask[QuestionRequest]]:
-    """List batches of questions, the open ones unless asked otherwise, the latest first."""
+    """List batches of questions, by default the open ones, the latest first."""
     return await workspace.toolbox.list_asks(QuestionRequest, query.session, query.state)
 
 
 async def answer_questions(
     workspace: LiveWorkspace, body: QuestionAnswer, query: AnswerQuery
 ) -> Resolved:
-    """Answer a batch of questions; the first answer counts."""
+    """Answer a batch of questions. The first answer counts."""
     return Resolved(await workspace.gate.answer_questions(body, query.by))
 
 
 async def cancel_questions(
     workspace: LiveWorkspace, body: CancelQuestions | None, query: AnswerQuery
 ) -> Resolved:
-    """Decline to answer a batch of questions; without its id, the one that is shown."""
+    """Decline to answer a batch of questions; without an id, the batch that Crush displays."""
     batch_id = "" if body is None else body.batch_request_id
     return Resolved(await workspace.gate.cancel_questions(batch_id, query.by))
 

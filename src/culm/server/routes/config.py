@@ -1,4 +1,4 @@
-"""Configuration: what is shown of it, and what clients may change."""
+"""Configuration: reading it without secrets, and changing it."""
 
 from culm.config.documents import remove_key, select_model, set_key, step_of
 from culm.errors import InvalidRequest, NotFound
@@ -20,28 +20,28 @@ from culm.workspace.workspace import LiveWorkspace
 
 
 async def get_config(workspace: LiveWorkspace) -> Config:
-    """Show the configuration, without keys, tokens or environment."""
+    """Show the configuration without keys, tokens and environment variables."""
     return workspace.config
 
 
 async def list_providers(workspace: LiveWorkspace) -> list[Provider]:
-    """List the configured providers as a catalogue would."""
+    """List the configured providers in the form of a catalog."""
     providers = workspace.config.providers.items()
     return [Provider(i, p.name or i, p.type, p.base_url, models=p.models) for i, p in providers]
 
 
 async def set_config(workspace: LiveWorkspace, body: SetConfig) -> None:
-    """Set one key of the user's configuration or the workspace's."""
+    """Set one key of the configuration of the user or the workspace."""
     await workspace.change_config(body.scope, set_key(body.key, body.value))
 
 
 async def remove_config(workspace: LiveWorkspace, body: RemoveConfig) -> None:
-    """Remove one key; what is not there is removed already."""
+    """Remove one key. A missing key is not an error."""
     await workspace.change_config(body.scope, remove_key(body.key))
 
 
 async def set_model(workspace: LiveWorkspace, body: SetModel) -> None:
-    """Choose the large or the small model, and remember it among the recent ones."""
+    """Select the large or the small model, and add it to the recent models."""
     await workspace.change_config(body.scope, select_model(body.model_type, body.model))
 
 
@@ -51,7 +51,7 @@ async def set_compact(workspace: LiveWorkspace, body: SetCompact) -> None:
 
 
 async def set_provider_key(workspace: LiveWorkspace, body: SetProviderKey) -> None:
-    """Keep a provider's key or token. No route ever shows it."""
+    """Store a provider's key or token. No route ever returns it."""
     if not body.provider_id:
         raise InvalidRequest("provider_id is required")
     provider = f"providers.{step_of(body.provider_id)}"
@@ -69,12 +69,12 @@ async def set_provider_key(workspace: LiveWorkspace, body: SetProviderKey) -> No
 
 
 async def import_copilot(workspace: LiveWorkspace) -> ImportedToken:
-    """Take over a token of another program; this server looks into no other program's files."""
+    """Import a token of another program. This server reads no files of other programs."""
     return ImportedToken()
 
 
 async def refresh_oauth(workspace: LiveWorkspace, body: RefreshOAuth) -> None:
-    """Renew a provider's token; no provider of this version has one that can be renewed."""
+    """Refresh a provider's token. No provider in this version has a token that can be refreshed."""
     raise NotFound(f"no token to refresh for provider {body.provider_id!r}")
 
 

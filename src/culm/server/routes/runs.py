@@ -1,4 +1,4 @@
-"""Runs, each by its id."""
+"""Runs by id: list, show, edit, start, cancel."""
 
 from culm.server.api import Route
 from culm.wire.queries import RunsQuery
@@ -7,7 +7,7 @@ from culm.workspace.workspace import LiveWorkspace
 
 
 async def list_runs(workspace: LiveWorkspace, query: RunsQuery) -> list[Run]:
-    """List runs, the latest first; of one session or in one state if asked."""
+    """List runs, the latest first, optionally only those of a session or in a state."""
     return await workspace.agent.list_runs(query.session, query.state or None)
 
 
@@ -17,22 +17,22 @@ async def get_run(workspace: LiveWorkspace, run_id: str) -> Run:
 
 
 async def cancel_run(workspace: LiveWorkspace, run_id: str) -> CancelAnswer:
-    """Stop one run and say what came of it: it stopped, was faster, or did not stop in time."""
+    """Stop one run. The result: it stopped, had already finished, or did not stop in time."""
     return await workspace.agent.cancel_run(run_id)
 
 
 async def start_run(workspace: LiveWorkspace, run_id: str) -> Run:
-    """Let a held run go on."""
+    """Start a held run."""
     return await workspace.agent.start(run_id)
 
 
 async def drop_run(workspace: LiveWorkspace, run_id: str) -> Run:
-    """End a held run, or one that waits, before it began."""
+    """End a held or queued run before it starts."""
     return await workspace.agent.drop(run_id)
 
 
 async def edit_run(workspace: LiveWorkspace, run_id: str, body: EditPrompt) -> Run:
-    """Change the prompt of a run that waits."""
+    """Change the prompt of a queued run."""
     return await workspace.agent.edit(run_id, body.prompt)
 
 

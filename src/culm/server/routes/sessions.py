@@ -1,20 +1,23 @@
-"""Sessions and their messages."""
+"""Sessions, their messages, and the files that they read and wrote."""
+
+from datetime import datetime
 
 from culm.ids import SessionId
 from culm.server.api import Route
 from culm.store.messages import messages_of_session, user_messages, user_messages_of_session
 from culm.wire.messages import RawMessage
-from culm.wire.sessions import SaveSession, Session
+from culm.wire.queries import LastReadQuery
+from culm.wire.sessions import File, ReadFile, SaveSession, Session
 from culm.workspace.workspace import LiveWorkspace
 
 
 async def list_sessions(workspace: LiveWorkspace) -> list[Session]:
-    """List the sessions that no other session began, the last changed first."""
+    """List the sessions that were not started by another session, the last changed first."""
     return await workspace.list_sessions()
 
 
 async def create_session(workspace: LiveWorkspace, body: SaveSession) -> Session:
-    """Begin a session."""
+    """Create a session."""
     return await workspace.create_session(body.title)
 
 
@@ -26,17 +29,17 @@ async def get_session(workspace: LiveWorkspace, session_id: SessionId) -> Sessio
 async def rename_session(
     workspace: LiveWorkspace, session_id: SessionId, body: SaveSession
 ) -> Session:
-    """Change a session's title; the rest of what a client sends back is what it was told."""
+    """Change the title of a session. All other fields of the body are ignored."""
     return await workspace.rename_session(session_id, body.title)
 
 
 async def delete_session(workspace: LiveWorkspace, session_id: SessionId) -> None:
-    """Remove a session with its messages and files."""
+    """Delete a session with its messages and files."""
     await workspace.delete_session(session_id)
 
 
 async def list_messages(workspace: LiveWorkspace, session_id: SessionId) -> list[RawMessage]:
-    """List a session's messages, oldest first; none if there is no such session."""
+    """List the messages of a session, the oldest first. An unknown session has none."""
     messages, _ = await workspace.messages.read(messages_of_session(session_id))
     return messages
 
@@ -44,15 +47,35 @@ async def list_messages(workspace: LiveWorkspace, session_id: SessionId) -> list
 async def list_prompts_of_session(
     workspace: LiveWorkspace, session_id: SessionId
 ) -> list[RawMessage]:
-    """List what users said in a session, newest first."""
+    """List the user messages of a session, the newest first."""
     messages, _ = await workspace.messages.read(user_messages_of_session(session_id))
     return messages
 
 
 async def list_prompts(workspace: LiveWorkspace) -> list[RawMessage]:
-    """List what users said in all sessions, newest first."""
+    """List the user messages of all sessions, the newest first."""
     messages, _ = await workspace.messages.read(user_messages)
     return messages
+
+
+async def list_history(workspace: LiveWorkspace, session_id: SessionId) -> list[File]:
+    """List every version of every file that a session wrote, by version and then by age."""
+    return await workspace.files.history(session_id)
+
+
+async def list_read_files(workspace: LiveWorkspace, session_id: SessionId) -> list[str]:
+    """List the files that a session has read, the last read first."""
+    return await workspace.files.all_read(session_id)
+
+
+async def mark_read(workspace: LiveWorkspace, body: ReadFile) -> None:
+    """Record that a session has read a file now."""
+    await workspace.files.mark_read(body.session_id, body.path)
+
+
+async def last_read(workspace: LiveWorkspace, query: LastReadQuery) -> datetime:
+    """Get the time at which a session last read a file; the year 1 if it never did."""
+    return await workspace.files.last_read(query.session_id, query.path)
 
 
 _W = "/v1/workspaces/{workspace_id}"
@@ -66,4 +89,10 @@ ROUTES = [
     Route("GET", f"{_W}/sessions/{{session_id}}/messages", list_messages),
     Route("GET", f"{_W}/sessions/{{session_id}}/messages/user", list_prompts_of_session),
     Route("GET", f"{_W}/messages/user", list_prompts),
+]
+FILE_ROUTES = [
+    Route("GET", f"{_W}/sessions/{{session_id}}/history", list_history),
+    Route("GET", f"{_W}/sessions/{{session_id}}/filetracker/files", list_read_files),
+    Route("POST", f"{_W}/filetracker/read", mark_read),
+    Route("GET", f"{_W}/filetracker/lastread", last_read),
 ]

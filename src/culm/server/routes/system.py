@@ -1,12 +1,15 @@
-"""The server itself: is it there, what is it, may it leave; and clients that leave it."""
+"""The server itself: health, version, shutdown, its OpenAPI document, and clients that leave."""
 
 import platform
 import sys
+
+from aiohttp import web
 
 from culm import __version__
 from culm.errors import InvalidRequest, ServerInUse
 from culm.ids import find_client_id
 from culm.server.api import Route
+from culm.wire.codec import Json
 from culm.wire.workspaces import Control, VersionInfo
 from culm.workspace.registry import Registry
 
@@ -14,11 +17,11 @@ SERVER_NAME = "culm"
 
 
 async def health() -> None:
-    """Say that the server is there."""
+    """Check that the server is running."""
 
 
 async def version() -> VersionInfo:
-    """Say what the server is."""
+    """Get the version of the server."""
     return VersionInfo(
         version=__version__,
         commit="",
@@ -29,16 +32,16 @@ async def version() -> VersionInfo:
 
 
 async def config() -> dict[str, str]:
-    """Nothing: configuration belongs to a workspace."""
+    """Get an empty object. Configuration belongs to a workspace."""
     return {}
 
 
 async def control(registry: Registry, body: Control) -> None:
-    """Ask the server to leave; refused while it hosts a workspace."""
+    """Shut the server down. This is refused while it hosts a workspace."""
     if body.command not in ("shutdown", "shutdown_if_idle"):
         raise InvalidRequest("unknown command")
     if body.server != SERVER_NAME:
-        # A Crush client asks any server of another version to leave, and takes its socket.
+        # A Crush client shuts down any server of another version and takes over its socket.
         raise ServerInUse
     if body.version not in ("", __version__):
         raise ServerInUse
@@ -46,11 +49,30 @@ async def control(registry: Registry, body: Control) -> None:
 
 
 async def retire_client(registry: Registry, client_id: str) -> None:
-    """Give up every claim of a client, for good."""
+    """Release every claim of a client permanently."""
     found = find_client_id(client_id)
     if found is None:
         raise InvalidRequest("invalid client_id")
     registry.retire(found)
+
+
+# The next two import their modules on use: they are seldom called, and the server starts faster.
+
+
+async def get_openapi() -> dict[str, Json]:
+    """Get this document."""
+    from culm.server.openapi import document
+
+    return document()
+
+
+async def get_page() -> web.Response:
+    """Show this document as a self-contained HTML page."""
+    from culm.server.openapi import document
+    from culm.server.page import CONTENT_POLICY, render
+
+    headers = {"Content-Security-Policy": CONTENT_POLICY}
+    return web.Response(text=render(document()), content_type="text/html", headers=headers)
 
 
 ROUTES = [
@@ -59,4 +81,8 @@ ROUTES = [
     Route("GET", "/v1/config", config),
     Route("POST", "/v1/control", control),
     Route("DELETE", "/v1/clients/{client_id}", retire_client),
+]
+DOCUMENT_ROUTES = [
+    Route("GET", "/v1/openapi.json", get_openapi),
+    Route("GET", "/v1/docs", get_page),
 ]

@@ -1,4 +1,4 @@
-"""Named queries and migrations, read once from the files beside this one."""
+"""Named queries and migrations, loaded once from the files in this directory."""
 
 import re
 import sqlite3
@@ -28,7 +28,7 @@ MIGRATIONS = _load_migrations()
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Bring the schema forward, one migration a transaction; raises `SchemaTooNew`."""
+    """Apply missing migrations, each in a transaction; raises `SchemaTooNew`."""
     found = schema_version(connection)
     if found > len(MIGRATIONS):
         raise SchemaTooNew(path, found, len(MIGRATIONS))

@@ -154,7 +154,7 @@ WHERE id = ?3 AND state IN ('delivered', 'admitted') AND ?4 IN ('', recipient) R
 SELECT l.*, r.outcome FROM letters l JOIN runs r ON r.id = l.run_id
 WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.changed_at > ?1 AND r.state = 'ended'
   AND l.no > ?2
-  -- Programs outside are no rows; whoever else is not here is gone.
+  -- External programs (cli-*) have no row; any other sender without a row has been deleted.
   AND (l.sender LIKE 'cli-%' OR EXISTS (SELECT 1 FROM sessions WHERE id = l.sender)
     OR EXISTS (SELECT 1 FROM agents WHERE id = l.sender))
 ORDER BY l.no LIMIT ?3

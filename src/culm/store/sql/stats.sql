@@ -1,4 +1,4 @@
--- Runs that have begun; what was folded into another has used nothing of its own.
+-- Runs that have started. A run that was folded into another has no usage of its own.
 
 -- name: usage
 SELECT COUNT(*) AS runs, COALESCE(SUM(prompt_tokens), 0) AS prompt_tokens,
