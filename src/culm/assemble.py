@@ -36,38 +36,42 @@ from culm.server.app import make_api, open_http
 from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.settings import ServeOptions
-from culm.store.files import find_askers_left, has_unfinished_runs
+from culm.store.files import find_unanswered_senders, has_unfinished_runs
 from culm.store.store import open_store
 from culm.subagents.mail_room import STILL_ASKED_S
-from culm.subagents.means import Means
-from culm.tools.base import Tool
+from culm.subagents.services import FleetServices
+from culm.tools.base import Tool, ToolContext
 from culm.tools.files.file_executor import FileExecutor, open_file_executor
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import ToolContext
-from culm.wire.agents import OUTSIDE
-from culm.workspace.about import WorkspaceInfo
+from culm.wire.agents import EXTERNAL_PREFIX
 from culm.workspace.config import ConfigOrigins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
-from culm.workspace.roots import DataRoots, project_folder, read_workspaces, remember_workspace
-from culm.workspace.toolbox import Equipment
+from culm.workspace.roots import (
+    DataRoots,
+    WorkspaceInfo,
+    project_folder,
+    read_workspaces,
+    remember_workspace,
+)
+from culm.workspace.toolbox import ServerServices
 from culm.workspace.workspace import LiveWorkspace, open_workspace
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SEEN_S = 1.0  # As often as configuration is looked at.
-# Trees bound themselves, and one that waits for another must not keep that from beginning.
+CONTEXT_CACHE_S = 1.0  # The same interval at which the configuration is checked.
+# Trees are bounded by themselves, and a waiting run must not prevent the one it waits for.
 FLEET = FleetBounds(runs_max=10_000, waiting_max=0)
-LOOK_S = 2.0  # For one database at the start; a mount that hangs must not hang the server.
+PROBE_S = 2.0  # For one database at startup; a hanging mount must not block the server.
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Listening when it is handed out."""
+    """A server that is listening."""
 
-    addresses: tuple[Address, ...]  # With the real ports.
+    addresses: tuple[Address, ...]  # With the actual ports.
     registry: Registry
     token: str | None
 
@@ -81,11 +85,11 @@ async def open_server(
     tools: Mapping[str, Tool] | None = None,
     launcher: Launcher | None = None,
 ) -> AsyncGenerator[Server]:
-    """Listen, serve, and at the end of the block close everything in bounded stages.
+    """Listen and serve; at the end of the block close everything in bounded stages.
 
-    `on_leave` is called once when nobody needs the server any more. A `launcher` is for tests, as
-    `tools` are: workers that are no processes. Raises `ListenFailed`,
-    `InvalidRequest` for options that contradict each other.
+    `on_leave` is called once, when the server is no longer needed. `launcher` and `tools` are for
+    tests: workers that are not processes. Raises `ListenFailed`, and `InvalidRequest` for
+    conflicting options.
     """
     wanted = tuple(parse_address(text) for text in options.hosts)
     tls = _check_network(options, wanted)
@@ -103,7 +107,7 @@ async def open_server(
             open_document(options.data_dir / "config.json") as user,
             open_file_executor(clock) as work,
             open_processes(options.data_dir, clock, ids) as processes,
-            open_local_launcher(processes, _fabric_dir(options), clock) as local,
+            open_local_launcher(processes, _discovery_dir(options), clock) as local,
             open_fleet(launcher or local, clock, FLEET) as fleet,
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -112,8 +116,13 @@ async def open_server(
                 _opener(
                     options,
                     user,
-                    _equipment(
-                        options, http, work, processes, _means(options, fleet, work, clock), tools
+                    _services(
+                        options,
+                        http,
+                        work,
+                        processes,
+                        _fleet_services(options, fleet, work, clock),
+                        tools,
                     ),
                     clock,
                     ids,
@@ -125,25 +134,26 @@ async def open_server(
             ) as registry,
             open_http(make_api(registry, gate), listeners, tls),
         ):
-            if _is_locking():  # Else they may be another server's, and at work.
+            if _is_locking():  # Otherwise the runs may be active in another server.
                 await _resume(registry, options.data_dir, clock)
             try:
                 yield Server(addresses, registry, token)
             finally:
-                # Out of sight first; then the streams end, so that no clean-up waits for them.
+                # Stop accepting clients first, then end the streams, so that the cleanup does not
+                # wait for them.
                 for listener in listeners:
                     listener.hide()
                 await registry.close()
 
 
-def _equipment(
+def _services(
     options: ServeOptions,
     http: aiohttp.ClientSession,
     work: FileExecutor,
     processes: Processes,
-    agents: Means,
+    agents: FleetServices,
     tools: Mapping[str, Tool] | None,
-) -> Equipment:
+) -> ServerServices:
     settings = options.settings
 
     def tools_of(context: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
@@ -157,38 +167,40 @@ def _equipment(
             stall_s=settings.model_stall_s,
         )
 
-    seen: dict[tuple[Path, ContextPaths], tuple[float, ProjectContext]] = {}
+    cache: dict[tuple[Path, ContextPaths], tuple[float, ProjectContext]] = {}
 
-    async def look(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
-        """Turns that begin together look once: each look is a thread's work beside the loop."""
-        until_s, around = seen.get((path, paths), (0.0, ProjectContext(str(path))))
+    async def read_context(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
+        """Read the context once for turns that begin together, as each read occupies a thread."""
+        until_s, context = cache.get((path, paths), (0.0, ProjectContext(str(path))))
         if now_s < until_s:
-            return around
+            return context
         try:
-            around = await work.run(
+            context = await work.run(
                 lambda stop: read_project_context(path, paths, now_s, stop.is_set)
             )
-        except TimeoutError:  # The disk does not answer; the model can.
+        except TimeoutError:  # The disk does not respond; the model can work without it.
             return ProjectContext(str(path))
-        if len(seen) > options.settings.workspaces_max:
-            seen.clear()
-        seen[path, paths] = (now_s + SEEN_S, around)
-        return around
+        if len(cache) > options.settings.workspaces_max:
+            cache.clear()
+        cache[path, paths] = (now_s + CONTEXT_CACHE_S, context)
+        return context
 
-    return Equipment(make, tools_of, look, dict(os.environ), processes, work, agents)
+    return ServerServices(make, tools_of, read_context, dict(os.environ), processes, work, agents)
 
 
-def _means(options: ServeOptions, fleet: Fleet, work: FileExecutor, clock: Clock) -> Means:
-    async def beside(job: Callable[[], T]) -> T:
+def _fleet_services(
+    options: ServeOptions, fleet: Fleet, work: FileExecutor, clock: Clock
+) -> FleetServices:
+    async def run_blocking(job: Callable[[], T]) -> T:
         return await work.run(lambda _: job())
 
     def make_post(folder: Path) -> PostOffice:
         return MaildirPostOffice(folder, clock)
 
-    return Means(fleet, _fabric_dir(options), make_post, beside)
+    return FleetServices(fleet, _discovery_dir(options), make_post, run_blocking)
 
 
-def _fabric_dir(options: ServeOptions) -> Path:
+def _discovery_dir(options: ServeOptions) -> Path:
     return options.data_dir / "fabric"
 
 
@@ -197,43 +209,43 @@ def _is_locking() -> bool:
 
 
 def _has_work(folder: Path, clock: Clock) -> bool:
-    """Whether something is to be done in a workspace: a run not ended and not held, or mail."""
+    """Return True if a workspace has unfinished runs that are not held, or mail."""
     if has_unfinished_runs(folder / "culm.db"):
         return True
     post = MaildirPostOffice(folder / "mailboxes", clock)
-    if any(not address.startswith(OUTSIDE) for address in post.addresses(claimed=True)):
+    if any(not address.startswith(EXTERNAL_PREFIX) for address in post.addresses(claimed=True)):
         return True
-    askers = find_askers_left(folder / "culm.db", int(clock.now_s() - STILL_ASKED_S))
-    return any(not one.startswith(OUTSIDE) or has_mailbox(post, one) for one in askers)
+    askers = find_unanswered_senders(folder / "culm.db", int(clock.now_s() - STILL_ASKED_S))
+    return any(not one.startswith(EXTERNAL_PREFIX) or has_mailbox(post, one) for one in askers)
 
 
 async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:
-    """Open every workspace where something is to be done, though no client asks."""
+    """Open every workspace with work to do, without a request from a client."""
     for known in await asyncio.to_thread(read_workspaces, data_dir):
         folder = project_folder(Path(known.root), Path(known.path))
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(PROBE_S):
                 if await asyncio.to_thread(_has_work, folder, clock):
                     registry.resume(Path(known.path), Path(known.root))
-        except (AppError, OSError) as exc:  # A time-out is an OSError.
-            log.error("cannot go on with the runs of %s: %s", known.path, str(exc) or "time-out")
+        except (AppError, OSError) as exc:  # A timeout is an OSError.
+            log.error("cannot resume the runs of %s: %s", known.path, str(exc) or "time-out")
 
 
 def _opener(
-    options: ServeOptions, user: DocumentFile, equipment: Equipment, clock: Clock, ids: Ids
+    options: ServeOptions, user: DocumentFile, services: ServerServices, clock: Clock, ids: Ids
 ) -> OpenWorkspace:
     servers, trusted = LocalServers(clock), TrustedFiles(options.data_dir)
-    good: dict[Path, ReadSource] = {}  # The user's file as it last was in order.
+    good: dict[Path, ReadSource] = {}  # The last valid version of the user's file.
     roots = DataRoots(clock, locking=_is_locking())
-    remembering = asyncio.Lock()  # One list, rewritten by one at a time.
+    remembering = asyncio.Lock()  # The list is rewritten by one task at a time.
 
     @asynccontextmanager
     async def open_one(
         about: WorkspaceInfo, env: Mapping[str, str]
     ) -> AsyncGenerator[LiveWorkspace]:
         folder = project_folder(about.root, about.path)
-        # Not in the root, which a create may name: that can be inside a repository, and what is
-        # in a repository is its writer's.
+        # Not in the root, which a create may choose: it can be inside a repository, whose content
+        # is untrusted.
         own_file = project_folder(options.data_dir, about.path) / "config.json"
         async with (
             roots.hold(about.root) as alive_s,
@@ -247,7 +259,7 @@ def _opener(
                     (user, own),
                     partial(find_local_servers, servers=servers),
                 ),
-                equipment,
+                services,
                 clock,
                 ids,
                 options.settings,
@@ -266,7 +278,8 @@ def _remember(data_dir: Path, about: WorkspaceInfo) -> None:
     try:
         remember_workspace(data_dir, path=about.path, root=about.root, workspace_id=about.id)
     except (OSError, ValueError) as exc:
-        log.warning("cannot note %s in workspaces.json: %s", about.path, exc)  # It works without.
+        # The list is optional.
+        log.warning("cannot record %s in workspaces.json: %s", about.path, exc)
 
 
 def _token(options: ServeOptions) -> str:
@@ -280,7 +293,7 @@ def _token(options: ServeOptions) -> str:
 
 
 def _make_data_dir(data_dir: Path) -> None:
-    """Find out now, not at the first create, that nothing can be stored there."""
+    """Fail at startup, not at the first create, if the data directory is unusable."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
@@ -290,7 +303,7 @@ def _make_data_dir(data_dir: Path) -> None:
 
 
 def _check_network(options: ServeOptions, wanted: tuple[Address, ...]) -> ssl.SSLContext | None:
-    """Refuse to be open to a network by accident."""
+    """Refuse to listen on a network by accident."""
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidRequest("--tls-cert and --tls-key go together")
     beyond = [a for a in wanted if isinstance(a, TcpAddress) and not a.is_loopback]
@@ -298,21 +311,23 @@ def _check_network(options: ServeOptions, wanted: tuple[Address, ...]) -> ssl.SS
         raise ListenFailed(
             str(beyond[0]),
             "--no-auth is for loopback only",
-            hint="leave it out and give clients the token",
+            hint="remove it and give clients the token",
         )
     if beyond and options.tls_cert is None and not options.plaintext_network:
         raise ListenFailed(
             str(beyond[0]),
-            "without TLS the token and everything else can be read on the way",
-            hint="give --tls-cert and --tls-key, or say --insecure-plaintext-network",
+            "without TLS the token and all data are sent in plain text",
+            hint="pass --tls-cert and --tls-key, or --insecure-plaintext-network",
         )
     if options.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
-    except OSError as exc:  # What ssl raises is one.
+    except OSError as exc:  # ssl errors are OSErrors.
         files = f"--tls-cert {options.tls_cert} and --tls-key {options.tls_key}"
-        reason = "they are no matching PEM files" if isinstance(exc, ssl.SSLError) else exc.strerror
+        reason = (
+            "they are not matching PEM files" if isinstance(exc, ssl.SSLError) else exc.strerror
+        )
         raise InvalidRequest(f"cannot use {files}: {reason}") from exc
     return context

@@ -1,8 +1,8 @@
-"""What waits for a person: asks for permission, and questions; the first answer counts.
+"""Open requests to a person: permissions and questions. The first answer wins.
 
-Owns the open asks of one workspace. Whether a call needs one is `policy.py`'s, how it is shown the
-client's. Every ask is a row before anybody is shown it, and every answer a row before it counts;
-between the two the event loop is the lock.
+Owns the open asks of one workspace. `policy.py` decides whether a call needs one; clients decide
+how to display it. Every ask is stored before it is shown to anybody, and every answer is stored
+before it takes effect. Between the two, the event loop serves as the lock.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from culm.store.asks import close_ask, open_ask
 from culm.store.store import Store
 from culm.wire.asks import Ask, AskState, Grant, QuestionResponse, R
 
-ASKS_MAX = 64  # An agent that opens more is looping: refuse the next, do not queue it.
-EXPIRE_AGAIN_S = 1.0  # How often a store that cannot write that nobody answered is tried again.
+ASKS_MAX = 64  # An agent that opens more is looping: refuse the next one instead of queueing it.
+EXPIRE_AGAIN_S = 1.0  # The retry interval while the store cannot record an expiry.
 
 REFUSED: tuple[AskState, ...] = ("denied", "expired", "canceled")
 
 
 class ClosedAsk(NamedTuple):
-    """How an ask ended."""
+    """The outcome of an ask."""
 
     state: AskState
     by: str = ""
-    grant: Grant | None = None  # What is allowed from now on ...
-    responses: Sequence[QuestionResponse] = ()  # ... or what was answered.
+    grant: Grant | None = None  # The grant that the answer created, if any.
+    responses: Sequence[QuestionResponse] = ()  # The answers, if the ask was a batch of questions.
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting(Generic[R]):
     ask: Ask[R]
     closed: asyncio.Future[ClosedAsk]
-    closing: asyncio.Future[bool] | None = None  # An answer on its way to the store.
+    closing: asyncio.Future[bool] | None = None  # An answer that is being stored.
     timer: Timer | None = None
-    is_unwanted: bool = False  # Whoever asked has gone; its row is closed with its run's end.
+    is_unwanted: bool = False  # The caller stopped waiting; the end of its run closes the row.
 
     @property
     def id(self) -> AskId:
@@ -54,13 +54,13 @@ class _Waiting(Generic[R]):
 
     @property
     def is_refused(self) -> bool:
-        """A no is a no, whatever the call would do by now."""
+        """A refusal stays valid even if the call would do something else by now."""
         return self.closed.done() and self.closed.result().state in REFUSED
 
 
 @dataclass(eq=False, slots=True)
 class Asks(Generic[R]):
-    """The open asks of one kind, in the order they came. A Crush client is shown the first."""
+    """The open asks of one kind, oldest first. A Crush client is shown the first one only."""
 
     store: Store
     clock: Clock
@@ -68,28 +68,29 @@ class Asks(Generic[R]):
     publish: Callable[[TransientEvent], None]
     on_grant: Callable[[Grant], None] = field(default=lambda grant: None)
     _open: dict[AskId, _Waiting[R]] = field(default_factory=dict[AskId, _Waiting[R]])
-    # What an earlier server had asked, until the call that wants to know asks again.
-    _left: dict[tuple[str, str], _Waiting[R]] = field(
+    # Asks of an earlier server, until their call asks again.
+    _leftover: dict[tuple[str, str], _Waiting[R]] = field(
         default_factory=dict[tuple[str, str], _Waiting[R]]
     )
-    _opening: int = 0  # Those on their way to the store.
+    _opening: int = 0  # The number of asks that are being stored.
     _announced: AskId | None = None
     _is_stopped: bool = False
 
-    # --- asking
+    # --- opening
 
     async def put(self, ask: Ask[R]) -> tuple[Ask[R], ClosedAsk]:
-        """Ask, and wait for the answer, to what was really asked. Cancelling withdraws it.
+        """Open an ask and wait for its answer. Cancelling the wait withdraws the ask.
 
-        A call that had asked the same of an earlier server waits on that ask; if by now it would
-        do something else, the old one is withdrawn. Raises `LimitExceeded`, `StoreBusy`.
+        A call that opened the same ask on an earlier server waits for that one. If the call would
+        do something else by now, the earlier ask is withdrawn. Raises `LimitExceeded` and
+        `StoreBusy`.
         """
-        before = self._left.get((ask.message_id, ask.request.tool_call_id))
+        before = self._leftover.get((ask.message_id, ask.request.tool_call_id))
         if before is not None and before.closing is not None:
-            with contextlib.suppress(AppError):  # An answer on its way comes first.
+            with contextlib.suppress(AppError):  # An answer that is being stored takes precedence.
                 await asyncio.shield(before.closing)
         if before is not None and (before.ask.digest == ask.digest or before.is_refused):
-            self._left.pop(before.call, None)
+            self._leftover.pop(before.call, None)
             waiting = before
         else:
             waiting = await self._put_new(ask, before)
@@ -108,7 +109,7 @@ class Asks(Generic[R]):
         def opened(_: None) -> None:
             self._opening -= 1
             if before is not None:
-                self._left.pop(before.call, None)
+                self._leftover.pop(before.call, None)
                 self._leave(before, ClosedAsk("withdrawn"))
             if not waiting.is_unwanted:
                 self._enter(waiting)
@@ -121,7 +122,8 @@ class Asks(Generic[R]):
         try:
             await asyncio.shield(written)
         except asyncio.CancelledError:
-            self._withdraw(waiting)  # If it is written nevertheless, the run's end closes it.
+            # If the row is stored nevertheless, the end of the run closes it.
+            self._withdraw(waiting)
             raise
         return waiting
 
@@ -135,18 +137,18 @@ class Asks(Generic[R]):
         self._announce()
 
     def _announce(self) -> None:
-        """A Crush client replaces one dialog by the next, so it is shown one at a time."""
+        """Announce the first ask only: a Crush client replaces one dialog with the next."""
         first = next(iter(self._open.values()), None)
         if first is not None and first.id != self._announced:
             self._announced = first.id
             self.publish(self.notifier.announced(first.ask))
 
     def _withdraw(self, waiting: _Waiting[R]) -> None:
-        """Nobody waits for it any more. It keeps its place until the end of its run closes it."""
+        """Mark an ask that nobody waits for; it stays until the end of its run closes it."""
         waiting.is_unwanted = True
 
     def _leave(self, waiting: _Waiting[R], closed: ClosedAsk) -> None:
-        """Its row is closed, and that was told."""
+        """Remove an ask whose row is closed and whose closing was published."""
         if self._open.pop(waiting.id, None) is None:
             return
         if waiting.timer is not None:
@@ -159,23 +161,23 @@ class Asks(Generic[R]):
     # --- answering
 
     async def close(self, ask_id: str, closed: ClosedAsk) -> bool:
-        """Answer it. False if it is not open: answered, withdrawn, or never asked.
+        """Answer an ask. Return False if it is not open: already answered, withdrawn, or unknown.
 
-        Raises `WorkspaceClosing` when the server ends: it stays open for the next one.
+        Raises `WorkspaceClosing` during shutdown; the ask stays open for the next server.
         """
         if self._is_stopped:
             raise WorkspaceClosing
         while (waiting := self._find(ask_id)) is not None:
             if waiting.closing is None:
                 return await asyncio.shield(self._close(waiting, closed))
-            try:  # Another answer is on its way; it counts, unless it cannot be stored.
+            try:  # Another answer is being stored. It wins unless it cannot be stored.
                 await asyncio.shield(waiting.closing)
             except AppError:
                 continue
         return False
 
     def _close(self, waiting: _Waiting[R], closed: ClosedAsk) -> asyncio.Future[bool]:
-        def written(was_open: bool) -> None:  # noqa: FBT001 - what the unit returned
+        def written(was_open: bool) -> None:  # noqa: FBT001 - the result of the unit
             if closed.grant is not None and was_open:
                 self.on_grant(closed.grant)
             self._leave(waiting, closed if was_open else ClosedAsk("withdrawn"))
@@ -187,18 +189,19 @@ class Asks(Generic[R]):
 
         unit = close_ask(waiting.id, closed.state, by=closed.by, grant=closed.grant)
         closing = self.store.write(unit, written, failed)
-        waiting.closing = None if closing.done() else closing  # Done: it was refused at once.
+        # Done means that the store refused it at once.
+        waiting.closing = None if closing.done() else closing
         return closing
 
     def _expire_in(self, waiting: _Waiting[R], delay_s: float) -> None:
         waiting.timer = self.clock.call_later(delay_s, partial(self._expire, waiting))
 
     def _expire(self, waiting: _Waiting[R]) -> None:
-        # Also if whoever asked has just given up: that its time is over is why.
+        # Expire it even if its caller has just given up: the expiry is the reason.
         if waiting.closing is None and not self._is_stopped:
             self._close(waiting, ClosedAsk("expired"))
 
-    # --- looking
+    # --- reading
 
     def _find(self, ask_id: str) -> _Waiting[R] | None:
         waiting = self._open.get(AskId(ask_id))
@@ -219,52 +222,54 @@ class Asks(Generic[R]):
         return any(ask.run_id == run_id for ask in self.all())
 
     def is_closing_of_run(self, run_id: str) -> bool:
-        """Whether an answer to one of a run's is on its way to the store."""
+        """Return True if an answer to an ask of this run is being stored."""
         closing = (one for one in self._open.values() if one.closing is not None)
         return any(one.ask.run_id == run_id for one in closing)
 
-    def shown(self) -> Iterator[TransientEvent]:
-        """What is open, for whoever begins to listen."""
+    def state_events(self) -> Iterator[TransientEvent]:
+        """Return the events that show the open asks to a new subscriber."""
         for number, ask in enumerate(self.all()):
-            yield from self.notifier.shown(ask)
+            yield from self.notifier.state_events(ask)
             if number == 0:
                 yield self.notifier.announced(ask)
 
-    # --- the life of runs, and of the server
+    # --- lifecycle of runs and of the server
 
     def restore(self, ask: Ask[R]) -> None:
-        """Take on what the last server had asked, for a run that goes on."""
+        """Reopen an ask of the previous server, for a run that continues."""
         waiting = _new(ask)
-        self._left[waiting.call] = waiting
+        self._leftover[waiting.call] = waiting
         self._enter(waiting)
 
     def find_refusal(self, message_id: str, call_id: str) -> AskState | None:
-        """How what a call had asked an earlier server was refused, if it was."""
-        left = self._left.get((message_id, call_id))
+        """Return the state in which an ask of an earlier server was refused, or None."""
+        left = self._leftover.get((message_id, call_id))
         return left.closed.result().state if left is not None and left.is_refused else None
 
     def had_asked(self, message_id: str, call_id: str) -> bool:
-        """Whether a call asked an earlier server, and has not asked again."""
-        return (message_id, call_id) in self._left
+        """Return True if the call asked on an earlier server and has not asked again."""
+        return (message_id, call_id) in self._leftover
 
-    async def settle(self, message_id: str, call_id: str) -> None:
-        """A call is decided; what it had asked of an earlier server and not again is withdrawn.
+    async def withdraw_leftover(self, message_id: str, call_id: str) -> None:
+        """Withdraw the ask that a decided call left open on an earlier server and did not reopen.
 
         Raises `StoreBusy`.
         """
-        left = self._left.pop((message_id, call_id), None)
+        left = self._leftover.pop((message_id, call_id), None)
         if left is not None and not self._is_stopped:
             await self.close(left.id, ClosedAsk("withdrawn"))
 
     def forget_run(self, run_id: str) -> None:
-        """It has ended, and its rows are closed."""
-        self._left = {k: left for k, left in self._left.items() if left.ask.run_id != run_id}
+        """Drop the asks of a run that has ended; their rows are closed."""
+        self._leftover = {
+            k: left for k, left in self._leftover.items() if left.ask.run_id != run_id
+        }
         for waiting in list(self._open.values()):
             if waiting.ask.run_id == run_id:
                 self._leave(waiting, ClosedAsk("withdrawn"))
 
     def stop(self) -> None:
-        """The server ends; what is open stays so, for the next one."""
+        """Stop for shutdown. Open asks stay open for the next server."""
         self._is_stopped = True
         for waiting in list(self._open.values()):
             if waiting.timer is not None:

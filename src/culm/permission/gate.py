@@ -1,13 +1,20 @@
-"""Who decides on the calls of a workspace's runs: the policy, what people allowed, and people.
+"""The permission gate: the path of a call from the model's arguments to a plan that may run.
 
-Owns what they are asked and have allowed there. The way of a call is `admitting.py`.
+`admit` applies the steps in order: hooks, which may rewrite or refuse the call; the tool, which
+resolves the effect of the call; the policy; and a person, if the policy requires one. The outcome
+is a plan that may run unchanged, or a result that the model reads instead. In the server the steps
+belong to the `PermissionGate` of a workspace, in a worker to its `RuntimeGate`, which forwards asks
+to the host.
+
+`PermissionGate` owns the open asks, the grants and the skip mode of one workspace.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -15,24 +22,22 @@ from culm.clock import Clock
 from culm.errors import LimitExceeded
 from culm.events.hub import TransientEvent
 from culm.ids import AskId, Ids, MessageId, RunId, SessionId
-from culm.permission.admission import (
-    DECLINED,
-    DENIED,
-    EXPIRED,
-    NOBODY_ANSWERS,
-    UNANSWERED,
-    AdmissionSteps,
-    RunHooks,
-    admit,
-    refused,
-)
 from culm.permission.asks import Asks, ClosedAsk
 from culm.permission.grants import Grants
+from culm.permission.hooks import HookVerdict
 from culm.permission.notifications import PermissionNotifier, QuestionNotifier, notification
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.store.asks import AnyAsk, publish_skip
 from culm.store.store import Store
-from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
+from culm.tools.base import (
+    CallPlan,
+    CallRequest,
+    CallResult,
+    QuestionPlan,
+    ResolvedAction,
+    Tool,
+    Watch,
+)
 from culm.wire.asks import (
     Ask,
     AskState,
@@ -44,38 +49,66 @@ from culm.wire.asks import (
     QuestionResponse,
     SkipChanged,
 )
-from culm.wire.codec import encode
+from culm.wire.codec import Json, decode, encode
 from culm.wire.rules import Approve
 
-HEADLESS_WAIT_S = 300  # A run that nobody started by hand waits so long for somebody.
+log = logging.getLogger(__name__)
+
+HEADLESS_WAIT_S = 300  # The time limit for answering an ask of a headless run.
+
+DENIED = "User denied permission"
+DECLINED = "User cancelled this question"
+EXPIRED = "Nobody answered the permission request in time"
+UNANSWERED = "nobody answered in time"  # The same for an agent, which continues.
+NOBODY_ANSWERS = "Nobody is there to answer. Decide yourself, and say so."
+
+RunHooks = Callable[[CallRequest], Awaitable[HookVerdict | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalPolicy:
-    """What the caller of a run said: whether somebody is there, and what is answered for them."""
+    """The approval settings of a run's caller: whether a person is present, and preset answers."""
 
     headless: bool = False
     approve: Approve | None = None
 
 
 class NoApprover(Exception):
-    """Somebody would have to decide, and nobody did. Says why, in words for the model."""
+    """A decision by a person is needed, and nobody made it. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingApproval:
-    """A call that a person is to allow."""
+    """A call that waits for a person's approval."""
 
     call: CallRequest
     action: ResolvedAction
     digest: str
     why: str
-    deadline: int  # In Unix seconds; 0 if it waits.
-    path: Sequence[str] = ()  # Which agents lead to whoever asks.
+    deadline: int  # Unix seconds; 0 means that it waits without a limit.
+    path: Sequence[str] = ()  # The chain of agents from the root to the one that asks.
+
+
+class AdmissionCheck(Protocol):
+    async def __call__(
+        self, action: ResolvedAction, call: CallRequest, *, hooked: bool
+    ) -> CallResult | None:
+        """Return None if the call may run; `hooked` if a hook has allowed exactly this call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSteps:
+    """The checks that a call passes, in this order."""
+
+    run_hooks: RunHooks
+    check: AdmissionCheck
+    # Asks a person instead of running anything.
+    ask_questions: Callable[[QuestionPlan, CallRequest], Awaitable[CallResult]]
 
 
 class PermissionGate:
-    """The clearance of one workspace, with all that people are asked and have allowed there."""
+    """Admission of the calls of one workspace, with its open asks and grants."""
 
     def __init__(
         self,
@@ -83,61 +116,62 @@ class PermissionGate:
         clock: Clock,
         ids: Ids,
         *,
-        tell: Callable[[TransientEvent], None],
+        publish: Callable[[TransientEvent], None],
         run_hooks: RunHooks,
-        terms: Callable[[], PolicyInput],  # As the configuration has them now.
-        is_watched: Callable[[], bool],  # Whether somebody could answer.
+        policy_input: Callable[[], PolicyInput],  # Reads the current configuration.
+        is_watched: Callable[[], bool],  # True if a client is connected that could answer.
         skip: bool,
     ) -> None:
-        self.permissions = Asks[PermissionRequest](store, clock, PermissionNotifier(), tell)
-        self.questions = Asks[QuestionRequest](store, clock, QuestionNotifier(), tell)
+        self.permissions = Asks[PermissionRequest](store, clock, PermissionNotifier(), publish)
+        self.questions = Asks[QuestionRequest](store, clock, QuestionNotifier(), publish)
         self.grants = Grants(store)
         self.permissions.on_grant = self.grants.add
         self._store = store
         self._clock = clock
         self._ids = ids
-        self._tell = tell
+        self._publish = publish
         self._run_hooks = run_hooks
-        self._terms = terms
+        self._policy_input = policy_input
         self._is_watched = is_watched
-        self._skips = skip  # Nobody is asked in this workspace ...
-        self._skipping: set[str] = set()  # ... or in these sessions.
+        self._skip_all = skip  # Skip mode for the whole workspace.
+        self._skip_sessions: set[str] = set()  # Sessions in skip mode.
 
-    # --- a call
+    # --- admitting a call
 
     async def admit(
         self, tool: Tool | CallResult, call: CallRequest, approval: ApprovalPolicy
     ) -> CallPlan | CallResult:
-        """Whether a call goes ahead: its plan, or the result it has instead.
+        """Return the plan of a call that may run, or the result that replaces it.
 
-        One that cannot be made comes with its result, and had perhaps asked when it still could.
+        `tool` is a result if the call can no longer be made. The call may have opened an ask on an
+        earlier server, when it could still be made.
         """
         if (state := self.permissions.find_refusal(call.message_id, call.id)) is not None:
             admitted: CallPlan | CallResult = _refusal(state)
         elif isinstance(tool, CallResult):
             admitted = tool
         else:
-            gate = AdmissionSteps(
+            steps = AdmissionSteps(
                 self._run_hooks,
                 partial(self._check, approval=approval),
-                partial(self._inquire, approval=approval),
+                partial(self._ask_questions, approval=approval),
             )
-            admitted = await admit(tool, call, gate)
+            admitted = await admit(tool, call, steps)
         for asks in (self.permissions, self.questions):
-            await asks.settle(call.message_id, call.id)
+            await asks.withdraw_leftover(call.message_id, call.id)
         return admitted
 
     async def _check(
         self, action: ResolvedAction, call: CallRequest, *, hooked: bool, approval: ApprovalPolicy
     ) -> CallResult | None:
-        terms = replace(
-            self._terms(),
+        policy_input = replace(
+            self._policy_input(),
             skip=self.is_skipped(call.session_id),
             hook="allow" if hooked else "none",
             granted=self.grants.covering(action, call.session_id),
             approve=approval.approve,
         )
-        match decide(action, terms):
+        match decide(action, policy_input):
             case Allow(by=by):
                 self.notify_allowed(call, by)
                 return None
@@ -147,17 +181,19 @@ class PermissionGate:
                 return await self._ask(action, call, approval, why)
 
     def notify_allowed(self, call: CallRequest, by: str) -> None:
-        """Clients show what a hook, an earlier answer or the run's caller let through."""
+        """Notify clients of a call that a hook, a grant or the run's caller allowed."""
         if by in ("grant", "approve"):
-            self._tell(notification(call.session_id, call.id))
+            self._publish(notification(call.session_id, call.id))
         if by in ("grant", "approve", "hook"):
-            self._tell(notification(call.session_id, call.id, granted=True))
+            self._publish(notification(call.session_id, call.id, granted=True))
 
     async def _ask(
         self, action: ResolvedAction, call: CallRequest, approval: ApprovalPolicy, why: str
     ) -> CallResult | None:
-        if self._is_alone(approval) and not self.permissions.had_asked(call.message_id, call.id):
-            return refused(_alone(why))
+        if self._is_unattended(approval) and not self.permissions.had_asked(
+            call.message_id, call.id
+        ):
+            return refused(_unattended_text(why))
         pending = PendingApproval(call, action, action.digest, why, self._deadline(approval))
         try:
             closed = await self._put(pending)
@@ -194,20 +230,20 @@ class PermissionGate:
     async def allow_agent(
         self, pending: PendingApproval, approval: ApprovalPolicy, above: Sequence[str]
     ) -> bool:
-        """Whether an agent's call may go ahead, which its rules leave to people.
+        """Decide on an agent's call that the agent's own rules leave to a person.
 
-        What people have said of the sessions `above` holds for it, too. Raises `NobodyThere`.
+        Grants and skip mode of the sessions `above` apply to it, too. Raises `NoApprover`.
         """
         call, action = pending.call, pending.action
         sessions = (*above, call.session_id)
         if any(self.is_skipped(session_id) for session_id in sessions):
             return True
-        granted = {one for place in sessions for one in self.grants.covering(action, place)}
+        granted = {item for one in sessions for item in self.grants.covering(action, one)}
         if action.coverage and granted.issuperset(action.coverage):
             self.notify_allowed(call, "grant")
             return True
-        if self._is_alone(approval):
-            raise NoApprover(_alone(pending.why))
+        if self._is_unattended(approval):
+            raise NoApprover(_unattended_text(pending.why))
         try:
             closed = await self._put(pending)
         except LimitExceeded as exc:
@@ -216,36 +252,36 @@ class PermissionGate:
             raise NoApprover(UNANSWERED)
         return closed.state == "allowed"
 
-    async def _inquire(
-        self, inquiry: QuestionPlan, call: CallRequest, approval: ApprovalPolicy
+    async def _ask_questions(
+        self, plan: QuestionPlan, call: CallRequest, approval: ApprovalPolicy
     ) -> CallResult:
-        answered = await self.ask_people(inquiry, call, approval)
-        return answered if isinstance(answered, CallResult) else inquiry.answer(*answered)
+        answered = await self.ask_people(plan, call, approval)
+        return answered if isinstance(answered, CallResult) else plan.answer(*answered)
 
     async def ask_people(
         self,
-        inquiry: QuestionPlan,
+        plan: QuestionPlan,
         call: CallRequest,
         approval: ApprovalPolicy,
         path: Sequence[str] = (),
     ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | CallResult:
-        """What was asked and answered, or what the model reads because nobody did."""
-        if self._is_alone(approval) and not self.questions.had_asked(call.message_id, call.id):
+        """Return the request with its answers, or the result for the model if nobody answered."""
+        if self._is_unattended(approval) and not self.questions.had_asked(call.message_id, call.id):
             return CallResult(NOBODY_ANSWERS, is_error=True)
         questions = [
             msgspec.structs.replace(question, id=self._ids.question())
-            for question in inquiry.questions
+            for question in plan.questions
         ]
         request = QuestionRequest(
             id=self._ids.ask(),
             session_id=call.session_id,
             tool_call_id=call.id,
             questions=questions,
-            confirm_title=inquiry.confirm_title,
-            confirm_description=inquiry.confirm_description,
+            confirm_title=plan.confirm_title,
+            confirm_description=plan.confirm_description,
         )
         action = ResolvedAction(
-            call.name, "ask", resolved=msgspec.to_builtins(list(inquiry.questions))
+            call.name, "ask", resolved=msgspec.to_builtins(list(plan.questions))
         )
         ask = Ask(
             request,
@@ -264,19 +300,19 @@ class PermissionGate:
             return CallResult(DECLINED, is_error=True, ends_turn="end_turn")
         return asked.request, closed.responses
 
-    def _is_alone(self, approval: ApprovalPolicy) -> bool:
-        """Whether there is nobody to ask: who was asked may come back."""
+    def _is_unattended(self, approval: ApprovalPolicy) -> bool:
+        """Return True if nobody can be asked. An ask that is already open may still be answered."""
         return approval.headless and not self._is_watched()
 
     def _deadline(self, approval: ApprovalPolicy) -> int:
         return int(self._clock.now_s()) + HEADLESS_WAIT_S if approval.headless else 0
 
-    # --- what people answer
+    # --- answers
 
     async def answer(self, body: PermissionGrant, by: str) -> bool:
-        """Answer a permission request; False if somebody was faster, or nothing is asked.
+        """Answer a permission request. Return False if it is not open.
 
-        What is allowed is what the server asked for, whatever else the body says.
+        A grant covers the stored ask, regardless of the other fields of the body.
         """
         ask = self.permissions.find(body.permission.id)
         if ask is None or (body.digest and body.digest != ask.digest):
@@ -298,7 +334,7 @@ class PermissionGate:
         return await self.permissions.close(ask.request.id, ClosedAsk("allowed", by, grant))
 
     async def answer_questions(self, body: QuestionAnswer, by: str) -> bool:
-        """Answer a batch of questions; without its id, the one whose questions are answered."""
+        """Answer a batch of questions, identified by its id or else by the questions."""
         asked = {response.request_id for response in body.responses}
         for ask in self.questions.all():
             known = {question.id for question in ask.request.questions}
@@ -310,52 +346,53 @@ class PermissionGate:
 
     async def cancel_questions(self, batch_id: str, by: str) -> bool:
         """Decline to answer a batch; without its id, the one that a Crush client shows."""
-        shown = self.questions.announced
-        if not batch_id and shown is not None:
-            batch_id = shown.request.id
+        first = self.questions.announced
+        if not batch_id and first is not None:
+            batch_id = first.request.id
         return await self.questions.close(batch_id, ClosedAsk("canceled", by))
 
     def is_skipped(self, session_id: str = "") -> bool:
-        return self._skips or session_id in self._skipping
+        return self._skip_all or session_id in self._skip_sessions
 
     async def set_skip(self, session_id: str, by: str, *, on: bool) -> None:
-        """Let calls go ahead unasked, in one session or everywhere; what is open stays open."""
+        """Switch skip mode, for one session or the whole workspace. Open asks stay open."""
 
         def announced(_: None) -> None:
             if not session_id:
-                self._skips = on
+                self._skip_all = on
             elif on:
-                self._skipping.add(session_id)
+                self._skip_sessions.add(session_id)
             else:
-                self._skipping.discard(session_id)
+                self._skip_sessions.discard(session_id)
 
         changed = SkipChanged("session" if session_id else "workspace", session_id, on, by)
         await asyncio.shield(self._store.write(publish_skip(changed), announced))
 
-    def shown(self) -> Sequence[TransientEvent]:
-        """How things stand, for whoever begins to listen."""
-        skips = [SkipChanged("workspace", "", self._skips)]
-        skips += [SkipChanged("session", session_id, on=True) for session_id in self._skipping]
-        told = [TransientEvent("skip_changed", skip.session_id, encode(skip)) for skip in skips]
-        return [*told, *self.permissions.shown(), *self.questions.shown()]
+    def state_events(self) -> Sequence[TransientEvent]:
+        """Return the events that show the current state to a new subscriber."""
+        skips = [SkipChanged("workspace", "", self._skip_all)]
+        skips += [SkipChanged("session", session_id, on=True) for session_id in self._skip_sessions]
+        events = [TransientEvent("skip_changed", skip.session_id, encode(skip)) for skip in skips]
+        return [*events, *self.permissions.state_events(), *self.questions.state_events()]
 
-    # --- the life of runs, sessions and the server
+    # --- lifecycle of runs, sessions and the server
 
     def waits(self, run_id: str) -> bool:
-        """Whether a run waits for a person."""
+        """Return True if a run waits for a person."""
         return self.permissions.has_of_run(run_id) or self.questions.has_of_run(run_id)
 
     def is_being_answered(self, run_id: str) -> bool:
-        """Whether a run that waits is about to go on."""
+        """Return True if an answer that lets a waiting run continue is being stored."""
         kinds = (self.permissions, self.questions)
         return any(asks.is_closing_of_run(run_id) for asks in kinds)
 
     def restore(self, asks: Sequence[AnyAsk]) -> None:
-        """Take on what the last server had asked, for runs that go on."""
+        """Reopen the asks of the previous server, for runs that continue."""
         for ask in asks:
             if isinstance(ask.request, PermissionRequest):
                 self.permissions.restore(cast("Ask[PermissionRequest]", ask))
-            else:  # Each is what its request is, which the checker cannot follow.
+            # The request type determines the type of the ask, which the checker cannot infer.
+            else:
                 self.questions.restore(cast("Ask[QuestionRequest]", ask))
 
     def forget_run(self, run_id: str) -> None:
@@ -364,7 +401,7 @@ class PermissionGate:
 
     def forget_session(self, session_id: str) -> None:
         self.grants.forget_session(session_id)
-        self._skipping.discard(session_id)
+        self._skip_sessions.discard(session_id)
 
     def stop(self) -> None:
         self.permissions.stop()
@@ -372,10 +409,70 @@ class PermissionGate:
 
 
 def _refusal(state: AskState) -> CallResult:
-    words = EXPIRED if state == "expired" else DENIED
-    return CallResult(words, is_error=True, ends_turn="denied")
+    text = EXPIRED if state == "expired" else DENIED
+    return CallResult(text, is_error=True, ends_turn="denied")
 
 
-def _alone(why: str) -> str:
+def _unattended_text(why: str) -> str:
     reason = f" ({why.rstrip('.')})" if why else ""
     return f"this needs a person's permission{reason}, and nobody can be asked"
+
+
+# --- the steps
+
+
+async def admit(tool: Tool, call: CallRequest, steps: AdmissionSteps) -> CallPlan | CallResult:
+    """Return the plan of a call that may run, or the result that replaces it."""
+    verdict = await steps.run_hooks(call)
+    if verdict is not None:
+        if verdict.halt or verdict.decision == "deny":
+            return _stopped_by(verdict)
+        if verdict.updated_input is not None:
+            text = encode(verdict.updated_input).decode()
+            call = replace(call, input=text, arguments=verdict.updated_input)
+    plan = await prepare(tool, call)
+    if isinstance(plan, QuestionPlan):
+        plan = await steps.ask_questions(plan, call)
+    elif isinstance(plan, CallPlan):
+        hooked = verdict is not None and verdict.decision == "allow"
+        plan = await steps.check(plan.action, call, hooked=hooked) or plan
+    return plan if verdict is None else _with_hook(plan, verdict)
+
+
+async def prepare(tool: Tool, call: CallRequest) -> CallPlan | QuestionPlan | CallResult:
+    """Resolve the effect of a call. An exception in the tool becomes the call's result."""
+    try:
+        return await tool.prepare(call)
+    except Exception as exc:  # boundary: the model reads the errors of a tool
+        log.exception("%s cannot be prepared", call.name)
+        return CallResult(f"{type(exc).__name__}: {exc}", is_error=True)
+
+
+def refused(reason: str) -> CallResult:
+    """Build the result of a call that is refused without asking anybody."""
+    return CallResult(f"Not allowed: {reason}.", is_error=True)
+
+
+def _stopped_by(verdict: HookVerdict) -> CallResult:
+    reason = verdict.reason or "a hook refused it"
+    result = CallResult(reason, is_error=True, ends_turn="end_turn" if verdict.halt else None)
+    return _marked(result, verdict)
+
+
+def _with_hook(plan: CallPlan | CallResult, verdict: HookVerdict) -> CallPlan | CallResult:
+    """Add the output of the hooks to the result."""
+    if isinstance(plan, CallResult):
+        return _marked(plan, verdict)
+    run = plan.run
+
+    async def hooked(watch: Watch) -> CallResult:
+        return _marked(await run(watch), verdict)
+
+    return replace(plan, run=hooked)
+
+
+def _marked(result: CallResult, verdict: HookVerdict) -> CallResult:
+    content = f"{result.content}\n{verdict.context}" if verdict.context else result.content
+    known = decode(result.metadata or "{}", dict[str, Json])
+    metadata = encode({**known, "hook": verdict.metadata}).decode()
+    return replace(result, content=content, metadata=metadata)

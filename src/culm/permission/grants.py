@@ -1,4 +1,4 @@
-"""What people allowed for more than one call: for a session, or for the whole workspace."""
+"""Permissions that outlive one call: for a session, or for the whole workspace."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from culm.wire.asks import Grant
 
 @dataclass(eq=False, slots=True)
 class Grants:
-    """Those of one workspace, as they are stored."""
+    """The stored grants of one workspace."""
 
     store: Store
     _grants: dict[GrantId, Grant] = field(default_factory=dict[GrantId, Grant])
@@ -22,36 +22,36 @@ class Grants:
         self._grants = {grant.id: grant for grant in await self.store.read(all_grants)}
 
     def add(self, grant: Grant) -> None:
-        """It is stored; from here on it counts."""
+        """Apply a grant that has been stored."""
         self._grants[grant.id] = grant
 
     def all(self) -> list[Grant]:
         return list(self._grants.values())
 
     def covering(self, action: ResolvedAction, session_id: str) -> frozenset[str]:
-        """All grains that are granted for this tool and action in this session."""
+        """Return the coverage granted for this tool and action in this session."""
         return frozenset(
-            grain
+            item
             for grant in self._grants.values()
             if grant.tool_name == action.tool
             and grant.action == action.name
             and (grant.scope == "workspace" or grant.session_id == session_id)
-            for grain in grant.grains
+            for item in grant.grains
         )
 
     async def revoke(self, grant_id: str) -> None:
-        """Take it back: no call is let through by it from here on. Raises `GrantNotFound`."""
-        taken = self._grants.pop(GrantId(grant_id), None)
-        if taken is None:
+        """Revoke a grant; from now on it allows no call. Raises `GrantNotFound`."""
+        grant = self._grants.pop(GrantId(grant_id), None)
+        if grant is None:
             raise GrantNotFound(grant_id)
 
         def failed(_: Exception) -> None:
-            self._grants[taken.id] = taken
+            self._grants[grant.id] = grant
 
-        await asyncio.shield(self.store.write(delete_grant(taken.id), on_fail=failed))
+        await asyncio.shield(self.store.write(delete_grant(grant.id), on_fail=failed))
 
     def forget_session(self, session_id: str) -> None:
-        """It is deleted, and what was granted in it."""
+        """Drop the grants of a deleted session."""
         self._grants = {
             grant_id: grant
             for grant_id, grant in self._grants.items()

@@ -1,4 +1,4 @@
-"""What clients are told of asks: every one in our own view, one at a time in Crush's."""
+"""Events about asks: every ask in our own view, one at a time in Crush's view."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -16,16 +16,16 @@ from culm.wire.codec import encode
 
 
 class AskNotifier(Protocol[R]):
-    """How one kind of ask is told. That it was opened and closed, the store tells for good."""
+    """Events of one kind of ask; the store publishes the durable ones."""
 
     def opened(self, ask: Ask[R]) -> Iterator[TransientEvent]: ...
 
     def announced(self, ask: Ask[R]) -> TransientEvent:
-        """It is the one that a Crush client shows."""
+        """Build the event for the ask that a Crush client shows."""
         ...
 
-    def shown(self, ask: Ask[R]) -> Iterator[TransientEvent]:
-        """How it stands, for whoever begins to listen."""
+    def state_events(self, ask: Ask[R]) -> Iterator[TransientEvent]:
+        """Return the events that show an open ask to a new subscriber."""
         ...
 
 
@@ -37,7 +37,7 @@ class PermissionNotifier:
     def announced(self, ask: Ask[PermissionRequest]) -> TransientEvent:
         return _request(ask)._replace(view="crush")
 
-    def shown(self, ask: Ask[PermissionRequest]) -> Iterator[TransientEvent]:
+    def state_events(self, ask: Ask[PermissionRequest]) -> Iterator[TransientEvent]:
         changed = encode(changed_ask(ask))
         yield TransientEvent("ask_changed", ask.request.session_id, changed, "created")
         yield from self.opened(ask)
@@ -50,16 +50,16 @@ class QuestionNotifier:
     def announced(self, ask: Ask[QuestionRequest]) -> TransientEvent:
         return _batch(ask)._replace(view="crush")
 
-    def shown(self, ask: Ask[QuestionRequest]) -> Iterator[TransientEvent]:
+    def state_events(self, ask: Ask[QuestionRequest]) -> Iterator[TransientEvent]:
         changed = encode(changed_ask(ask))
         yield TransientEvent("question_changed", ask.request.session_id, changed, "created")
         yield from self.opened(ask)
 
 
 def notification(session_id: str, tool_call_id: str, *, granted: bool = False) -> TransientEvent:
-    """A call waits, or was let through without being asked about."""
-    told = PermissionNotification(tool_call_id, granted=granted, session_id=session_id)
-    return TransientEvent("permission_notification", session_id, encode(told), "created")
+    """Build the event of a call that waits, or that was allowed without an ask."""
+    payload = PermissionNotification(tool_call_id, granted=granted, session_id=session_id)
+    return TransientEvent("permission_notification", session_id, encode(payload), "created")
 
 
 def _request(ask: Ask[PermissionRequest]) -> TransientEvent:

@@ -1,14 +1,14 @@
-"""Whether a call may go ahead, must be asked about, or is refused. Pure.
+"""The permission policy: allow a call, refuse it, or ask a person. Pure.
 
-A hook that denies or halts has had its say before. Then, in this order: rules that deny, skip mode,
-what is allowed (by being harmless, by `allowed_tools`, by rules), the approval of a hook, grants,
-and last what the run's caller said instead of asking. A rule that asks takes away only what is
-allowed beforehand. Who is asked, and what happens if nobody is there, is not decided here.
+A hook that denies or halts has already ended the call. The order is: deny rules, skip mode, advance
+permission (free actions, `allowed_tools`, allow rules), the approval of a hook, grants, and last
+the approval setting of the run's caller. An ask rule cancels advance permission only. The choice of
+the person to ask, and the case that nobody is available, belong to `gate.py`.
 
-A rule that narrows (deny, ask) matches if any part of an action does; one that allows must cover
-all of it. Where it cannot be told what a shell command will do, the one matches and the other does
-not. Where there are several places that paths may be from, the one is about all of them, the other
-about the first.
+A restrictive rule (deny, ask) matches if any part of an action matches; an allow rule must cover
+the whole action. If the commands of a shell line cannot be determined, restrictive rules match and
+allow rules do not. If relative paths have several possible base directories, restrictive rules
+apply to all of them, allow rules to the first.
 """
 
 import re
@@ -24,7 +24,7 @@ from culm.tools.search.patterns import BadPattern, Glob, parse_glob
 from culm.wire.codec import strings_in
 from culm.wire.rules import Approve, Decision, Rule
 
-GLOBS_KEPT = 2048  # Read globs; more than a few workspaces have.
+GLOB_CACHE_SIZE = 2048  # Cached parsed globs; more than a few workspaces use.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Allow:
 @dataclass(frozen=True, slots=True)
 class Refuse:
     by: Literal["rule", "approve"]
-    reason: str  # For the model and whoever reads along.
+    reason: str  # For the model and for readers of the transcript.
 
 
 @dataclass(frozen=True, slots=True)
 class AskPerson:
-    why: str = ""  # Where that is not plain.
+    why: str = ""  # Only if it is not obvious.
 
 
 Verdict = Allow | Refuse | AskPerson
@@ -48,84 +48,84 @@ Verdict = Allow | Refuse | AskPerson
 
 @dataclass(frozen=True, slots=True)
 class PolicyInput:
-    """What a call of one session is judged by."""
+    """The inputs of the decision about one call."""
 
-    workspace: str  # Real and absolute; globs that do not begin with `/` or `~/` are from here.
-    home: str  # The same, for `~/`.
+    workspace: str  # Real and absolute; the base of globs without a leading `/` or `~/`.
+    home: str  # Real and absolute; the base of `~/`.
     rules: Sequence[Rule] = ()
-    # Globs in rules that deny or ask are from here, too: whoever works in a copy of a
-    # directory may do no more in that directory than those who work there.
+    # Further bases for the globs of deny and ask rules: an agent in a copy of a directory must not
+    # do more in the original than an agent that works there.
     also_from: Sequence[str] = ()
-    allowed_tools: Collection[str] = ()  # `tool` or `tool:action`, exactly.
+    allowed_tools: Collection[str] = ()  # `tool` or `tool:action`, compared exactly.
     skip: bool = False
-    hook: Literal["allow", "none"] = "none"  # Of exactly this call.
-    granted: Collection[str] = ()  # Grains that hold for this tool, action and session.
-    approve: Approve | None = None  # What the run's caller said.
+    hook: Literal["allow", "none"] = "none"  # For exactly this call.
+    granted: Collection[str] = ()  # Granted coverage for this tool, action and session.
+    approve: Approve | None = None  # The setting of the run's caller.
 
 
-def decide(action: ResolvedAction, terms: PolicyInput) -> Verdict:
-    deny = _first("deny", terms.rules, action, terms)
+def decide(action: ResolvedAction, inputs: PolicyInput) -> Verdict:
+    deny = _first("deny", inputs.rules, action, inputs)
     if deny is not None:
         return Refuse("rule", f"a rule denies it: {rule_text(deny)}")
-    if terms.approve is not None and not isinstance(terms.approve, str):
-        deny = _first("deny", terms.approve, action, terms)
+    if inputs.approve is not None and not isinstance(inputs.approve, str):
+        deny = _first("deny", inputs.approve, action, inputs)
         if deny is not None:
-            return Refuse("approve", f"whoever started this run denies it: {rule_text(deny)}")
-    if terms.skip:
+            return Refuse("approve", f"the caller of this run denies it: {rule_text(deny)}")
+    if inputs.skip:
         return Allow("skip")
-    ask = _first("ask", terms.rules, action, terms)
+    ask = _first("ask", inputs.rules, action, inputs)
     if ask is None:
         if action.is_free:
             return Allow("free")
-        if {action.tool, f"{action.tool}:{action.name}"} & set(terms.allowed_tools):
+        if {action.tool, f"{action.tool}:{action.name}"} & set(inputs.allowed_tools):
             return Allow("allowed_tools")
-        if _covered(terms.rules, action, terms):
+        if _covered(inputs.rules, action, inputs):
             return Allow("rule")
-    if terms.hook == "allow":
+    if inputs.hook == "allow":
         return Allow("hook")
-    if action.coverage and all(grain in terms.granted for grain in action.coverage):
+    if action.coverage and all(item in inputs.granted for item in action.coverage):
         return Allow("grant")
-    why = action.why if ask is None else f"a rule wants it asked: {rule_text(ask)}"
-    return _approved(action, terms, why)
+    why = action.why if ask is None else f"a rule requires approval: {rule_text(ask)}"
+    return _approved(action, inputs, why)
 
 
-def _approved(action: ResolvedAction, terms: PolicyInput, why: str) -> Verdict:
-    """What the run's caller said, or that somebody is to be asked."""
-    match terms.approve:
+def _approved(action: ResolvedAction, inputs: PolicyInput, why: str) -> Verdict:
+    """Apply the setting of the run's caller; the default is to ask."""
+    match inputs.approve:
         case None | "ask":
             return AskPerson(why)
         case "allow":
             return Allow("approve")
         case "deny":
-            return Refuse("approve", "whoever started this run denies what would be asked")
+            return Refuse("approve", "the caller of this run denies calls that need approval")
         case rules:
-            if _first("ask", rules, action, terms) is None and _covered(rules, action, terms):
+            if _first("ask", rules, action, inputs) is None and _covered(rules, action, inputs):
                 return Allow("approve")
             return AskPerson(why)
 
 
 def rule_text(rule: Rule) -> str:
-    """A rule as a person may find it again."""
+    """Format a rule so that a person can find it in the configuration."""
     named = (("tool", rule.tool), ("action", rule.action))
-    said = [f"{name} {pattern}" for name, pattern in named if pattern != "*"]
-    said += [f"path {rule.path}"] if rule.path else []
-    said += [f"command {rule.command!r}"] if rule.command else []
-    return f"{rule.decision} {', '.join(said) or 'everything'}"
+    parts = [f"{name} {pattern}" for name, pattern in named if pattern != "*"]
+    parts += [f"path {rule.path}"] if rule.path else []
+    parts += [f"command {rule.command!r}"] if rule.command else []
+    return f"{rule.decision} {', '.join(parts) or 'everything'}"
 
 
-# --- rules that narrow: any part of an action that matches is enough
+# --- restrictive rules: one matching part is enough
 
 
 def _first(
-    decision: Decision, rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput
+    decision: Decision, rules: Iterable[Rule], action: ResolvedAction, inputs: PolicyInput
 ) -> Rule | None:
-    return next((r for r in rules if r.decision == decision and _touches(r, action, terms)), None)
+    return next((r for r in rules if r.decision == decision and _touches(r, action, inputs)), None)
 
 
-def _touches(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
+def _touches(rule: Rule, action: ResolvedAction, inputs: PolicyInput) -> bool:
     if not _applies_to(rule, action):
         return False
-    if rule.path and not _touches_path(rule.path, action, terms):
+    if rule.path and not _touches_path(rule.path, action, inputs):
         return False
     if not rule.command:
         return True
@@ -135,10 +135,10 @@ def _touches(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
     return any(command_matches(rule.command, one, by_name=True) for one in known)
 
 
-def _touches_path(glob: str, action: ResolvedAction, terms: PolicyInput) -> bool:
-    for place in (terms.workspace, *terms.also_from):
-        there = replace(terms, workspace=place)
-        if any(path_matches(glob, path, there, bad=True) for path in action.paths):
+def _touches_path(glob: str, action: ResolvedAction, inputs: PolicyInput) -> bool:
+    for base in (inputs.workspace, *inputs.also_from):
+        based = replace(inputs, workspace=base)
+        if any(path_matches(glob, path, based, bad=True) for path in action.paths):
             return True
     return action.commands is None and _mentions(action, _literal(glob))
 
@@ -148,32 +148,32 @@ def _applies_to(rule: Rule, action: ResolvedAction) -> bool:
 
 
 def _mentions(action: ResolvedAction, name: str) -> bool:
-    """Whether a name stands in what a person would be shown of the action.
+    """Return True if a name occurs in the parameters shown to a person.
 
-    It is what is left to go by if the commands in it cannot be told.
+    This is the fallback if the commands of the action cannot be determined.
     """
-    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)" if name else "")
-    return any(word.search(text) for _, text in strings_in(action.params))
+    whole = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)" if name else "")
+    return any(whole.search(text) for _, text in strings_in(action.params))
 
 
 def _program(pattern: str) -> str:
-    """The name of the program a pattern is about; empty if that is left open."""
+    """Return the program name of a pattern, or an empty string if it has wildcards."""
     name = (pattern.split() or [""])[0].rpartition("/")[2]
     return "" if re.search(r"[*?\[]", name) else name
 
 
 def _literal(glob: str) -> str:
-    """The longest name in a glob that stands for itself."""
+    """Return the longest component of a glob without wildcards."""
     names = [part for part in glob.split("/") if part not in ("", ".", "..", "~")]
     return max((n for n in names if not re.search(r"[*?\[{\\]", n)), key=len, default="")
 
 
-# --- rules that allow: all of an action is to be covered
+# --- allow rules: the whole action must be covered
 
 
-def _covered(rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput) -> bool:
-    """Whether the rules that allow cover the action; each command may have one of its own."""
-    allowing = [rule for rule in rules if _allows_place(rule, action, terms)]
+def _covered(rules: Iterable[Rule], action: ResolvedAction, inputs: PolicyInput) -> bool:
+    """Return True if allow rules cover the action. Each command may match a different rule."""
+    allowing = [rule for rule in rules if _allows_paths(rule, action, inputs)]
     if any(not rule.command for rule in allowing):
         return True
     return bool(action.commands) and all(
@@ -181,27 +181,27 @@ def _covered(rules: Iterable[Rule], action: ResolvedAction, terms: PolicyInput) 
     )
 
 
-def _allows_place(rule: Rule, action: ResolvedAction, terms: PolicyInput) -> bool:
+def _allows_paths(rule: Rule, action: ResolvedAction, inputs: PolicyInput) -> bool:
     if rule.decision != "allow" or not _applies_to(rule, action):
         return False
     if not rule.path:
         return True
-    # Where a command works does not say what it does.
+    # The directory of a command does not limit its effects.
     runs = action.commands is None or len(action.commands) > 0
     if not action.paths or (runs and not rule.command):
         return False
-    return all(path_matches(rule.path, path, terms, bad=False) for path in action.paths)
+    return all(path_matches(rule.path, path, inputs, bad=False) for path in action.paths)
 
 
 # --- patterns
 
 
-def path_matches(glob: str, path: str, terms: PolicyInput, *, bad: bool) -> bool:
-    """Whether a real, absolute path is one a glob means; `bad` if the glob cannot be read.
+def path_matches(glob: str, path: str, inputs: PolicyInput, *, bad: bool) -> bool:
+    """Match a real, absolute path against a glob. Return `bad` if the glob is invalid.
 
-    `**` stands for any number of directories, and at the end for the directory itself, too.
+    `**` matches any number of directories, and at the end also the directory itself.
     """
-    base, rest = _based(glob, terms)
+    base, rest = _split_base(glob, inputs)
     parts = PurePosixPath(path).parts[1:]
     if parts[: len(base)] != base:
         return False
@@ -214,13 +214,13 @@ def path_matches(glob: str, path: str, terms: PolicyInput, *, bad: bool) -> bool
         return bad
 
 
-def _based(glob: str, terms: PolicyInput) -> tuple[tuple[str, ...], str]:
-    """The directory a glob is from, and the rest of it."""
+def _split_base(glob: str, inputs: PolicyInput) -> tuple[tuple[str, ...], str]:
+    """Return the base directory of a glob and the rest of the glob."""
     if glob.startswith("/"):
         return (), glob.lstrip("/")
-    base = terms.workspace
+    base = inputs.workspace
     if glob == "~" or glob.startswith("~/"):
-        base, glob = terms.home, glob[1:].lstrip("/")
+        base, glob = inputs.home, glob[1:].lstrip("/")
     parts = PurePosixPath(base).parts[1:]
     while (head := glob.partition("/"))[0] in (".", ".."):
         parts = parts[:-1] if head[0] == ".." else parts
@@ -228,33 +228,33 @@ def _based(glob: str, terms: PolicyInput) -> tuple[tuple[str, ...], str]:
     return parts, glob
 
 
-@lru_cache(GLOBS_KEPT)
+@lru_cache(GLOB_CACHE_SIZE)
 def _glob(text: str) -> Glob:
     return parse_glob(text, hidden=True)
 
 
 def command_matches(pattern: str, command: str, *, by_name: bool = False) -> bool:
-    """Whether the words of a command are those of a pattern, of which `*` is any number of words.
+    """Match a command against a pattern, token by token; `*` matches any number of tokens.
 
-    With `by_name`, a program that is given by its path counts by its name as well.
+    With `by_name`, a program given by its path also matches by its file name.
     """
-    wanted, words = pattern.split(), command.split()
-    if _words_match(wanted, words):
+    wanted, tokens = pattern.split(), command.split()
+    if _tokens_match(wanted, tokens):
         return True
-    if not by_name or not words or "/" not in words[0]:
+    if not by_name or not tokens or "/" not in tokens[0]:
         return False
-    return _words_match(wanted, [words[0].rpartition("/")[2], *words[1:]])
+    return _tokens_match(wanted, [tokens[0].rpartition("/")[2], *tokens[1:]])
 
 
-def _words_match(wanted: Sequence[str], words: Sequence[str]) -> bool:
-    """Match from the left. When stuck, the last `*` takes one word more; that suffices."""
+def _tokens_match(wanted: Sequence[str], tokens: Sequence[str]) -> bool:
+    """Match from the left; on a mismatch, extend the last `*` by one token, which is sufficient."""
     at = here = taken = 0
     after_star = -1
-    while here < len(words):
+    while here < len(tokens):
         if at < len(wanted) and wanted[at] == "*":
             at += 1
             after_star, taken = at, here
-        elif at < len(wanted) and fnmatchcase(words[here], wanted[at]):
+        elif at < len(wanted) and fnmatchcase(tokens[here], wanted[at]):
             at += 1
             here += 1
         elif after_star >= 0:
@@ -262,4 +262,4 @@ def _words_match(wanted: Sequence[str], words: Sequence[str]) -> bool:
             at, here = after_star, taken
         else:
             return False
-    return all(word == "*" for word in wanted[at:])
+    return all(token == "*" for token in wanted[at:])

@@ -1,4 +1,4 @@
-"""A model's answer as it grows: which part of the message each piece belongs to."""
+"""A model's answer while it grows: assigns each piece to a part of the message."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,14 +21,14 @@ from culm.wire.messages import (
     ToolCallPart,
 )
 
-SIGNATURE_CHARS_MAX = 8 << 20  # What a provider wants to see again; thoughts of four, twice.
+SIGNATURE_CHARS_MAX = 8 << 20  # Providers expect it back; allows twice the 4 MiB of reasoning.
 CALLS_MAX = 64  # A model that makes more in one answer is looping.
 
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
 
 
 def calls_in(message: Message) -> list[CallRequest]:
-    """The calls of a stored answer, each with its whole input."""
+    """Return the calls of a stored answer, each with its whole input."""
     return [
         CallRequest(
             part.data.id,
@@ -44,7 +44,7 @@ def calls_in(message: Message) -> list[CallRequest]:
 
 
 class MessageWriter(Protocol):
-    """Where an open message is written: `Messages`, or a worker that keeps nothing."""
+    """The storage of an open message: `Messages`, or a worker, which stores nothing."""
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None: ...
 
@@ -60,16 +60,16 @@ class MessageWriter(Protocol):
 
 
 class OpenAnswer:
-    """One open message. It has at most one part of text and one of reasoning, as clients expect."""
+    """One open message. Clients expect at most one text part and one reasoning part."""
 
     def __init__(self, draft: Draft, messages: MessageWriter, clock: Clock, track: Track) -> None:
         self.draft = draft
         self._messages = messages
         self._clock = clock
-        self._track = track  # Given every write, so that its owner can wait for them.
+        self._track = track  # Receives every write, so that the owner can wait for it.
         self._text: int | None = None
         self._reasoning: int | None = None
-        self._calls: dict[int, int] = {}  # The part of each call, by the model's key.
+        self._calls: dict[int, int] = {}  # Part numbers by the model's key of the call.
 
     def grow(self, event: Growth) -> None:
         if isinstance(event, TextDelta):
@@ -98,7 +98,9 @@ class OpenAnswer:
             reasoning = self._reasoning_at(self._reasoning)
             reasoning.signature += event.signature
             if len(reasoning.signature) > SIGNATURE_CHARS_MAX:
-                raise ModelFailed("Too long a signature", "The model signed more than it may.")
+                raise ModelFailed(
+                    "Signature too long", "The model sent a signature over the limit."
+                )
 
     def _reasoning_at(self, part: int) -> Reasoning:
         found = self.draft.fold().parts[part]
@@ -121,29 +123,29 @@ class OpenAnswer:
         self.end_reasoning()
         parts = self.draft.message.parts
         taken = {part.data.id for part in parts if isinstance(part, ToolCallPart)}
-        place = self._calls[event.key] = len(parts)
-        # Some providers refuse a conversation in which two calls have one id.
-        call_id = event.id or f"call_{place}_{self.draft.message.id[:8]}"
-        while call_id in taken:  # Each call has a result of its own, so each has an id of its own.
+        index = self._calls[event.key] = len(parts)
+        # Some providers reject a conversation in which two calls share an id.
+        call_id = event.id or f"call_{index}_{self.draft.message.id[:8]}"
+        while call_id in taken:  # Every call has its own result, so it needs its own id.
             call_id += "~"
-        self._put(place, ToolCallPart(ToolCall(call_id, event.name)))
+        self._put(index, ToolCallPart(ToolCall(call_id, event.name)))
 
     def _put(self, part: int, value: ReasoningPart | ToolCallPart) -> None:
         self._track(self._messages.put(self.draft, part, value))
 
     async def clear(self, *, model: str = "", provider: str = "") -> None:
-        """Take all of it back; with a model, that one answers from here on."""
+        """Discard the whole answer. With `model`, that model answers from now on."""
         self._text = self._reasoning = None
         self._calls = {}
         cleared = self._messages.clear(self.draft, model=model, provider=provider)
         await asyncio.shield(self._track(cleared))
 
     def calls(self) -> list[CallRequest]:
-        """The calls as they came. One whose arguments are no JSON object is kept with `{}`."""
+        """Return the calls in order; arguments that are not a JSON object become `{}`."""
         parts = self.draft.fold().parts
         calls: list[CallRequest] = []
-        for place in sorted(self._calls.values()):
-            part = parts[place]
+        for index in sorted(self._calls.values()):
+            part = parts[index]
             assert isinstance(part, ToolCallPart), "a part keeps its kind"
             arguments = parse_arguments(part.data.input)
             text = part.data.input if arguments else "{}"
@@ -161,12 +163,12 @@ class OpenAnswer:
         return calls
 
     def complete(self, calls: list[CallRequest], after: Unit | None = None) -> asyncio.Future[None]:
-        """Store every call with its whole input; `after` happens together with that.
+        """Store every call with its whole input, and `after` in the same transaction.
 
-        The future is done when that is durable, and must not be cancelled.
+        The future completes when both are durable, and must not be cancelled.
         """
         parts: dict[int, Part] = {
-            place: ToolCallPart(ToolCall(call.id, call.name, call.input, finished=True))
-            for place, call in zip(sorted(self._calls.values()), calls, strict=True)
+            index: ToolCallPart(ToolCall(call.id, call.name, call.input, finished=True))
+            for index, call in zip(sorted(self._calls.values()), calls, strict=True)
         }
         return self._track(self._messages.put_all(self.draft, parts, after=after))

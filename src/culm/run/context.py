@@ -1,6 +1,6 @@
-"""What a model reads: titles, summaries, and a history in which every call has its result.
+"""The model's view of a conversation: history, titles and summaries. Pure.
 
-Pure: from stored messages to the messages of a request.
+Converts stored messages into the messages of a request, in which every call has a result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,10 +33,10 @@ NO_RESULT = "Interrupted: this call has no result."
 
 
 def history_of(messages: Iterable[Message], summary_id: str) -> list[Message]:
-    """The stored messages as a model may read them.
+    """Convert the stored messages into a valid history for a model.
 
-    It begins at the summary, if there is one, which is then what a user said. What says nothing
-    is left out. A call without a result gets one, a result without a call goes.
+    It starts at the summary, if there is one, which becomes a user message. Messages without
+    content are dropped. A call without a result gets one; a result without a call is dropped.
     """
     history = list(messages)
     for n, message in enumerate(history):
@@ -52,7 +52,7 @@ def as_user(message: Message) -> Message:
 
 
 def user_message(session_id: SessionId, text: str) -> Message:
-    """What only the model reads; no client ever sees it."""
+    """Build a message for the model only; no client ever sees it."""
     return Message(MessageId(""), "user", session_id, [TextPart(Text(text))])
 
 
@@ -63,14 +63,14 @@ def _has_content(message: Message) -> bool:
 
 
 def _paired(messages: Sequence[Message]) -> list[Message]:
-    """Put each result right behind the message that called for it."""
+    """Move each result directly behind the message that made the call."""
     history: list[Message] = []
     n = 0
     while n < len(messages):
         message = messages[n]
         n += 1
         if message.role == "tool":
-            continue  # Its call is not before it; those that are, are taken below.
+            continue  # Results that follow their call are consumed below; this one has no call.
         history.append(message)
         wanted = {
             part.data.id: part.data.name
@@ -105,7 +105,7 @@ def _no_result(message: Message, call_id: str, name: str) -> Message:
 
 
 def has_text(messages: Iterable[Message]) -> bool:
-    """Whether a person has said anything yet."""
+    """Return True if a user message has text."""
     return any(m.role == "user" and full_text(m.parts).strip() for m in messages)
 
 
@@ -114,7 +114,7 @@ UNTITLED = "Untitled Session"
 
 
 def title_of(answer: str, prompt: str) -> str:
-    """A model's answer as a title; if it says nothing, the prompt's beginning."""
+    """Convert a model's answer into a title. Fall back to the beginning of the prompt."""
     _, thought, rest = answer.partition("</think>")
     title = " ".join((rest if thought else answer).split()).strip("\"' ")
     if not title:
@@ -135,7 +135,7 @@ def summary_prompt(todos: Sequence[Todo]) -> str:
 
 
 def continuation(prompt: str) -> str:
-    """What the model is told when its conversation was summarized in the middle of a turn."""
+    """Build the prompt that resumes a turn after its conversation was summarized."""
     return (
         "The conversation had become too long and was replaced by the summary above. "
         f"Go on with what you were doing. The request was:\n\n{prompt}"
@@ -143,7 +143,7 @@ def continuation(prompt: str) -> str:
 
 
 def needs_summary(window: int, used_tokens: int) -> bool:
-    """Whether so little of the context is left that the next step might not fit."""
+    """Return True if the remaining context may be too small for the next step."""
     if not window:
         return False
     left = window - used_tokens

@@ -1,4 +1,4 @@
-"""An open message: its text as it grows, what the store has of it, and what clients were told."""
+"""An open message: its growing text, its stored state, and the state that clients have."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from culm.wire.codec import encodable, encode
 from culm.wire.events import MessageDelta
 from culm.wire.messages import Message, Part, growing_of, set_text, text_of
 
-MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping ...
-PARTS_MAX = 10_000  # ... and so is one that makes more parts.
+MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping.
+PARTS_MAX = 10_000  # A model that makes more parts is looping.
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEnd:
-    """What is committed in one transaction with a message's end, however often that is tried."""
+    """The units that are committed with the end of a message, however often that is retried."""
 
     before: Unit | None
     after: Unit | None
@@ -26,29 +26,33 @@ class DraftEnd:
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """An open message. Made by `Messages.open`; changed only through `Messages`."""
+    """An open message. Created by `Messages.open`; changed only through `Messages`."""
 
     message: Message
-    # Writes of this message are numbered. One may fail at once, before an earlier one commits.
+    # Writes of this message are numbered. A later one may fail before an earlier one commits.
     last_sent: int = 0
     last_failed: int = 0
-    last_told: int = 0  # Of those that brought the whole message.
-    in_flight: int = 0  # Durable changes submitted and not yet told.
-    told: bytes | None = None  # What clients have, while it is unsettled.
-    held: list[MessageDelta] = field(default_factory=list[MessageDelta])  # Told after it.
+    last_published: int = 0  # The last published write that contained the whole message.
+    in_flight: int = 0  # Durable changes that are submitted and not yet published.
+    published: bytes | None = None  # The message that clients have while newer changes are pending.
+    # Deltas that are published after the pending changes.
+    held_deltas: list[MessageDelta] = field(default_factory=list[MessageDelta])
     pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    lengths: list[int] = field(default_factory=list[int])  # Of each part's text, in code points.
-    kept: list[int] = field(default_factory=list[int])  # How much of it was given to the store.
-    size: int = 0  # Of all text together.
-    loose: int = 0  # Code points not given to the store yet.
-    deleting: int = 0  # Deletions in flight; what grows meanwhile is told only if they fail.
-    keeping: bool = False  # A chunk is in flight; the next one waits, so that none is missing.
+    # The length of each part's text, in code points.
+    lengths: list[int] = field(default_factory=list[int])
+    # The length of each part's text that was submitted to the store.
+    submitted: list[int] = field(default_factory=list[int])
+    size: int = 0  # The length of all texts together.
+    loose: int = 0  # Code points that were not submitted to the store yet.
+    deleting: int = 0  # Deletions in flight; text added meanwhile is published only if they fail.
+    chunk_in_flight: bool = False  # The next chunk waits for it, so that there is no gap.
     ended: bool = False
     end: DraftEnd | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)  # Its end is told, or nobody's care.
+    # Its end is published, or it was dropped.
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fold(self) -> Message:
-        """The message with all its text in place."""
+        """Join the pieces and return the message with its whole text."""
         for n, pieces in self.pieces.items():
             part = self.message.parts[n]
             kind = growing_of(part)
@@ -59,63 +63,65 @@ class Draft:
 
     @property
     def damaged(self) -> bool:
-        """A write failed, and none since then has brought the whole message."""
-        return self.last_failed > self.last_told
+        """Return True if a write failed and no later one has stored the whole message."""
+        return self.last_failed > self.last_published
 
     @property
-    def unsettled(self) -> bool:
-        """Clients have `told`, not the message as it is here."""
+    def is_pending(self) -> bool:
+        """Return True if clients have the `published` message instead of the current one."""
         return self.in_flight > 0 or self.deleting > 0 or self.damaged
 
     def damage(self, number: int) -> None:
-        """A write failed; until the whole message is saved, clients see what they were told."""
-        if not self.unsettled:
-            self.told = encode(self.fold())
+        """Record a failed write. Clients keep the published message until the next full save."""
+        if not self.is_pending:
+            self.published = encode(self.fold())
         self.last_failed = max(self.last_failed, number)
 
     def send(self) -> int:
-        """The number of the next write."""
+        """Return the number of the next write."""
         self.last_sent += 1
         return self.last_sent
 
     def take_chunks(self) -> list[TextChunk]:
-        """What has grown since it was last given to the store."""
+        """Return the text added since the last submission, and mark it as submitted."""
         message = self.fold()
         chunks: list[TextChunk] = []
-        for n, (kept, length) in enumerate(zip(self.kept, self.lengths, strict=True)):
-            if length > kept:
+        for n, (submitted, length) in enumerate(zip(self.submitted, self.lengths, strict=True)):
+            if length > submitted:
                 kind = growing_of(message.parts[n])
                 assert kind is not None, "only growing parts grow"
                 text = text_of(message.parts[n], kind) or ""
-                chunks.append(TextChunk(message.id, message.rev, n, kept, kind, text[kept:]))
-        self.kept = list(self.lengths)
+                chunks.append(
+                    TextChunk(message.id, message.rev, n, submitted, kind, text[submitted:])
+                )
+        self.submitted = list(self.lengths)
         self.loose = 0
         return chunks
 
     def measure(self) -> None:
-        """Count anew after parts changed other than by growing; all of it goes to the store."""
+        """Recount after a change other than growth. The whole message goes to the store."""
         texts = [text_of(p, kind) if (kind := growing_of(p)) else "" for p in self.message.parts]
         self.lengths = [len(text or "") for text in texts]
-        self.kept = list(self.lengths)
+        self.submitted = list(self.lengths)
         self.size = sum(self.lengths)
         self.loose = 0
 
 
 def check_size(chars: int) -> None:
-    """Raises `LimitExceeded` if no message may have so much text."""
+    """Raise `LimitExceeded` if a message may not have this much text."""
     if chars > MESSAGE_CHARS_MAX:
         raise LimitExceeded("characters in one message", MESSAGE_CHARS_MAX)
 
 
 def check_part(part: int) -> None:
-    """Raises `LimitExceeded` if no message may have a part of that number."""
+    """Raise `LimitExceeded` if a message may not have a part with this number."""
     if part >= PARTS_MAX:
         raise LimitExceeded("parts in one message", PARTS_MAX)
 
 
 def put_parts(message: Message, parts: Mapping[int, Part]) -> None:
-    """Set each, or add it if it is the next one."""
+    """Set the given parts; a part with the next number is appended."""
     for part, value in sorted(parts.items()):
         assert part <= len(message.parts), "a part follows the one before it"
-        # A file name may hold bytes that are no text.
+        # A file name may contain bytes that are not text.
         message.parts[part : part + 1] = [encodable(value)]

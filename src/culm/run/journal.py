@@ -1,38 +1,45 @@
-"""A turn written down: the messages and calls of one run, each durable before what follows it.
+"""The journal of a turn: stores the messages and calls of one run, each before the next step.
 
-Owns the messages of one turn. When a turn begins and why it ends is `runs.py`'s; what happens in
-one is `loop.py`'s; how an answer grows is `answer.py`'s.
+Owns the messages of one turn. `runs.py` decides when a turn begins and why it ends, `loop.py` runs
+it, and `answer.py` assembles the growing answer.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
 from culm.run.answer import OpenAnswer, calls_in
-from culm.run.context import as_user, continuation, history_of, user_message
+from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
 from culm.run.limits import estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
 from culm.run.rules import leaves_rows, unanswered_call_text
-from culm.run.setting import JournalSetting
-from culm.run.step_calls import StepCalls
 from culm.store.base import Tx, Unit, together
-from culm.store.calls import add_calls, set_call_state
 from culm.store.letters import admit_letters
 from culm.store.messages import close_message_of, conversation, delete_message
-from culm.store.runs import count_on_run, end_run, fold_runs, name_model, start_run, unless_ended
+from culm.store.runs import (
+    add_calls,
+    add_run_usage,
+    end_run,
+    fold_runs,
+    set_call_state,
+    set_run_model,
+    start_run,
+    unless_ended,
+)
 from culm.store.sessions import add_usage, set_summary
 from culm.store.store import Store
-from culm.tools.base import CallRequest, CallResult
+from culm.tools.base import CallRequest, CallResult, Tool
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
     Message,
+    ToolCall,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
@@ -44,11 +51,74 @@ from culm.wire.sessions import Session
 log = logging.getLogger(__name__)
 
 GOES_ON = Ending("end_turn", stop="tool_use")
-RETRY_S = 1.0  # How often a store that cannot write the end is tried again.
+RETRY_S = 1.0  # The retry interval while the store cannot write the end.
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSetting:
+    """Model settings of one turn, for its journal."""
+
+    model_id: str = ""
+    provider_id: str = ""
+    window: int = 0  # The size of the context window in tokens; 0 if unknown.
+    tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
+    compacts: bool = True
+
+    def is_nearly_full(self, used: Used | None) -> bool:
+        """Return True if the usage leaves so little room that the context should be summarized."""
+        return self.compacts and used is not None and needs_summary(self.window, used.all_tokens)
+
+
+@dataclass(slots=True)
+class StepCalls:
+    """The calls of one step: all, the started ones, and their results."""
+
+    known: list[CallRequest] = field(default_factory=list[CallRequest])
+    started: set[str] = field(default_factory=set[str])
+    results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
+    answered: dict[str, Message] = field(default_factory=dict[str, Message])  # Stored results.
+    # Results of an earlier server.
+    before: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
+
+    def take_over(self, messages: Iterable[Message]) -> None:
+        """Load the results that an earlier server has stored."""
+        for message in messages:
+            for part in message.parts:
+                if isinstance(part, ToolResultPart):
+                    result = part.data
+                    self.results[result.tool_call_id] = result
+                    self.answered[result.tool_call_id] = message
+                    self.before[result.tool_call_id] = CallResult(result.content, result.is_error)
+
+    def answer(self, call: CallRequest, result: CallResult) -> ToolResult:
+        """Convert the result of a call into its stored form."""
+        stored = self.results[call.id] = ToolResult(
+            tool_call_id=call.id,
+            name=call.name,
+            content=result.content,
+            data=result.data,
+            mime_type=result.mime_type,
+            metadata=result.metadata,
+            is_error=result.is_error,
+        )
+        return stored
+
+    def result_of(self, call: ToolCall, otherwise: str) -> ToolResult:
+        """Return the result of a call, or an error with the text `otherwise` if it has none."""
+        known = self.results.get(call.id)
+        return known or ToolResult(call.id, call.name, otherwise, is_error=True)
+
+    def stored_results(self) -> Sequence[Message]:
+        """Return the stored results in the order of the calls."""
+        return [self.answered[call.id] for call in self.known if call.id in self.answered]
+
+    def has_begun(self) -> bool:
+        """Return True if a call has started without a stored result: it may have had its effect."""
+        return bool(self.started - self.answered.keys())
 
 
 class TurnJournal:
-    """The journal of one run; see `loop.Journal` for what a turn says to it."""
+    """The journal of one run. Implements `loop.LoopJournal`."""
 
     def __init__(
         self,
@@ -65,25 +135,26 @@ class TurnJournal:
         self._messages = messages
         self._compose = partial(messages.compose, run.session_id, run_id=run.id)
         self._clock = clock
-        self._joining = joining  # The runs that would share this turn now.
-        self._leaves_rows = leaves_rows(run.state)  # Even if it never begins.
-        self.history: list[Message] = []  # What the model reads.
-        self.session = Session(run.session_id)  # As it was when the turn began.
-        self._began = False  # The run is active, its user message and an answer are stored.
-        self.said_messages: list[Message] = []  # By people, in this turn.
+        self._joining = joining  # The runs that could join this turn now.
+        self._leaves_rows = leaves_rows(run.state)  # Also if the run never begins.
+        self.history: list[Message] = []  # The messages that the model reads.
+        self.session = Session(run.session_id)  # Read when the turn began.
+        self._began = False  # The run is active; its user message and an answer are stored.
+        self.user_messages: list[Message] = []  # User messages of this turn.
         self._answer: OpenAnswer | None = None
         self._calls = StepCalls()
         self._used: Used | None = None
-        self._is_counted = False  # That is stored.
+        self._is_counted = False  # The usage is stored.
         self._last: Message | None = None  # The latest answer.
-        self._closed_by: Ending | None = None  # What that answer was finished with, if for good.
+        # The ending stored in that answer, if it ended the turn.
+        self._closed_by: Ending | None = None
         self._writes: set[asyncio.Future[None]] = set()
         self._ending = False
-        # Called once, when the answer begins to grow: what is not urgent waits for that.
+        # Called once, when the answer begins to grow, to start work that is not urgent.
         self.on_answer: Callable[[], None] | None = None
 
     async def prepare(self) -> None:
-        """Read what was said before."""
+        """Read the conversation up to this turn."""
         found = await self._store.read(conversation(self._run.session_id))
         if found is None:
             raise SessionNotFound(self._run.session_id)
@@ -95,24 +166,25 @@ class TurnJournal:
             self._reenter(messages[open_at[0]], messages[open_at[0] + 1 :])
 
     def _reenter(self, message: Message, results: Sequence[Message]) -> None:
-        """Stand where the last server stood: an answer is complete, some calls have results."""
+        """Continue a step of an earlier server: a complete answer, with some results."""
         draft = self._messages.reopen(message)
         self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
         self._began, self._last = True, message
         self._calls.known = [replace(call, run_id=self._run.id) for call in calls_in(message)]
         self._calls.take_over(results)
-        self.said_messages = [said for said in self.history if said.role == "user"][-1:]
-        self._used = estimate(self.history, message.parts)  # About; what it used is counted.
+        self.user_messages = [one for one in self.history if one.role == "user"][-1:]
+        # Approximate; the real usage is already stored.
+        self._used = estimate(self.history, message.parts)
         self._is_counted = True
 
     @property
     def reentered(self) -> Sequence[CallRequest]:
-        """The calls of the step that an earlier server had begun."""
+        """The calls of a step that an earlier server began."""
         return self._calls.known if self._run.reenters else ()
 
     @property
     def answer_id(self) -> str:
-        """Of the answer that is open, or was the latest."""
+        """The id of the open answer, or else of the latest one."""
         return "" if self._last is None else self._last.id
 
     def known_results(self) -> Mapping[str, CallResult]:
@@ -122,57 +194,57 @@ class TurnJournal:
         return self._calls.has_begun()
 
     def _check_going(self) -> None:
-        """A tool may swallow the cancel that stops its turn; no further step comes of that."""
+        """Stop a turn that was cancelled: a tool may have swallowed its `CancelledError`."""
         if self._run.stop is not None:
             raise asyncio.CancelledError
         self._check_open()
 
     def _check_open(self) -> None:
-        """Who did not stop in time finds that the run has ended without it."""
+        """Stop a turn that did not stop in time: the run has ended without it."""
         if self._ending:
             raise asyncio.CancelledError
 
     # --- a step
 
     async def begin_step(self) -> list[Message]:
-        """One transaction: the run is active, what was said is stored, an answer is begun."""
+        """Activate the run, store its user messages and open an answer, in one transaction."""
         self._check_going()
         self._closed_by = None
-        run, units, said = self._run, list[Unit](), list[Message]()
+        run, units, messages = self._run, list[Unit](), list[Message]()
         joining = list(self._joining())
         if not self._began:
             units.append(start_run(run.id, was_queued=run.state == "queued"))
         for active in joining if self._began else [run, *joining]:
             message, unit = self._compose("user", active.asked.parts())
             units.append(unit)
-            said.append(message)
+            messages.append(message)
         units.append(fold_runs([other.id for other in joining], run.id))
         for other in joining:
             other.state, other.host = "folded", run
 
         def committed() -> None:
-            self.history += said
-            self.said_messages += said
+            self.history += messages
+            self.user_messages += messages
             for one in (run, *joining):
                 one.admit()
 
         written = self._open(together(*units), committed)
 
-        def settled(write: asyncio.Future[None]) -> None:
+        def on_written(write: asyncio.Future[None]) -> None:
             if write.exception() is not None:
                 for other in joining:
                     other.state, other.host = "queued", None
 
-        written.add_done_callback(settled)
+        written.add_done_callback(on_written)
         await asyncio.shield(written)
         return self.history
 
-    def said(self) -> str:
-        """What people asked for in this turn."""
-        return "\n\n".join(full_text(message.parts) for message in self.said_messages)
+    def user_text(self) -> str:
+        """Return the user messages of this turn as one text."""
+        return "\n\n".join(full_text(message.parts) for message in self.user_messages)
 
     async def begin_summary(self) -> list[Message]:
-        """As `begin_step`, for a summary: nothing is said, and nobody joins."""
+        """Open a summary like a step, but without user messages, and without joining runs."""
         self._check_going()
         was_queued = self._run.state == "queued"
         starts = None if self._began else start_run(self._run.id, was_queued=was_queued)
@@ -210,10 +282,10 @@ class TurnJournal:
 
     def grow(self, event: Growth) -> None:
         if self.on_answer is not None:
-            self._say_answered()
+            self._notify_answered()
         self._present().grow(event)
 
-    def _say_answered(self) -> None:
+    def _notify_answered(self) -> None:
         on_answer, self.on_answer = self.on_answer, None
         if on_answer is not None:
             on_answer()
@@ -223,17 +295,18 @@ class TurnJournal:
         await self._present().clear()
 
     async def hand_over(self, setting: JournalSetting) -> None:
-        """Another model answers: what the last one said is taken back."""
+        """Switch to another model and discard the answer so far."""
         self._check_going()
         self._setting = setting
-        named = self._store.write(name_model(self._run.id, setting.provider_id, setting.model_id))
+        unit = set_run_model(self._run.id, setting.provider_id, setting.model_id)
+        named = self._store.write(unit)
         await asyncio.shield(self._track(named))
         if self._answer is not None:
             await self._answer.clear(model=setting.model_id, provider=setting.provider_id)
 
     # --- calls
 
-    async def know_calls(self) -> list[CallRequest]:
+    async def record_calls(self) -> list[CallRequest]:
         self._check_going()
         answer = self._present()
         answer.end_reasoning()
@@ -281,17 +354,17 @@ class TurnJournal:
         self._used, self._is_counted = used, False
 
     def store_count(self) -> None:
-        """Have that written down now: the end of the step may be long in coming."""
+        """Store the usage now, as the end of the step may take long."""
         written = self._track(self._store.write(together(self._usage())))
         self._is_counted = self._used is not None
         written.add_done_callback(self._check_counted)
 
     def is_nearly_full(self) -> bool:
-        """Whether the context has so little room left that it should be summarized."""
+        """Return True if the context has so little room left that it should be summarized."""
         return self._setting.is_nearly_full(self._used)
 
     async def end_step(self, ending: Ending | None = None) -> None:
-        """Finish the answer: for good with `ending`, else because another step follows."""
+        """Finish the answer: with `ending` for good, otherwise because another step follows."""
         self._check_going()
         draft = self._present().draft
         finish = self._finish_of(ending or GOES_ON)
@@ -308,19 +381,19 @@ class TurnJournal:
         await asyncio.shield(self._track(written))
 
     def _usage(self) -> Unit | None:
-        """What the answer used, once: with its calls if it has any, else with its end."""
+        """Return the unit that stores the usage: once, with the calls or else with the end."""
         if self._used is None or self._is_counted:
             return None
         session = add_usage(self._run.session_id, self._used)
-        return together(session, count_on_run(self._run.id, self._used))
+        return together(session, add_run_usage(self._run.id, self._used))
 
     async def end_summary(self, used: Used, prompt: str) -> None:
-        """From here on the model reads the summary, and `prompt` if it is to go on."""
+        """Replace the history with the summary, followed by `prompt` if the turn continues."""
         self._check_going()
         draft = self._present().draft
         if not full_text(draft.fold().parts).strip():
-            self.count(used)  # It was paid for all the same.
-            raise ModelFailed("No summary", "The model answered the request for one with nothing.")
+            self.count(used)  # It was charged nevertheless.
+            raise ModelFailed("No summary", "The model returned an empty summary.")
         replaces = set_summary(self._run.session_id, draft.message.id, used)
 
         def committed() -> None:
@@ -330,7 +403,7 @@ class TurnJournal:
                 self.history.append(user_message(self._run.session_id, continuation(prompt)))
 
         finish = Finish("end_turn", int(self._clock.now_s()))
-        after = together(replaces, count_on_run(self._run.id, used))
+        after = together(replaces, add_run_usage(self._run.id, used))
         written = self._messages.finish(draft, finish, after=after, on_commit=committed)
         await asyncio.shield(self._track(written))
 
@@ -339,30 +412,30 @@ class TurnJournal:
     async def end(
         self, ending: Ending, settled: Settled | None, ended: Callable[[Ending], None]
     ) -> None:
-        """Write the run's end with all that belongs to it, once and in one transaction.
+        """Store the end of the run with everything that belongs to it, once and in one transaction.
 
-        While the store cannot write it is tried again. Returns when it is durable, and `ended`
-        was called; or when the workspace closes without it, and the next start finds the run.
+        Retries while the store cannot write. Returns when the end is durable and `ended` was
+        called, or when the workspace closes before that; then the next start recovers the run.
         """
         self._ending = True
         try:
             await self._write_end(ending, settled, lambda: ended(ending))
-        except Exception:  # boundary: what a run leaves may be refused; that it ended may not
-            log.exception("what run %s leaves cannot be written", self._run.id)
+        except Exception:  # boundary: the end is stored even if the store rejects the rest
+            log.exception("cannot store the last messages of run %s", self._run.id)
             ending = Ending("error", "Internal error", "See the server's log.")
             closes = close_message_of(self._run.session_id, self._finish_of(ending))
             ends = together(closes, self._end_after(None, ending, settled))
-            await self._insist(unless_ended(self._run.id, ends), lambda: ended(ending))
+            await self._write_until_durable(unless_ended(self._run.id, ends), lambda: ended(ending))
 
     async def _write_end(
         self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
     ) -> None:
         if self._began:
-            self._say_answered()
+            self._notify_answered()
         if self._writes:
             await asyncio.wait(self._writes)
         if self._answer is not None and self._answer.draft.ended:
-            # The end of its last step could not be written. That is tried again; ours comes after.
+            # The end of its last step could not be stored and is being retried. Wait for it.
             self._run.state = "ending"
             await self._answer.draft.gone.wait()
         answer = self._answer
@@ -382,7 +455,7 @@ class TurnJournal:
     ) -> None:
         message = answer.draft.fold()
         if self._used is None and message.parts:
-            # It was cut off, so nobody counted: an estimate, which costs nothing.
+            # The answer was cut off and has no usage: estimate it, at no cost.
             self._used = estimate(self.history, message.parts)
         missing = [unit for _, unit in self._missing_results(message, ending)]
         before = together(*missing, self._usage())
@@ -397,7 +470,7 @@ class TurnJournal:
         settled: Settled | None,
         on_commit: Callable[[], None],
     ) -> None:
-        """A partial summary is never left behind, unless to say what went wrong."""
+        """Delete a partial summary, unless the run failed: then it shows the error."""
         message_id = answer.draft.message.id
         if ending.outcome == "error":
             ends = self._end_after(self._last, ending, settled)
@@ -410,12 +483,12 @@ class TurnJournal:
             self._messages.forget(message_id)
             on_commit()
 
-        await self._insist(together(delete_message(message_id), ends), deleted)
+        await self._write_until_durable(together(delete_message(message_id), ends), deleted)
 
     async def _end_between(
         self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
     ) -> None:
-        """No answer is open: it never began, it was between two steps, or a bug lost its draft."""
+        """End a run without an open answer: not begun, between two steps, or its draft is lost."""
         units: list[Unit | None] = []
         answer = self._last
         if self._answer is not None:
@@ -424,14 +497,14 @@ class TurnJournal:
             row, unit = self._closing_row(ending)
             units, answer = [unit], row or answer
         elif self._run.kind == "prompt" and (self._leaves_rows or ending.failed):
-            said = self._compose("user", self._run.asked.parts())
+            _, prompt = self._compose("user", self._run.asked.parts())
             row, unit = self._closing_row(ending)
-            units = [said[1], lambda tx: admit_letters(tx, self._run.id), unit]
+            units = [prompt, lambda tx: admit_letters(tx, self._run.id), unit]
             self._run.was_admitted = True
             answer = None if ending.outcome == "canceled" else row
         units += [self._usage(), self._end_after(answer, ending, settled)]
-        # A cancel may have ended it already, if all it had done was wait.
-        await self._insist(unless_ended(self._run.id, together(*units)), on_commit)
+        # A cancel may have ended it already, if it was only waiting.
+        await self._write_until_durable(unless_ended(self._run.id, together(*units)), on_commit)
 
     def _finish_of(self, ending: Ending) -> Finish:
         return finish_of(ending, int(self._clock.now_s()))
@@ -450,7 +523,7 @@ class TurnJournal:
         )
 
     def _closing_row(self, ending: Ending) -> tuple[Message | None, Unit | None]:
-        """An answer that only says how the run ended, unless that is said or has no place."""
+        """Add an answer that shows only the ending, if the run needs one."""
         if self._closed_by is not None or self._run.kind == "summary":
             return None, None
         return self._compose(
@@ -462,14 +535,14 @@ class TurnJournal:
         )
 
     def _missing_results(self, message: Message, ending: Ending) -> list[tuple[Message, Unit]]:
-        """A result for every call that has none."""
+        """Return a result for every call without one."""
         missing: list[tuple[Message, Unit]] = []
         for part in message.parts:
             if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
                 call = part.data
                 started = self._crash_of(call.name) if call.id in self._calls.started else None
-                words = unanswered_call_text(ending, started)
-                missing.append(self._result(self._calls.result_of(call, words)))
+                text = unanswered_call_text(ending, started)
+                missing.append(self._result(self._calls.result_of(call, text)))
         return missing
 
     async def _finish(
@@ -489,8 +562,10 @@ class TurnJournal:
             self._run.state = "ending"
             await answer.draft.gone.wait()
 
-    async def _insist(self, unit: Callable[[Tx], None], on_commit: Callable[[], None]) -> None:
-        """Write until it is durable, or the store has closed."""
+    async def _write_until_durable(
+        self, unit: Callable[[Tx], None], on_commit: Callable[[], None]
+    ) -> None:
+        """Write until it is durable or the store has closed."""
         while True:
             try:
                 await self._store.write(unit, lambda _: on_commit())

@@ -1,4 +1,4 @@
-"""How much a run may use up, what it has used, and when it only repeats itself. Pure."""
+"""Limits and usage of a run, retries, and loop detection. Pure."""
 
 import hashlib
 import math
@@ -26,37 +26,37 @@ from culm.wire.messages import (
 )
 from culm.wire.runs import Limits, Used
 
-ANSWER_BYTES = 4000  # A usual answer; what is set aside for one that has no bound of its own.
-IMAGE_BYTES = 4000  # A picture is read as some thousand tokens, whatever its file weighs.
+ANSWER_BYTES = 4000  # A typical answer; reserved for a request without a limit of its own.
+IMAGE_BYTES = 4000  # An image counts as about a thousand tokens, whatever its file size.
 
 RETRIES_MAX = 3
 RETRY_DELAYS_S = (5.0, 10.0, 20.0)
-RETRY_AFTER_S_MAX = 60.0  # A provider that wishes for more is not waited for.
-JITTER = 0.25  # Of a delay: hundreds of runs that failed together do not come back together.
+RETRY_AFTER_S_MAX = 60.0  # A provider that requests a longer wait is not retried.
+JITTER = 0.25  # Relative to a delay: hundreds of runs that failed together must not retry together.
 
-LOOP_STEPS = 10  # The steps looked at ...
-LOOP_REPEATS = 5  # ... of which this many may be the same.
+LOOP_STEPS = 10  # The number of recent steps to compare.
+LOOP_REPEATS = 5  # The number of equal steps allowed among them.
 
 
 # --- retries
 
 
 def retry_delay_s(error: ModelFailed, attempt: int) -> float | None:
-    """How long to wait before the question is asked again; None if it is not. From attempt 0."""
+    """Return the delay before the next attempt, or None to give up. Attempts start at 0."""
     if not error.transient or attempt >= RETRIES_MAX:
         return None
-    wished = error.retry_after_s
-    if wished is None:
+    requested_s = error.retry_after_s
+    if requested_s is None:
         return RETRY_DELAYS_S[attempt]
-    return wished if wished <= RETRY_AFTER_S_MAX else None
+    return requested_s if requested_s <= RETRY_AFTER_S_MAX else None
 
 
 def jittered(delay_s: float, chance: float) -> float:
-    """A delay made a little longer, never shorter: a provider may have wished for it."""
+    """Lengthen a delay a little. Never shorten it: a provider may have requested it."""
     return delay_s * (1 + JITTER * chance)
 
 
-# --- use
+# --- usage
 
 
 class Price(NamedTuple):
@@ -85,7 +85,7 @@ def price_of(model: Model, *, flat_rate: bool) -> Price:
 def used_of(
     usage: TokenUsage | None, price: Price, request: ModelRequest, answer_bytes: int
 ) -> Used:
-    """What one answer used. Where the provider did not count, an estimate that costs nothing."""
+    """Return the usage of one answer. Without counts of the provider, estimate it at no cost."""
     if usage is None or not (usage.input or usage.output or usage.cache_read or usage.cache_write):
         return _estimated(request.messages, answer_bytes)
     cost = usage.cost
@@ -101,18 +101,18 @@ def used_of(
 
 
 def estimate(history: Iterable[Message], answer: Sequence[Part]) -> Used:
-    """What an answer used that was cut off before anybody counted."""
+    """Estimate the usage of an answer that was cut off before it was counted."""
     return _estimated(history, sum(map(_size, answer)))
 
 
 def _estimated(asked: Iterable[Message], answer_size: int) -> Used:
-    """A token has about four bytes. What is only estimated costs nothing."""
+    """Estimate usage at four bytes per token. Estimated usage costs nothing."""
     size = sum(_size(part) for message in asked for part in message.parts)
     return Used(math.ceil(size / 4), math.ceil(answer_size / 4), 0.0, estimated=True)
 
 
 def _size(part: Part) -> int:
-    """About how many bytes a model reads of it."""
+    """Return the approximate number of bytes that a model reads of a part."""
     match part:
         case TextPart(data=text):
             return len(text.text.encode())
@@ -133,7 +133,7 @@ def _size(part: Part) -> int:
 
 
 class UsageEstimate(NamedTuple):
-    """What a question to a model may use, before it is asked."""
+    """The expected usage of a model request."""
 
     tokens: int
     cost: float
@@ -156,7 +156,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def effective(asked: Limits, settings: Settings) -> Limits:
-    """What a caller asked for, within what the server allows; 0 is no limit."""
+    """Bound the requested limits by those of the server. 0 means unlimited."""
     return Limits(
         wall_s=_lower(asked.wall_s, settings.run_wall_s),
         steps=int(_lower(asked.steps, settings.run_steps_max)),
@@ -183,25 +183,25 @@ class RunSpending(NamedTuple):
         )
 
     def without(self, less: "RunSpending") -> "RunSpending":
-        """Never below nothing: sums of fractions are not exact."""
+        """Subtract, but never below zero: sums of fractions are not exact."""
         cost = max(0.0, self.cost - less.cost)
         return RunSpending(self.steps - less.steps, self.tokens - less.tokens, cost)
 
 
 def used_up(spent: RunSpending, limits: Limits) -> str:
-    """Which limit is reached, in words; empty if none is. Wall time has a timer instead."""
-    for what, has, limit in (
+    """Describe the limit that is reached; empty if none is. Wall time has a timer instead."""
+    for unit, used, limit in (
         ("steps", spent.steps, limits.steps),
         ("tokens", spent.tokens, limits.tokens),
         ("USD", spent.cost, limits.cost),
     ):
-        if limit and has >= limit:
-            return f"{limit:g} {what.removesuffix('s') if limit == 1 else what}"
+        if limit and used >= limit:
+            return f"{limit:g} {unit.removesuffix('s') if limit == 1 else unit}"
     return ""
 
 
 def over_limit(spent: RunSpending, limits: Limits) -> Ending | None:
-    """Whether another step is one too many."""
+    """Return the ending if a limit leaves no room for another step."""
     limit = used_up(spent, limits)
     return Ending("budget", "Limit reached", f"The run has used its {limit}.") if limit else None
 
@@ -210,7 +210,7 @@ def over_limit(spent: RunSpending, limits: Limits) -> Ending | None:
 
 
 class CallOutcome(NamedTuple):
-    """A call and what came of it."""
+    """A call and its result."""
 
     name: str
     input: str
@@ -218,12 +218,12 @@ class CallOutcome(NamedTuple):
 
 
 def fingerprint(step: Sequence[CallOutcome]) -> str:
-    """The same for steps that did the same; empty for one that called nothing."""
+    """Return the same hash for steps that did the same; empty for a step without calls."""
     return hashlib.sha256(encode(step)).hexdigest() if step else ""
 
 
 def repeats_itself(fingerprints: Sequence[str]) -> bool:
-    """Whether more than five of the last ten steps were one and the same."""
+    """Return True if more than five of the last ten steps were the same."""
     if len(fingerprints) < LOOP_STEPS:
         return False
     counts = Counter(mark for mark in fingerprints[-LOOP_STEPS:] if mark)

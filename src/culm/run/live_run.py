@@ -1,4 +1,4 @@
-"""A run that has not ended: what was asked, how it stands, and how it is stopped."""
+"""A run that has not ended: its request, its state, and the means to stop it."""
 
 import asyncio
 import hashlib
@@ -21,36 +21,36 @@ from culm.wire.endings import Ending
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart
 from culm.wire.runs import HEAD_CHARS, Kind, Limits, QueuedPrompt, RunChanged, Settled, State
 
-ASKED_BYTES_MAX = 256 << 20  # What waits is in memory, with its attachments.
+ASKED_BYTES_MAX = 256 << 20  # Waiting requests are in memory, with their attachments.
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What somebody wants; a prompt, or a summary of the session."""
+    """A request to the agent: a prompt, or a summary of the session."""
 
     kind: Kind = "prompt"
     prompt: str = ""
     attachments: Sequence[Attachment] = ()
     limits: Limits = field(default_factory=Limits)
-    model: SelectedModel | None = None  # Instead of the one that is selected, for this run.
+    model: SelectedModel | None = None  # Overrides the selected model for this run.
     approval: ApprovalPolicy = field(default_factory=ApprovalPolicy)
-    # It is for whoever runs: it may share a turn of any model and with any permissions. For a turn
-    # of its own it has what is said here.
+    # The request may join a turn of any model and any permissions. The settings here apply if it
+    # gets a turn of its own.
     joins: bool = False
 
     @property
     def size(self) -> int:
-        """About how much memory it takes, in bytes."""
+        """The approximate memory use in bytes."""
         return len(self.prompt) + sum(len(file.content) for file in self.attachments)
 
     def parts(self) -> list[Part]:
-        """As the user message it becomes."""
+        """Return the parts of its user message."""
         files = [BinaryPart(Binary(a.file_path, a.mime_type, a.content)) for a in self.attachments]
         return [TextPart(Text(self.prompt)), *files]
 
 
 def digest_of(body: Prompt) -> str:
-    """The same for the same prompt to the same session."""
+    """Return the same digest for the same prompt to the same session."""
     digest = hashlib.sha256(encode((body.session_id, body.prompt, body.limits)))
     if body.approve is not None or body.interactive:
         digest.update(encode((body.approve, body.interactive)))
@@ -64,18 +64,18 @@ def digest_of(body: Prompt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentDuty:
-    """That a run is an agent's, and whom it is for."""
+    """The assignment behind an agent's run: the agent, and the run that wants the result."""
 
     agent_id: AgentId
-    path: tuple[str, ...]  # Of agents, from the top down to this one.
-    above: tuple[SessionId, ...] = ()  # The sessions of those before it, where they have one.
-    works_for: "LiveRun | None" = None  # Who wants its result ...
-    is_detached: bool = False  # ... and does not wait for it.
+    path: tuple[str, ...]  # Agents from the root down to this one.
+    above: tuple[SessionId, ...] = ()  # The sessions of the agents above, where they have one.
+    works_for: "LiveRun | None" = None  # The run that wants the result.
+    is_detached: bool = False  # That run does not wait for the result.
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class LiveRun:
-    """Made by `Runs`, which changes it together with who holds its turn."""
+    """A live run. Created by `Runs`, and changed by it and by the owner of its turn."""
 
     id: RunId
     session_id: SessionId
@@ -85,44 +85,48 @@ class LiveRun:
     provider: str
     model: str
     state: State
-    accepted: asyncio.Future[int | None]  # Its commit: its number, or None if it was known.
-    account: Account  # What it may use up, with all that works for it.
-    duty: AgentDuty | None = None  # None if it is the session's own.
+    # The commit of its acceptance: its number, or None if it was known.
+    accepted: asyncio.Future[int | None]
+    account: Account  # The budget of the run and of everything that works for it.
+    duty: AgentDuty | None = None  # None for a run of the session's own agent.
     above: tuple[SessionId, ...] = ()  # The sessions above its own.
     seq: int = 0
-    changing: asyncio.Future[None] | None = None  # Its latest change while it waited.
+    changing: asyncio.Future[None] | None = None  # The latest change of the waiting run.
     stop: Stop | None = None
-    # The commit of the cancel that covers it; which runs that ended by itself.
+    # The commit of the cancel that covers it: the ids of the runs that the cancel itself ended.
     cancelling: asyncio.Future[list[RunId]] | None = None
     task: asyncio.Task[Ending] | None = None
-    began_s: float = 0.0  # Its turn, and ...
-    timer: Timer | None = None  # ... when that has taken too long.
-    given_up: asyncio.Future[None] | None = None  # Nobody waits for its task any longer.
-    host: "LiveRun | None" = None  # Whose turn it shares.
-    reenters: MessageId | None = None  # The open answer of an earlier server it goes on with.
-    spent: RunSpending = field(default_factory=RunSpending)  # Before, under an earlier server.
-    may_park: Callable[[], bool] = field(default=lambda: False)  # It only waits for a person.
-    # Of a turn that is held elsewhere: told that others wait who may share it, and who of them do.
+    began_s: float = 0.0  # The start of its turn.
+    timer: Timer | None = None  # Fires when the turn exceeds its time limit.
+    given_up: asyncio.Future[None] | None = None  # Done when its task is no longer waited for.
+    host: "LiveRun | None" = None  # The run whose turn it shares.
+    reenters: MessageId | None = None  # The open answer of an earlier server that it continues.
+    spent: RunSpending = field(default_factory=RunSpending)  # Spent under an earlier server.
+    # True while it waits for a person and for nothing else.
+    may_park: Callable[[], bool] = field(default=lambda: False)
+    # For a turn that runs elsewhere: called when other runs could join it, and decides which do.
     on_join: Callable[[], None] = field(default=lambda: None)
     hears: "Callable[[LiveRun], bool]" = field(default=lambda _: True)
-    is_shared: bool = False  # It waits, and was said to who may share the turn: it stays as it is.
-    pid: Callable[[], int] = field(default=lambda: 0)  # Of the process that holds its turn.
-    answer: str = ""  # What it said last, once it has ended.
-    was_admitted: bool = False  # What it asks for is part of a conversation.
-    admitted: asyncio.Event = field(default_factory=asyncio.Event)  # Or it has ended without.
+    # It waits, but was already sent to the turn that it may join; it must not change.
+    is_shared: bool = False
+    pid: Callable[[], int] = field(default=lambda: 0)  # The process that runs its turn.
+    answer: str = ""  # The text of its last answer, once it has ended.
+    was_admitted: bool = False  # Its request is part of a conversation.
+    # Also set if the run ends without being admitted.
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    ending: Ending | None = None  # Once that is durable ...
+    ending: Ending | None = None  # Set once the ending is durable.
     left: list[int] = field(default_factory=list[int])  # Processes that did not stop.
-    settled: Settled | None = None  # ... and what the cancel that covers it was told.
+    settled: Settled | None = None  # Its result in the cancel that covers it.
 
     @property
     def asked_of(self) -> tuple[object, ...]:
-        """The provider and the model it was accepted for, and what its caller lets it do."""
+        """The model and the approval setting; a run joins a turn with the same ones."""
         return self.provider, self.model, self.asked.approval.approve
 
     @property
     def shown_state(self) -> State:
-        """As clients see it."""
+        """The state that clients see."""
         return "waiting" if self.state == "active" and self.may_park() else self.state
 
     @property
@@ -135,64 +139,64 @@ class LiveRun:
 
     @property
     def agent_id(self) -> str:
-        """The agent that does it; empty if that is the session's own."""
+        """The agent that runs it; empty for the session's own."""
         return "" if self.duty is None else self.duty.agent_id
 
     @property
     def waited_for_by(self) -> "LiveRun | None":
-        """The run that ends it with itself."""
+        """The run that waits for its result; it ends with that run."""
         if self.duty is None or self.duty.is_detached:
             return None
         return self.duty.works_for
 
     @property
     def is_interrupted(self) -> bool:
-        """By what its end says, or because that is not written yet."""
+        """Return True if it ended as interrupted, or its end is not stored yet."""
         return self.ending is None or self.ending.outcome == "interrupted"
 
     @property
     def cancelled(self) -> bool:
-        """A cancel covers it."""
+        """Return True if a cancel covers it."""
         return self.cancelling is not None
 
     @property
     def is_settled(self) -> bool:
-        """What it asks for is durable, so that a turn may begin with it."""
+        """Return True if its request is durable, so that a turn may begin with it."""
         return self.accepted.done() and (self.changing is None or self.changing.done())
 
     @property
     def is_waiting(self) -> bool:
-        """It is in the queue, and may still be changed there."""
+        """Return True if it is in the queue and may still be changed."""
         waits = self.state == "queued" and self.stop is None and self.task is None
         return waits and not self.is_shared
 
     @property
     def is_unbegun(self) -> bool:
-        """It is nobody's to wait for, and no worker has been told of it."""
+        """Return True if no run waits for it and no worker has received it."""
         is_detached = self.duty is not None and self.duty.is_detached
         return is_detached and self.state in ("accepted", "queued")
 
     @property
     def is_orphan(self) -> bool:
-        """Whoever waits for it does not any more."""
+        """Return True if the run that waited for it has stopped waiting."""
         above = self.waited_for_by
         return above is not None and (above.stop is not None or above.ended.is_set())
 
     def changed(self) -> RunChanged:
-        """How it stands, for whoever begins to listen."""
+        """Return the event that shows its state to a new subscriber."""
         about = (self.id, self.session_id, self.shown_state, self.seq, self.given)
         reason = BEHIND_INTERRUPTED if self.state == "held" else ""
         return RunChanged(*about, reason=reason, agent_id=self.agent_id)
 
     def rest(self, _: None) -> None:
-        """It is stored as held, behind one that was interrupted: here it waits no longer."""
+        """Record that it is stored as held, behind an interrupted run."""
         self.state = "held"
 
     def head(self) -> QueuedPrompt:
         return QueuedPrompt(self.id, self.asked.prompt[:HEAD_CHARS])
 
     def limit_time(self, clock: Clock, wall_s: float, on_late: Callable[[], None]) -> None:
-        """Have this called when its turn has taken so long since it began; 0 is never."""
+        """Call `on_late` when its turn has lasted `wall_s` since it began; 0 removes the limit."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -210,7 +214,7 @@ class LiveRun:
 
 
 def live_again(left: StoredRun, body: RunBody, state: State, account: Account) -> LiveRun:
-    """What the last server had accepted, or what was at rest."""
+    """Rebuild a run that an earlier server accepted, or that was held."""
     duty = None
     if left.run.agent_id:
         agent_id, is_detached = AgentId(left.run.agent_id), left.run.is_detached
@@ -245,7 +249,7 @@ def check_room(
     wanted: Sequence[RunRequest],
     settings: Settings,
 ) -> None:
-    """Whether there is room for more beside what is live, and in the line it joins."""
+    """Raise `LimitExceeded` if there is no room beside the live runs or in the session's queue."""
     if len(line) > settings.queue_max:
         raise LimitExceeded("runs waiting in this session", settings.queue_max)
     if len(live) + len(wanted) > settings.runs_max:
@@ -258,13 +262,13 @@ def check_room(
 
 
 def with_below(runs: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun]:
-    """And those whose results they wait for, directly or not.
+    """Return the runs, and those whose results they wait for, directly or indirectly.
 
-    What shares the turn of another run, or is said to it, ends with that one, which may be
-    somebody else's.
+    A run that shares another run's turn, or was sent to it, ends with that run, which may belong to
+    a different tree.
     """
     covered = dict.fromkeys(runs)
-    for run in live:  # Whoever wants a result was accepted before.
+    for run in live:  # A run is accepted after the one that wants its result.
         is_own = run.host in covered or (run.host is None and not run.is_shared)
         if run.waited_for_by in covered and is_own:
             covered[run] = None
@@ -272,5 +276,5 @@ def with_below(runs: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun
 
 
 def below_session(session_id: SessionId, live: Iterable[LiveRun]) -> list[LiveRun]:
-    """The runs in all sessions below it."""
+    """Return the runs in all sessions below a session."""
     return [run for run in live if session_id in run.above]

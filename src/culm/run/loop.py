@@ -1,8 +1,8 @@
-"""One turn: ask the model, run the calls it made, repeat until it makes none.
+"""One turn: ask the model, run its calls, and repeat until it makes none.
 
-Sees a model, tools, a journal and limits, and knows nothing of HTTP, SQL or WebSocket, so that a
-worker of the fleet runs the same loop. Cancelling the task that runs it ends the turn at once;
-whoever awaits that task writes the end, so nothing here cleans up after itself.
+Uses a model, tools, a journal and limits only, without HTTP, SQL or WebSocket, so that a fleet
+worker runs the same loop. Cancelling the task ends the turn at once. The owner of the task stores
+the end, so nothing here cleans up. Summaries of long conversations are requested here, too.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from culm.model.base import (
     TextDelta,
     ToolSpec,
 )
+from culm.run.context import SUMMARY_SYSTEM, summary_prompt, user_message
 from culm.run.limits import (
     LOOPED,
     CallOutcome,
@@ -45,41 +46,42 @@ from culm.wire.config import SelectedModel
 from culm.wire.endings import Ending
 from culm.wire.messages import Message
 from culm.wire.runs import Limits, Outcome, Used
+from culm.wire.sessions import Session
 
 PARALLEL_MAX = 5
 Growth = TextDelta | ReasoningDelta | CallStarted | CallDelta
-# Waits so many seconds, because of a failure.
+# Waits for a number of seconds after a failure.
 Pause = Callable[[float, ModelFailed], Awaitable[None]]
-RESULT_CHARS_MAX = 1 << 20  # No model reads more, and every client is sent it.
+RESULT_CHARS_MAX = 1 << 20  # Models read no more, and every client receives it.
 RESULT_CUT = "\n[The rest of this result was cut off.]"
 BAD_ARGUMENTS = "The arguments of this call are not a JSON object. Repeat it with valid ones."
 
 
 class GrowingAnswer(Protocol):
-    """An answer while it comes."""
+    """An answer that is being received."""
 
     def grow(self, event: Growth) -> None:
-        """Let the answer grow, for everybody to see."""
+        """Append to the answer, visibly to all clients."""
         ...
 
     async def clear(self) -> None:
-        """Take the answer back, before the question is asked again."""
+        """Discard the answer before the request is repeated."""
         ...
 
 
 class LoopJournal(GrowingAnswer, Protocol):
-    """Where a turn is written down. What is awaited is durable when the wait is over."""
+    """The record of a turn. A write is durable when its await returns."""
 
     async def begin_step(self) -> list[Message]:
-        """Take in what waits to join, begin an empty answer; returns what the model shall read."""
+        """Admit waiting runs and open an empty answer; return the messages that the model reads."""
         ...
 
-    async def know_calls(self) -> list[CallRequest]:
-        """The answer is complete: its calls, each with its whole input."""
+    async def record_calls(self) -> list[CallRequest]:
+        """Complete the answer and return its calls, each with its whole input."""
         ...
 
     def known_results(self) -> Mapping[str, CallResult]:
-        """Of the calls that an earlier server had answered in this step."""
+        """Return the results that an earlier server has stored for this step."""
         ...
 
     async def start_call(self, call: CallRequest) -> None: ...
@@ -87,45 +89,54 @@ class LoopJournal(GrowingAnswer, Protocol):
     async def answer_call(self, call: CallRequest, result: CallResult) -> None: ...
 
     def count(self, used: Used) -> None:
-        """Note what the answer used; written down with the end of the step."""
+        """Record the usage of the answer; stored with the end of the step."""
         ...
 
     async def end_step(self) -> None:
-        """All calls are answered and another step follows."""
+        """End the step: all calls have results, and another step follows."""
         ...
 
 
+class SummaryJournal(GrowingAnswer, Protocol):
+    @property
+    def session(self) -> Session: ...
+
+    async def begin_summary(self) -> Sequence[Message]: ...
+
+    async def end_summary(self, used: Used, prompt: str) -> None: ...
+
+
 class UsageMeter(Protocol):
-    """What a turn and all others of its tree may use up together."""
+    """The shared budget of a tree of runs."""
 
     async def reserve(self, estimate: UsageEstimate) -> str:
-        """Set something aside for one question; raises `BudgetReached`.
+        """Reserve the estimate for one request; raises `BudgetReached`.
 
-        What is never settled, because its answer was cut off, stays set aside.
+        A reservation that is never settled, because its answer was cut off, stays charged.
         """
         ...
 
     def settle(self, reservation: str, used: Used) -> None: ...
 
     def forfeit(self, reservation: str) -> None:
-        """It was cut off, and is asked again: what it used is not known and stays charged."""
+        """Give up a request that was cut off. Its usage is unknown, so it stays charged."""
         ...
 
 
 class ModelChain(Protocol):
-    """Who answers now, and who does when that one fails."""
+    """The model in use and its fallbacks."""
 
     @property
     def current(self) -> "ActiveModel": ...
 
     async def fall_back(self, failure: ModelFailed) -> bool:
-        """Let the next one speak, with nothing said yet; False if there is none."""
+        """Switch to the next model, with an empty answer; return False if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveModel:
-    """A model, and how it is asked."""
+    """A model with its settings and its system prompt."""
 
     model: LanguageModel
     settings: SelectedModel
@@ -139,23 +150,23 @@ class TurnInput:
 
     models: ModelChain
     tools: Mapping[str, Tool]
-    # Whether a call goes ahead, and as what; a person may have to be asked first.
+    # Decides whether a call may run, and with which plan; may have to ask a person.
     admit: Callable[[Tool | CallResult, CallRequest], Awaitable[CallPlan | CallResult]]
-    watch: Callable[[CallRequest], Watch]  # Who is told what a call puts out.
+    watch: Callable[[CallRequest], Watch]  # Receives the output of a call.
     journal: LoopJournal
-    limits: Callable[[], Limits]  # As they are now: they may be changed while it goes on.
+    limits: Callable[[], Limits]  # Read at every step, as they may change during the turn.
     meter: UsageMeter
     pause: Pause
-    spent: RunSpending  # Before this turn began, or went on.
-    # Called between steps: replaces what the model reads by a summary if the context is nearly
-    # full. With an ending the turn is over; without one it goes on from the summary.
+    spent: RunSpending  # Spent before this turn began or continued.
+    # Called between steps: replaces the history with a summary if the context is nearly full. With
+    # an ending the turn is over; without one it continues from the summary.
     compact: Callable[[Ending | None], Awaitable[None]]
 
 
 async def take_turn(turn: TurnInput, reentered: Sequence[CallRequest] = ()) -> Ending:
-    """Run one turn to its end; raises `ModelFailed` and what the journal raises.
+    """Run one turn to its end; raises `ModelFailed` and the errors of the journal.
 
-    It begins with the calls of a step that an earlier server had begun, if there are any.
+    Starts with the calls of a step that an earlier server began, if there are any.
     """
     spent = turn.spent
     fingerprints: list[str] = []
@@ -167,7 +178,7 @@ async def take_turn(turn: TurnInput, reentered: Sequence[CallRequest] = ()) -> E
             done, used = await asking
             turn.journal.count(used)
             spent = spent.plus(used)
-            calls = await turn.journal.know_calls()
+            calls = await turn.journal.record_calls()
             if not calls or done.reason == "max_tokens":
                 ending = _ending_of(done)
                 await turn.compact(ending)
@@ -200,7 +211,7 @@ def _ending_of(done: AnswerDone) -> Ending:
             return Ending("end_turn", stop=done.reason)
 
 
-# --- asking
+# --- asking the model
 
 
 async def ask(
@@ -210,19 +221,19 @@ async def ask(
     pause: Pause,
     meter: UsageMeter,
 ) -> tuple[AnswerDone, Used]:
-    """Ask one after the other until there is a whole answer; raises the last `ModelFailed`."""
+    """Ask the models of the chain in order until one answers; raises the last `ModelFailed`."""
     while True:
-        asking = _Asking(models.current, request_of(models.current), journal, meter)
+        request = _PendingRequest(models.current, request_of(models.current), journal, meter)
         try:
-            return await asking.insist(pause)
+            return await request.run(pause)
         except ModelFailed as exc:
             if not await models.fall_back(exc):
                 raise
-            asking.forfeit()
+            request.forfeit()
 
 
-class _Asking:
-    """One question to one model, and what is set aside for it."""
+class _PendingRequest:
+    """One request to one model, and its reservation."""
 
     def __init__(
         self, active: ActiveModel, request: ModelRequest, journal: GrowingAnswer, meter: UsageMeter
@@ -233,23 +244,24 @@ class _Asking:
         self._meter = meter
         self._reservation = ""
 
-    async def insist(self, pause: Pause) -> tuple[AnswerDone, Used]:
-        """Ask until there is a whole answer, or until asking again makes no sense."""
+    async def run(self, pause: Pause) -> tuple[AnswerDone, Used]:
+        """Repeat the request until there is a whole answer or a retry is pointless."""
         attempt = 0
         while True:
             await self._reserve()
-            heard = ReceivedAnswer(self._journal.grow)
+            received = ReceivedAnswer(self._journal.grow)
             try:
-                done = await heard.listen(self._active.model.stream(self._request))
+                done = await received.receive(self._active.model.stream(self._request))
             except ModelFailed as exc:
                 failure, delay_s = exc, retry_delay_s(exc, attempt)
                 if delay_s is None:
                     raise
             else:
-                used = used_of(done.usage, self._active.price, self._request, heard.size)
+                used = used_of(done.usage, self._active.price, self._request, received.size)
                 self._meter.settle(self._reservation, used)
                 return done, used
-            if heard.size:  # It was paid for. Who was only refused asks again with the same.
+            # A partial answer is charged. A refused request keeps its reservation.
+            if received.size:
                 self.forfeit()
             attempt += 1
             await self._journal.clear()
@@ -268,13 +280,13 @@ class _Asking:
 
 @dataclass(slots=True)
 class ReceivedAnswer:
-    """An answer while it comes: passed on, and counted."""
+    """Receives an answer: forwards its events and counts their bytes."""
 
     grow: Callable[[Growth], None]
     size: int = 0  # In bytes.
 
-    async def listen(self, stream: AsyncGenerator[ModelEvent]) -> AnswerDone:
-        """Until its end; raises `ModelFailed`."""
+    async def receive(self, stream: AsyncGenerator[ModelEvent]) -> AnswerDone:
+        """Receive to the end; raises `ModelFailed`."""
         async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, AnswerDone):
@@ -285,11 +297,29 @@ class ReceivedAnswer:
         raise ModelFailed("Answer cut off", "The model's answer ended before it was complete.")
 
 
-# --- calling
+# --- summaries
+
+
+async def summarize(
+    models: ModelChain, journal: SummaryJournal, pause: Pause, meter: UsageMeter, prompt: str = ""
+) -> None:
+    """Replace the history with a summary. With `prompt`, the turn continues from there."""
+    session = journal.session
+    history = await journal.begin_summary()
+    question = user_message(session.id, summary_prompt(session.todos))
+
+    def request_of(active: ActiveModel) -> ModelRequest:
+        return ModelRequest(SUMMARY_SYSTEM, [*history, question], (), active.settings)
+
+    _, used = await ask(models, request_of, journal, pause, meter)
+    await journal.end_summary(used, prompt)
+
+
+# --- calls
 
 
 async def _run_calls(turn: TurnInput, calls: Sequence[CallRequest]) -> list[CallResult]:
-    """Run them in order, neighbours that allow it side by side; a result may end the turn."""
+    """Run the calls in order, adjacent parallel ones together. A result may end the turn."""
     results: list[CallResult] = []
     for batch in _batches(calls, turn.tools):
         if len(batch) == 1:
@@ -333,7 +363,7 @@ async def _run_together(turn: TurnInput, batch: list[CallRequest]) -> list[CallR
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(call), name=f"call {call.id}") for call in batch]
     except ExceptionGroup as exc:
-        raise exc.exceptions[0] from exc  # All have one cause: the journal cannot write.
+        raise exc.exceptions[0] from exc  # They have one cause: the journal cannot write.
     return [task.result() for task in tasks]
 
 
@@ -352,7 +382,7 @@ async def _run_call(turn: TurnInput, call: CallRequest) -> CallResult:
 
 
 def _tool_of(turn: TurnInput, call: CallRequest) -> Tool | CallResult:
-    """The tool that is called, or what the model reads because there is none, or no call."""
+    """Return the tool, or a result for the model if the tool or valid arguments are missing."""
     tool = turn.tools.get(call.name)
     if tool is None:
         known = ", ".join(sorted(turn.tools)) or "none"
@@ -368,7 +398,7 @@ async def _effect(plan: CallPlan, watch: Watch) -> CallResult:
         if task is None or task.cancelling():
             raise
         result = CallResult("The tool was cancelled from inside.", is_error=True)
-    except Exception as exc:  # boundary: what a tool raises is for the model to read
+    except Exception as exc:  # boundary: the model reads the errors of a tool
         result = CallResult(f"{type(exc).__name__}: {exc}", is_error=True)
     if len(result.content) > RESULT_CHARS_MAX:
         result = replace(result, content=result.content[:RESULT_CHARS_MAX] + RESULT_CUT)
@@ -383,7 +413,7 @@ def _interactions(calls: Sequence[CallRequest], results: Sequence[CallResult]) -
 
 
 def parse_arguments(text: str) -> dict[str, Json] | None:
-    """The arguments of a call, or None if the model did not write a JSON object."""
+    """Return the arguments of a call, or None if they are not a JSON object."""
     try:
         value = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, ValueError, RecursionError):

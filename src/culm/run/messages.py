@@ -1,7 +1,7 @@
-"""Messages of one workspace: written once when complete, or open and growing by deltas.
+"""The messages of one workspace: stored whole, or open and growing by deltas.
 
-Owns the open messages. A delta is told at once and kept durable in chunks; every other change is
-committed first and told after. Who writes them, a run, is no more than a name here.
+Owns the open messages. Deltas are published at once and stored in chunks; every other change is
+published after its commit. The run that writes a message is only an id here.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from culm.wire.messages import (
     new_part,
 )
 
-CHUNK_S = 0.1  # At most this much of a stream is lost by `kill -9` ...
-CHUNK_CHARS = 4096  # ... or this much of one message.
-RETRY_S = 1.0  # How often a store that cannot write is tried again.
+CHUNK_S = 0.1  # A `kill -9` loses at most this much time of a stream.
+CHUNK_CHARS = 4096  # It loses at most this much text of one message.
+RETRY_S = 1.0  # The retry interval while the store cannot write.
 
 
 class Messages:
@@ -56,12 +56,12 @@ class Messages:
         self._chunk_due_s = 0.0
         self._stopped = False
         self._writes: set[asyncio.Future[None]] = set()
-        self._tell_delta: Callable[[MessageDelta], None] = lambda delta: None
+        self._publish_delta: Callable[[MessageDelta], None] = lambda delta: None
 
     def publish_through(self, hub: Hub) -> None:
-        self._tell_delta = hub.publish_delta
+        self._publish_delta = hub.publish_delta
 
-    # --- changing; each returns when its change is submitted, the future when it is durable
+    # --- changing: each method returns when its change is submitted, its future when it is durable
 
     def compose(
         self,
@@ -74,7 +74,7 @@ class Messages:
         model: str = "",
         provider: str = "",
     ) -> tuple[Message, Unit]:
-        """A message that is complete from the start, and the unit that adds it."""
+        """Build a message that is complete from the start, and the unit that adds it."""
         ending = FinishPart(Finish("stop", 0) if finish is None else finish)
         message = self._new(session_id, role, [*map(encodable, parts), ending], run_id)
         message.model, message.provider = model, provider
@@ -98,7 +98,7 @@ class Messages:
         before: Unit | None = None,
         on_commit: Callable[[], None] | None = None,
     ) -> tuple[Draft, asyncio.Future[None]]:
-        """Begin an assistant message that will grow; `before` happens in its transaction."""
+        """Open an assistant message that will grow; `before` is part of its transaction."""
         message = self._new(session_id, "assistant", [], run_id)
         message.model, message.provider, message.is_summary_message = model, provider, summary
         draft = Draft(message)
@@ -108,14 +108,14 @@ class Messages:
         return draft, self._submit(draft, captured, unit, on_commit)
 
     def reopen(self, message: Message) -> Draft:
-        """Go on with a message that an earlier server had begun, and that is still open."""
+        """Continue an open message of an earlier server."""
         draft = Draft(message)
         draft.measure()
         self._open[message.id] = draft
         return draft
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
-        """Let a part grow; `part` may be the next one. Ignored once the message has ended."""
+        """Append text to a part; `part` may be the next one. Ignored once the message has ended."""
         if draft.ended or self._stopped or not text:
             return
         text = clean(text)
@@ -125,7 +125,7 @@ class Messages:
             check_part(part)
             parts.append(new_part(kind))
             draft.lengths.append(0)
-            draft.kept.append(0)
+            draft.submitted.append(0)
         assert growing_of(parts[part]) == kind, "a part keeps its kind"
         offset = draft.lengths[part]
         draft.pieces.setdefault(part, []).append(text)
@@ -134,30 +134,30 @@ class Messages:
         draft.loose += len(text)
         message = draft.message
         delta = MessageDelta(message.id, message.session_id, message.rev, part, kind, offset, text)
-        if draft.unsettled:
-            draft.held.append(delta)
+        if draft.is_pending:
+            draft.held_deltas.append(delta)
         else:
-            self._tell_delta(delta)
+            self._publish_delta(delta)
         if draft.damaged:
             self._arm(RETRY_S)
         elif draft.loose >= CHUNK_CHARS:
-            self._keep([draft])
+            self._store_text([draft])
         else:
             self._arm(CHUNK_S)
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
-        """Set a part, or add the next one: a call began, reasoning ended."""
+        """Set a part or add the next one, for example when a call begins or reasoning ends."""
         return self.put_all(draft, {part: value})
 
     def put_all(
         self, draft: Draft, parts: Mapping[int, Part], *, after: Unit | None = None
     ) -> asyncio.Future[None]:
-        """Set several parts at once: all calls are complete. `after` happens together with it."""
+        """Set several parts at once, with `after` in the same transaction."""
         check_part(max(parts))
         return self._change(draft, lambda message: put_parts(message, parts), after=after)
 
     def clear(self, draft: Draft, *, model: str = "", provider: str = "") -> asyncio.Future[None]:
-        """Take back all parts, for a retry, or for another model if one is named."""
+        """Remove all parts, for a retry, or for another model if one is named."""
 
         def change(message: Message) -> None:
             if model:
@@ -176,11 +176,11 @@ class Messages:
         after: Unit | None = None,
         on_commit: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
-        """End the message; it grows no more, and what was unfinished in it is closed.
+        """End the message: it stops growing, and its unfinished parts are closed.
 
-        `before` and `after` happen in its transaction, and `on_commit` runs when all of it is
-        durable. If the store cannot write it is tried again until it can or the workspace ends,
-        whatever became of the future; `draft.gone` says when.
+        `before` and `after` are part of the transaction, and `on_commit` runs when it is durable.
+        If the store cannot write, the end is retried until it can or the workspace closes, whether
+        or not the future failed; `draft.gone` is set then.
         """
         draft.end = DraftEnd(before, after, on_commit)
 
@@ -192,35 +192,35 @@ class Messages:
         return self._change(draft, change, is_open=False)
 
     def delete(self, message_id: MessageId) -> asyncio.Future[None]:
-        """Remove a message; what is still on its way to it then finds nothing."""
+        """Delete a message. Writes to it that are still in flight have no effect."""
         draft = self._open.get(message_id)
         if draft is not None:
-            if not draft.unsettled:
-                draft.told = encode(draft.fold())
+            if not draft.is_pending:
+                draft.published = encode(draft.fold())
             draft.deleting += 1
 
         def failed(_: Exception) -> None:
             if draft is not None:
                 draft.deleting -= 1
-                self._settle(draft)
+                self._after_write(draft)
 
         return self._track(
             self._store.write(delete_message(message_id), lambda _: self.forget(message_id), failed)
         )
 
     def forget_session(self, session_id: SessionId) -> None:
-        """Its rows are gone; nothing may grow there any more."""
+        """Drop the open messages of a deleted session."""
         for draft in list(self._open.values()):
             if draft.message.session_id == session_id:
                 self.forget(draft.message.id)
 
     async def flush(self) -> None:
-        """Give all open text to the store and wait for every write in flight.
+        """Submit all open text to the store and wait for every write in flight.
 
-        Raises `StoreBusy` if some of it could not be written.
+        Raises `StoreBusy` if some of it could not be stored.
         """
         while True:
-            self._keep(list(self._open.values()))
+            self._store_text(list(self._open.values()))
             if not self._writes:
                 break
             await asyncio.wait(self._writes)
@@ -228,7 +228,7 @@ class Messages:
                 raise StoreBusy("open messages are not stored")
 
     async def stop(self) -> None:
-        """Let nothing grow any more, and keep all open text. Raises `StoreBusy` as `flush` does."""
+        """Stop all growth and store the open text. Raises `StoreBusy` like `flush`."""
         self._stopped = True
         try:
             await self.flush()
@@ -238,7 +238,7 @@ class Messages:
             if self._chunk_timer is not None:
                 self._chunk_timer.cancel()
 
-    # --- what clients have been told
+    # --- the state that clients have
 
     def open_ids(self) -> list[tuple[MessageId, SessionId]]:
         return [(draft.message.id, draft.message.session_id) for draft in self._open.values()]
@@ -247,7 +247,7 @@ class Messages:
         draft = self._open.get(message_id)
         if draft is None:
             return None
-        payload = draft.told if draft.unsettled else encode(draft.fold())
+        payload = draft.published if draft.is_pending else encode(draft.fold())
         return (
             None
             if payload is None
@@ -257,7 +257,7 @@ class Messages:
     async def read(
         self, query: Callable[[Connection], list[RawMessage]]
     ) -> tuple[list[RawMessage], int]:
-        """What is stored, with open messages as they have been told; and the seq it was read at."""
+        """Read messages, open ones as published, with the sequence number of the read."""
         were_open = set(self._open)
         rows, seq = await self._store.read_published(query)
         return await self._overlay(rows, were_open), seq
@@ -272,13 +272,13 @@ class Messages:
             if (shown := self.find_shown(row.id)) is not None:
                 present = decode(shown.payload, RawMessage)
             elif row.id in changed:
-                # It ended after it was read, and was told so: answering with less would undo that.
+                # It ended after the read, and that was published: an older version would undo it.
                 present = await self._store.read(find_message(row.id))
             if present is not None:
                 result.append(present)
         return result
 
-    # --- inside
+    # --- writing
 
     def _new(self, session_id: SessionId, role: Role, parts: list[Part], run_id: str) -> Message:
         message = Message(self._ids.message(), role, session_id, parts, run_id=run_id)
@@ -296,8 +296,8 @@ class Messages:
         message = draft.fold()
         if draft.ended:
             raise MessageNotFound(message.id)
-        if not draft.unsettled:
-            draft.told = encode(message)
+        if not draft.is_pending:
+            draft.published = encode(message)
         change(message)
         message.updated_at = int(self._clock.now_s())
         return self._save(draft, is_open=is_open, after=after)
@@ -322,49 +322,49 @@ class Messages:
     ) -> asyncio.Future[None]:
         number = draft.send()
         draft.in_flight += 1
-        draft.held.clear()  # What they would say is in the captured message.
+        draft.held_deltas.clear()  # The captured message includes them.
         draft.measure()
 
-        def told(_: None) -> None:
+        def published(_: None) -> None:
             draft.in_flight -= 1
-            draft.told = captured.payload
-            draft.last_told = number
+            draft.published = captured.payload
+            draft.last_published = number
             if on_commit is not None:
                 on_commit()
-            self._settle(draft)
+            self._after_write(draft)
 
         def failed(error: Exception) -> None:
             draft.in_flight -= 1
             draft.last_failed = max(draft.last_failed, number)
-            never_was = draft.told is None and not draft.in_flight
-            if never_was or not isinstance(error, StoreBusy):
-                self.forget(draft.message.id)  # It is not there, or is gone.
+            was_never_stored = draft.published is None and not draft.in_flight
+            if was_never_stored or not isinstance(error, StoreBusy):
+                self.forget(draft.message.id)  # It was never stored, or is gone.
             else:
                 self._arm(RETRY_S)
 
-        return self._track(self._store.write(unit, told, failed))
+        return self._track(self._store.write(unit, published, failed))
 
-    def _settle(self, draft: Draft) -> None:
+    def _after_write(self, draft: Draft) -> None:
         if draft.damaged:
             self._arm(RETRY_S)
-        if draft.unsettled or draft.message.id not in self._open:
+        if draft.is_pending or draft.message.id not in self._open:
             return
         if draft.ended:
             self.forget(draft.message.id)
             return
-        held, draft.held = draft.held, []
-        for delta in held:
-            self._tell_delta(delta)
+        held_deltas, draft.held_deltas = draft.held_deltas, []
+        for delta in held_deltas:
+            self._publish_delta(delta)
         if draft.loose:
             self._arm(CHUNK_S)
 
-    def _keep(self, drafts: Iterable[Draft]) -> None:
-        """Give the store what has grown since the last time."""
+    def _store_text(self, drafts: Iterable[Draft]) -> None:
+        """Submit the text added since the last time to the store."""
         chunks: list[TextChunk] = []
         for draft in drafts:
             if draft.damaged and not draft.in_flight:
                 self._save(draft, is_open=not draft.ended)
-            elif draft.loose and not (draft.ended or draft.in_flight or draft.keeping):
+            elif draft.loose and not (draft.ended or draft.in_flight or draft.chunk_in_flight):
                 chunks += draft.take_chunks()
         if chunks:
             self._write_chunks(chunks)
@@ -373,24 +373,24 @@ class Messages:
         drafts = [self._open[message_id] for message_id in {chunk.message_id for chunk in chunks}]
         sent = [(draft, draft.send()) for draft in drafts]
         for draft in drafts:
-            draft.keeping = True
+            draft.chunk_in_flight = True
 
-        def kept(_: None) -> None:
+        def stored(_: None) -> None:
             for draft in drafts:
-                draft.keeping = False
+                draft.chunk_in_flight = False
             if any(draft.loose for draft in drafts):
                 self._arm(CHUNK_S)
 
         def failed(_: Exception) -> None:
             for draft, number in sent:
-                draft.keeping = False
+                draft.chunk_in_flight = False
                 draft.damage(number)
             self._arm(RETRY_S)
 
-        self._track(self._store.write(add_chunks(chunks), kept, failed))
+        self._track(self._store.write(add_chunks(chunks), stored, failed))
 
     def _arm(self, delay_s: float) -> None:
-        """Give what is loose to the store in at most `delay_s`."""
+        """Submit loose text to the store within `delay_s`."""
         if self._stopped:
             return
         due_s = self._clock.now_s() + delay_s
@@ -399,14 +399,14 @@ class Messages:
                 return
             self._chunk_timer.cancel()
         self._chunk_due_s = due_s
-        self._chunk_timer = self._clock.call_later(delay_s, self._keep_all)
+        self._chunk_timer = self._clock.call_later(delay_s, self._store_all_text)
 
-    def _keep_all(self) -> None:
+    def _store_all_text(self) -> None:
         self._chunk_timer = None
-        self._keep(list(self._open.values()))
+        self._store_text(list(self._open.values()))
 
     def forget(self, message_id: MessageId) -> None:
-        """Its row is gone, or nobody's care any more."""
+        """Drop a message whose row is gone or no longer matters."""
         if draft := self._open.pop(message_id, None):
             draft.ended = True
             draft.gone.set()

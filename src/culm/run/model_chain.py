@@ -1,6 +1,6 @@
-"""Who answers in a turn: the model of the run, and the next of its fallbacks when that one fails.
+"""The models of a turn: the model of the run, then its fallbacks in order.
 
-Owns which of them is the present one. Whoever fell back stays with it until the turn ends.
+Owns the choice of the current one. After a fallback the turn stays with that model to its end.
 """
 
 import logging
@@ -14,24 +14,23 @@ from culm.run.system_prompt import ProjectContext, system_prompt
 
 log = logging.getLogger(__name__)
 
-HandOver = Callable[
-    [ChosenModel], Awaitable[None]
-]  # What was said is taken back, and another speaks.
+# Discards the answer so far and switches to another model.
+HandOver = Callable[[ChosenModel], Awaitable[None]]
 
 
 class ConfiguredModelChain:
-    """Made by `open_lineup`."""
+    """A chain of configured models. Created by `open_model_chain`."""
 
     def __init__(
         self,
         models: Models,
-        around: ProjectContext,
+        context: ProjectContext,
         following: Iterable[ChosenModel],
         hand_over: HandOver,
     ) -> None:
         self._models = models
-        self._around = around
-        self._following = iter(following)  # Those not asked yet.
+        self._context = context
+        self._following = iter(following)  # Fallbacks that were not asked yet.
         self._hand_over = hand_over
         self._current: ActiveModel | None = None
 
@@ -41,38 +40,38 @@ class ConfiguredModelChain:
         return self._current
 
     async def open(self, chosen: ChosenModel) -> None:
-        """Let this one speak; raises `ModelFailed`."""
+        """Use this model; raises `ModelFailed`."""
         self._current = ActiveModel(
             model=await self._models.open(chosen),
             settings=chosen.settings,
             price=price_of(chosen.info, flat_rate=chosen.flat_rate),
-            system=system_prompt(self._around, chosen.system_prefix),
+            system=system_prompt(self._context, chosen.system_prefix),
         )
 
     async def fall_back(self, failure: ModelFailed) -> bool:
-        """Let the next one speak; False if there is none."""
+        """Switch to the next usable model; return False if there is none."""
         for chosen in self._following:
             name = f"{chosen.provider_id}/{chosen.settings.model}"
             try:
                 await self.open(chosen)
             except ModelFailed as exc:
-                log.warning("model %s cannot be asked: %s", name, exc.message)
+                log.warning("model %s is not usable: %s", name, exc.message)
                 continue
-            log.warning("%s; %s is asked instead", failure.message, name)
+            log.warning("%s; falling back to %s", failure.message, name)
             await self._hand_over(chosen)
             return True
         return False
 
 
 async def open_model_chain(
-    models: Models, around: ProjectContext, name: tuple[str, str], hand_over: HandOver
+    models: Models, context: ProjectContext, name: tuple[str, str], hand_over: HandOver
 ) -> ConfiguredModelChain:
-    """The model recorded for a run, by provider and model, then those to be asked when it fails.
+    """Open the model recorded for a run, given as provider and model, with its fallbacks.
 
-    All as they are configured now: a turn keeps what it began with.
+    All use the current configuration, which the turn keeps to its end.
     """
     following = [models.get(one.provider, one.model) for one in models.after(*name)]
-    chain = ConfiguredModelChain(models, around, following, hand_over)
+    chain = ConfiguredModelChain(models, context, following, hand_over)
     try:
         await chain.open(models.get(*name))
     except ModelFailed as exc:

@@ -1,7 +1,7 @@
-"""Looking around before a turn: the context files of a project, and how its repository stands.
+"""Facts about a project, read before a turn: its context files and the state of its repository.
 
-Reads within bounds and starts no program: a repository can make `git` run things. Every function
-blocks as the disk does.
+Reads bounded amounts and starts no programs, because a repository can make `git` execute code.
+Every function blocks on the disk.
 """
 
 import os
@@ -21,15 +21,15 @@ from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
 
 CONTEXT_FILES = ("AGENTS.md", "CLAUDE.md", "CRUSH.md", ".cursorrules")
-FILE_BYTES_MAX = 32 << 10  # Of one context file: some eight thousand tokens, in every request ...
-ALL_BYTES_MAX = 128 << 10  # ... and of all of them.
-FOLDER_NAMES_MAX = 1000  # Looked at, in a folder of rules ...
-FOLDER_FILES_MAX = 20  # ... and read.
-PATHS_MAX = 100  # Of those that a configuration adds.
-READ_BYTES_MAX = 4 << 20  # A file larger than this is no text for agents.
+FILE_BYTES_MAX = 32 << 10  # For one context file: about eight thousand tokens, in every request.
+ALL_BYTES_MAX = 128 << 10  # For all context files together.
+FOLDER_NAMES_MAX = 1000  # Entries listed in a folder of rules.
+FOLDER_FILES_MAX = 20  # Files read from a folder of rules.
+PATHS_MAX = 100  # For paths added by the configuration.
+READ_BYTES_MAX = 4 << 20  # A larger file was not written for agents.
 GIT_BYTES_MAX = 4096
 
-# Nothing else is repeated: a model would read it, and so would its provider.
+# Nothing else is passed on: the model and its provider would read it.
 _HEAD = re.compile(r"ref: refs/heads/(?P<branch>\S{1,200})|(?P<commit>[0-9a-f]{12})[0-9a-f]{28,52}")
 _UNDER_WAY = {
     "MERGE_HEAD": "a merge is under way",
@@ -42,14 +42,14 @@ _UNDER_WAY = {
 
 @dataclass(frozen=True, slots=True)
 class ContextPaths:
-    """Which files agents should read: of the project, and of the user wherever they are."""
+    """The files that agents should read: of the project, and of the user."""
 
     project: tuple[str, ...] = CONTEXT_FILES
     user: tuple[str, ...] = ()
 
 
 def context_paths_of(options: Options) -> ContextPaths:
-    """The usual ones, and what the configuration adds."""
+    """Return the default paths and those that the configuration adds."""
     project = () if options.context_paths is UNSET else options.context_paths
     user = () if options.global_context_paths is UNSET else options.global_context_paths
     return ContextPaths((*CONTEXT_FILES, *project[:PATHS_MAX]), tuple(user[:PATHS_MAX]))
@@ -58,7 +58,7 @@ def context_paths_of(options: Options) -> ContextPaths:
 def read_project_context(
     path: Path, paths: ContextPaths, now_s: float, is_over: Callable[[], bool] = bool
 ) -> ProjectContext:
-    """All there is to know; once `is_over`, what is known by then."""
+    """Collect the context; once `is_over` returns True, stop with the files read so far."""
     return ProjectContext(
         path=str(path),
         date=datetime.fromtimestamp(now_s, UTC).astimezone().strftime("%A, %d %B %Y"),
@@ -74,7 +74,7 @@ def read_project_context(
 def context_files(
     path: Path, paths: ContextPaths, is_over: Callable[[], bool] = bool
 ) -> Iterator[ContextFile]:
-    """The files that are there, in order and each once, as far as the bounds allow."""
+    """Return the existing files in order, each once, within the size limits."""
     left = ALL_BYTES_MAX
     seen: set[tuple[int, int]] = set()
     for name, file in _candidates(path, paths):
@@ -83,7 +83,7 @@ def context_files(
         try:
             found = file.stat()
             if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) in seen:
-                continue  # On some disks one file answers to several spellings, or is a link.
+                continue  # On some disks several spellings name one file; it may also be a link.
             data = read_file(file, READ_BYTES_MAX)
         except (OSError, ValueError, UnreadableFile):
             continue
@@ -98,7 +98,7 @@ def context_files(
 
 
 def _decoded(data: bytes, room: int) -> str:
-    """The beginning of a text, not cut within a character."""
+    """Decode the beginning of a text without cutting a character."""
     while 0 < room < len(data) and data[room] & 0xC0 == 0x80:
         room -= 1
     return data[:room].decode(errors="replace")
@@ -107,27 +107,27 @@ def _decoded(data: bytes, room: int) -> str:
 def _candidates(path: Path, paths: ContextPaths) -> Iterator[tuple[str, Path]]:
     for name in dict.fromkeys(str(Path(name)) for name in paths.project):
         for file in _files_at(path / name):
-            if _is_below(file, path):  # Also where a link leads.
+            if _is_below(file, path):  # Checks the target of a link.
                 yield str(file.relative_to(path)), file
     for name in paths.user:
         try:
-            place = Path(name).expanduser()
+            location = Path(name).expanduser()
         except RuntimeError:
-            continue  # Nobody's home.
-        for file in _files_at(place):
+            continue  # That user has no home directory.
+        for file in _files_at(location):
             yield str(file), file
 
 
-def _files_at(place: Path) -> Iterator[Path]:
-    """A file, or the texts in a folder of rules."""
+def _files_at(location: Path) -> Iterator[Path]:
+    """Return the file itself, or the text files in a folder of rules."""
     try:
-        if place.is_dir():
-            with os.scandir(place) as entries:
+        if location.is_dir():
+            with os.scandir(location) as entries:
                 names = sorted(entry.name for entry in islice(entries, FOLDER_NAMES_MAX))
-            texts = (place / name for name in names if name.endswith((".md", ".mdc")))
+            texts = (location / name for name in names if name.endswith((".md", ".mdc")))
             yield from islice(texts, FOLDER_FILES_MAX)
         else:
-            yield place
+            yield location
     except (OSError, ValueError):
         return
 
@@ -143,7 +143,7 @@ def _is_below(file: Path, folder: Path) -> bool:
 
 
 def git_state(path: Path) -> str:
-    """The branch and what is under way, read from the repository's own files."""
+    """Describe the branch and operations in progress, read from the repository's own files."""
     folder = _git_folder(path)
     if folder is None:
         return ""
@@ -151,27 +151,27 @@ def git_state(path: Path) -> str:
     if found is None:
         return "a repository that cannot be read"
     where = f"branch {found['branch']}" if found["branch"] else f"detached at {found['commit']}"
-    under_way = [words for name, words in _UNDER_WAY.items() if (folder / name).exists()]
+    under_way = [text for name, text in _UNDER_WAY.items() if (folder / name).exists()]
     return ", ".join([where, *under_way])
 
 
 def _git_folder(path: Path) -> Path | None:
-    """Where the repository of a directory keeps its state; a worktree's `.git` is a file."""
-    for place in (path, *path.parents):
-        git = place / ".git"
+    """Find the directory with the repository's state; in a worktree `.git` is a file."""
+    for location in (path, *path.parents):
+        git = location / ".git"
         try:
             if git.is_dir():
                 return git
             if git.is_file():
                 named = _line(git).removeprefix("gitdir: ")
-                return place / named if named else None
+                return location / named if named else None
         except OSError:
             return None
     return None
 
 
 def _line(file: Path) -> str:
-    """The first line of a file that is no link: a repository could show us any other by one."""
+    """Read the first line of a file. A link is ignored, as it could expose any other file."""
     try:
         data = b"" if file.is_symlink() else read_file(file, GIT_BYTES_MAX)
     except (OSError, UnreadableFile):

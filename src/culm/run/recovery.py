@@ -1,7 +1,7 @@
-"""After the server ended, however it ended: every run it left gets a truthful record.
+"""Recovery at startup: every run that the last server left unfinished gets a correct record.
 
-One transaction, before anybody is told anything. Nothing is executed here: what may go on is
-handed back, what may not ends or is held, and each open call is answered.
+Runs in one transaction, before anything is published. Nothing is executed here: runs that may
+continue are returned, the others end or are held, and each open call gets a result.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from culm.run.rules import (
 from culm.store.agents import end_lost_agents
 from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
 from culm.store.base import Tx
-from culm.store.calls import calls_of_message, set_call_state
 from culm.store.letters import admit_letters
 from culm.store.messages import (
     add_message,
@@ -32,7 +31,7 @@ from culm.store.messages import (
     find_last_message,
     find_open_message,
 )
-from culm.store.runs import end_run, hold_run
+from culm.store.runs import calls_of_message, end_run, hold_run, set_call_state
 from culm.store.stored_runs import RunBody, StoredRun, body_of, unfinished_runs
 from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
@@ -49,26 +48,28 @@ from culm.wire.messages import (
 from culm.wire.runs import Run
 
 _FIRST = {"active": 0, "folded": 1}
-WhyNot = Callable[[str, str], str]  # Why a provider's model cannot be used now, or nothing.
+# The reason that a provider's model cannot be used now; empty if it can.
+WhyNot = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
     resumed: list[tuple[StoredRun, RunBody]]
-    reentered: dict[RunId, MessageId]  # Of those, who wait for a person, and in which answer ...
-    asks: list[AnyAsk]  # ... and what for.
-    held: list[Run]  # All that are at rest now, also from before.
+    # Resumed runs that wait for a person, with their open answers.
+    reentered: dict[RunId, MessageId]
+    asks: list[AnyAsk]  # The asks that those runs wait for.
+    held: list[Run]  # All held runs, including earlier ones.
     ended: int
 
 
 def recover(
     away_s: float, away_s_max: float, why_not: WhyNot, ids: Ids
 ) -> Callable[[Tx], RecoveryReport]:
-    """Decide about every run that has not ended."""
+    """Decide about every unfinished run."""
 
     def unit(tx: Tx) -> RecoveryReport:
         left = unfinished_runs(tx)
-        # Those that ran come first: who shares a turn or waits behind it depends on its end.
+        # Active runs first: runs that share their turns or wait behind them depend on their end.
         left.sort(key=lambda one: _FIRST.get(one.run.state, len(_FIRST)))
         interrupted: set[SessionId] = set()
         resumed: list[tuple[StoredRun, RunBody]] = []
@@ -78,7 +79,7 @@ def recover(
         for one in left:
             run = one.run
             if run.host_run_id in gone:
-                continue  # It shared the turn of one that has ended, and ended with it.
+                continue  # It shared the turn of a run that has ended, and ended with it.
             waits_in = _find_waiting(tx, run)
             fate = fate_after_crash(
                 CrashedRun(
@@ -110,7 +111,7 @@ def recover(
                         interrupted.add(run.session_id)
                 case _:
                     assert_never(fate)
-        # There are no others, unless somebody else wrote them.
+        # Only foreign writers could have left others.
         close_open_messages(tx, but=reentered.values())
         end_lost_agents(tx)
         held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
@@ -120,12 +121,12 @@ def recover(
 
 
 def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
-    """The open answer of a run that only waits for a person, if it does.
+    """Return the open answer of a run that waits for a person only, or None.
 
-    A call of it is asked about, none was started whose result is not known, and nobody has decided
-    about another in the last moment.
+    One of its calls has an open ask, no call has started without a stored result, and no other ask
+    was decided at the last moment.
     """
-    # Who worked in a process of its own has lost that, and with it what it was about to do.
+    # An agent's worker process is gone, and with it the state of its turn.
     if run.agent_id or run.state != "active" or not open_asks_of_run(tx, run.id):
         return None
     message = find_open_message(tx, run.session_id)
@@ -136,7 +137,7 @@ def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
 
 
 def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
-    """As `TurnJournal.end`, from what is stored."""
+    """End a run like `TurnJournal.end`, from the stored state."""
     run = one.run
     answer: Message | None = None
     if run.state == "active":
@@ -155,7 +156,7 @@ def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
 
 
 def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
-    """Let the conversation say how the turn ended; returns the last answer."""
+    """Store the ending in the conversation; return the last answer."""
     session_id = one.run.session_id
     message = find_open_message(tx, session_id)
     if message is not None and message.is_summary_message:
@@ -163,7 +164,7 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
         message = None
     if message is None:
         if one.run.kind == "summary":
-            return None  # It has no answer to say it in.
+            return None  # It has no answer to store the ending in.
         last = find_last_message(tx, session_id)
         if last is not None and _is_final(last):
             return last
@@ -176,8 +177,8 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
         if known is not None and known.state == "answered":
             continue
         started = known.crash if known is not None and known.state == "started" else None
-        words = unanswered_call_text(ending, started)
-        result = ToolResult(part.data.id, part.data.name, words, is_error=True)
+        text = unanswered_call_text(ending, started)
+        result = ToolResult(part.data.id, part.data.name, text, is_error=True)
         _add(tx, ids, one.run, "tool", [ToolResultPart(result)], Finish("stop", 0))
         set_call_state(message.id, part.data.id, "answered")(tx)
     return close_message(tx, message, finish_of(ending, tx.now))

@@ -1,6 +1,6 @@
-"""The decisions about runs, as plain functions over values: docs/contract/runs.md has the tables.
+"""The decisions about runs, as pure functions of values; docs/contract/runs.md has the tables.
 
-Nothing here waits, reads a clock or writes. Who acts on a decision is `runs.py`.
+Nothing here waits, reads a clock or writes. `runs.py` acts on the decisions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,18 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 from culm.errors import AppError, BudgetReached, ModelFailed, StoreBusy
 from culm.wire.endings import CANCELED, INTERRUPTED, Ending
 from culm.wire.runs import CrashPolicy, Kind, Settled, State
-from culm.wire.runs import settled_by as outcome_word
+from culm.wire.runs import settled_by as settled_outcome
 
-# Why a run is being stopped before its turn is over; the first reason counts.
-# `parked`: it waits for a person, and goes on waiting when there is a server again.
-# `parent_ended`: the run that wanted its result wants nothing any more.
+# The reason to stop a run before its turn is over; the first one counts. `parked`: it waits for a
+# person, and continues to wait under the next server. `parent_ended`: the run that wanted its
+# result no longer needs it.
 Stop = Literal["canceled", "interrupted", "budget", "store", "parked", "parent_ended"]
 
 BEHIND_INTERRUPTED = "the run before it was interrupted"
 
 
 class RunStanding(Protocol):
-    """What the decisions look at."""
+    """The properties of a run that the decisions use."""
 
     @property
     def state(self) -> State: ...
@@ -45,20 +45,20 @@ S = TypeVar("S", bound=RunStanding)
 
 
 def state_at_acceptance(others: Iterable[RunStanding]) -> Literal["accepted", "queued"]:
-    """Queued means: another run of the session was live at acceptance."""
+    """Return `queued` if another run of the session is live."""
     return "queued" if any(True for _ in others) else "accepted"
 
 
 def next_run(line: Sequence[S]) -> S | None:
-    """Who has the next turn, of the live runs of a session in the order of its queue."""
+    """Return the run that gets the next turn, from the live runs of a session in queue order."""
     return next((run for run in line if run.state in ("accepted", "queued", "waiting")), None)
 
 
 def folds(run: RunStanding, host: RunStanding) -> bool:
-    """Whether a waiting run joins the running turn at its next step.
+    """Return True if a waiting run joins the running turn at its next step.
 
-    One whose caller gave an id waits for its own turn, and so does everybody behind a summary, and
-    who is for another model or brought other permissions: nobody chose the running ones for it.
+    A run whose caller gave an id gets its own turn. So does a run behind a summary, and a run for
+    another model or with other permissions, as its caller did not choose those of the host.
     """
     return (
         run.state == "queued"
@@ -74,12 +74,12 @@ def folds(run: RunStanding, host: RunStanding) -> bool:
 
 
 def covers(run: RunStanding) -> bool:
-    """Whether a cancel of the session marks this live run: unless an earlier one did."""
+    """Return True if a cancel of the session marks this live run: no earlier cancel did."""
     return not run.cancelled
 
 
 def leaves_rows(state: State) -> bool:
-    """A cancelled run leaves a user message and an answer, unless it only waited in a queue."""
+    """Return True if a cancelled run leaves a user message and an answer; a queued run does not."""
     return state not in ("queued", "held")
 
 
@@ -100,7 +100,7 @@ def ending_of_stop(stop: Stop) -> Ending:
 
 
 def ending_of_error(error: AppError) -> Ending:
-    """How a run ends that cannot go on."""
+    """Return the ending of a run that failed."""
     match error:
         case ModelFailed(title=title, message=message, hint=hint):
             return Ending("error", title, f"{message}\nhint: {hint}" if hint else message)
@@ -113,10 +113,10 @@ def ending_of_error(error: AppError) -> Ending:
 
 
 def settled_by(ending: Ending, *, stopped: bool) -> Settled:
-    """The word a cancel gets for a run it covers."""
+    """Return the result of a cancel for a run that it covers."""
     if not stopped:
         return "not_stopped"
-    return outcome_word(ending.outcome)
+    return settled_outcome(ending.outcome)
 
 
 # --- after a crash
@@ -127,11 +127,12 @@ class CrashedRun(NamedTuple):
 
     state: State
     cancelled: bool  # A cancel covers it.
-    waits: bool  # For a person and for nothing else, or it shares the turn of one that does.
-    is_waited_for: bool  # By a run that is gone; what it was given is not begun again unasked.
-    is_letter: bool  # It brings one, whose sender does not know of servers.
-    behind_interrupted: bool  # In its session a run before it is ending `interrupted`.
-    unusable: str  # Why its provider or model cannot be used now; empty if it can.
+    waits: bool  # It waits for a person only, or shares the turn of such a run.
+    # By a run that is gone: its assignment must not start without being asked for.
+    is_waited_for: bool
+    is_letter: bool  # It delivers a letter, whose sender does not depend on this server.
+    behind_interrupted: bool  # An earlier run of its session ends `interrupted`.
+    unusable: str  # The reason that its provider or model cannot be used now; empty if it can.
     away_s: float
     away_s_max: float
 
@@ -145,11 +146,11 @@ class HoldRun(NamedTuple):
 
 
 class ResumeRun(NamedTuple):
-    """It is accepted as before, and its turn comes."""
+    """The run is accepted as before and gets its turn."""
 
 
 def fate_after_crash(run: CrashedRun) -> EndRun | HoldRun | ResumeRun | None:
-    """What becomes of it; None if it stays as it is."""
+    """Decide the fate of a run; None leaves it unchanged."""
     if run.state == "held":
         return None
     if run.cancelled:
@@ -170,7 +171,7 @@ def fate_after_crash(run: CrashedRun) -> EndRun | HoldRun | ResumeRun | None:
 
 
 def interrupted_call_text(state: Literal["known", "started"], crash: CrashPolicy) -> str:
-    """What the model is told of a call that the crash left without a result."""
+    """Return the result for the model of a call that a crash left without one."""
     if state == "known":
         return "Not run: the server ended before this call was started."
     match crash:
@@ -189,9 +190,9 @@ def interrupted_call_text(state: Literal["known", "started"], crash: CrashPolicy
 
 
 def unanswered_call_text(ending: Ending, started: CrashPolicy | None) -> str:
-    """What the model is told of a call whose run ended before there was a result.
+    """Return the result for the model of a call whose run ended before it had one.
 
-    `started` is the policy of a call that had been started, and may have had its effect.
+    `started` is the policy of a call that had started and may have had its effect.
     """
     if ending.outcome == "canceled":
         return "Error: user cancelled assistant tool calling"

@@ -1,8 +1,8 @@
-"""The live runs of a workspace: accepted once, taken in order, stopped on request, ended once.
+"""The live runs of a workspace: accepted once, run in order, stopped on request, ended once.
 
-Owns the runs from acceptance to their committed end, and one worker task per session that has
-any. What may happen when is `rules.py`; what a run does in its turn is `turn.py`; what is
-written is `journal.py`. The event loop is the lock: what must not be torn apart is a plain `def`.
+Owns the runs from acceptance to their committed end, and one worker task per session with live
+runs. `rules.py` makes the decisions, `turn.py` runs a turn, and `journal.py` stores it. The event
+loop is the lock: an operation that must be atomic is a plain `def`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from culm.errors import (
 )
 from culm.ids import RunId, SessionId
 from culm.run import rules
-from culm.run.accounts import Accounts
+from culm.run.budget import Accounts
 from culm.run.journal import TurnJournal
 from culm.run.limits import RunSpending
 from culm.run.live_run import (
@@ -39,7 +39,7 @@ from culm.run.live_run import (
 )
 from culm.run.recovery import RecoveryReport
 from culm.run.titles import Titles
-from culm.run.turn import World, run_turn, setting_of
+from culm.run.turn import TurnContext, run_turn, setting_of
 from culm.store.base import Unit
 from culm.store.runs import (
     NewRun,
@@ -56,26 +56,27 @@ from culm.wire.runs import CancelTarget, Limits, QueueChanged, RunChanged, chang
 
 log = logging.getLogger(__name__)
 
-STOP_S = 5.0  # What a stopped run has to let go of everything it started.
+STOP_S = 5.0  # The time that a stopped run has to release everything it started.
 
 
 class Runs:
-    def __init__(self, world: World, on_live: Callable[[int], None]) -> None:
+    def __init__(self, world: TurnContext, on_live: Callable[[int], None]) -> None:
         self._world = world
-        self._on_live = on_live  # Told how many are live, whenever that changes.
-        self._lines: dict[SessionId, list[LiveRun]] = {}  # Each in the order of its queue.
+        self._on_live = on_live  # Called with the number of live runs whenever it changes.
+        # Live runs of each session, in queue order.
+        self._lines: dict[SessionId, list[LiveRun]] = {}
         self._by_id: dict[RunId, LiveRun] = {}
         self._workers: dict[SessionId, asyncio.Task[None]] = {}
-        self._held: dict[RunId, RunChanged] = {}  # At rest, for a person to start or drop.
+        self._held: dict[RunId, RunChanged] = {}  # Held runs, which a person may start or drop.
         self._turns: dict[asyncio.Task[Ending], RunId] = {}
         self._accounts = Accounts(world.settings)
         self._titles = Titles(world)
         self._closing = False
 
-    # --- looking
+    # --- reading
 
     def is_busy(self, session_id: str) -> bool:
-        """From the acceptance of a run until its end is committed."""
+        """Return True from the acceptance of a run until its end is committed."""
         return SessionId(session_id) in self._lines
 
     def live(self) -> list[LiveRun]:
@@ -87,8 +88,8 @@ class Runs:
     def line(self, session_id: SessionId) -> Sequence[LiveRun]:
         return self._lines.get(session_id, ())
 
-    def shown(self) -> Iterable[RunChanged | QueueChanged]:
-        """How things stand, for whoever begins to listen."""
+    def state_events(self) -> Iterable[RunChanged | QueueChanged]:
+        """Return the events that show the current state to a new subscriber."""
         durable = [run for run in self.live() if run.accepted.done()]
         yield from (run.changed() for run in durable)
         yield from self._held.values()
@@ -98,7 +99,7 @@ class Runs:
                 yield QueueChanged(session_id, waiting)
 
     def queued(self, session_id: SessionId) -> list[LiveRun]:
-        """Those that wait and may still be changed."""
+        """Return the waiting runs, which may still be changed."""
         return [run for run in self.line(session_id) if run.is_waiting]
 
     # --- accepting
@@ -116,11 +117,11 @@ class Runs:
         above: tuple[SessionId, ...] = (),
         before: Unit | None = None,
     ) -> LiveRun:
-        """Take something on. From this step on a cancel reaches it; durable once `accepted` is.
+        """Accept a request. A cancel reaches it at once; `accepted` completes when it is durable.
 
-        The same id with the same content is the same run. An id that is not `given` only makes
-        that sure, and the run may share a turn. What is to be there `before` it is written with it.
-        Raises what a caller must hear.
+        The same id with the same content is the same run. An id that is not `given` by the caller
+        only makes the request idempotent, and the run may share a turn. `before` is written in the
+        same transaction. Raises the errors that a caller must handle.
         """
         if self._closing:
             raise WorkspaceClosing
@@ -130,7 +131,7 @@ class Runs:
             return known
         line = self.line(session_id)
         chosen = asked.model or self._world.models.choose("large")
-        if steers and line:  # It is for whoever runs, and has what that one has.
+        if steers and line:  # It addresses the running turn, so it uses the settings of that run.
             chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
             asked = replace(asked, approval=line[0].asked.approval)
         if chosen is None:
@@ -146,7 +147,7 @@ class Runs:
             session_id=session_id,
             kind=asked.kind,
             state=rules.state_at_acceptance(line),
-            given=given and run_id is not None,
+            run_id_given=given and run_id is not None,
             digest=digest,
             prompt=asked.prompt,
             attachments=asked.attachments,
@@ -163,7 +164,7 @@ class Runs:
             id=new.id,
             session_id=session_id,
             asked=asked,
-            given=new.given,
+            given=new.run_id_given,
             digest=digest,
             provider=new.provider,
             model=new.model,
@@ -182,25 +183,25 @@ class Runs:
 
     def _accepted(self, run: LiveRun, seq: int | None) -> None:
         if seq is None:
-            self._leave(run)  # The same was accepted before, and has ended.
+            self._leave(run)  # The same request was accepted before, and has ended.
         else:
             run.seq = seq
 
     def join(self, session_id: SessionId) -> None:
-        """Somebody may share the turn of who runs there: what it asks for is durable now."""
+        """Notify the running turn that a run with a durable request may join it."""
         for host in self.line(session_id)[:1]:
             host.on_join()
 
     def check_room(self, wanted: Sequence[RunRequest], line: Sequence[LiveRun] = ()) -> None:
-        """Whether all of these can be accepted, in sessions where no more than these wait."""
+        """Raise `LimitExceeded` if the requests cannot all be accepted behind the given queue."""
         check_room(self.live(), line, wanted, self._world.settings)
 
     def resume(self, recovered: RecoveryReport) -> None:
-        """Take on what the last server had accepted, each session's in the order of its queue."""
+        """Take over the accepted runs of the last server, in the queue order of each session."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
         self._world.gate.restore(recovered.asks)
         for one, body in recovered.resumed:
-            run = live_again(one, body, one.run.state, self._accounts.open_again(one))
+            run = live_again(one, body, one.run.state, self._accounts.reopen(one))
             if run.state == "active":
                 run.state = "waiting"  # As the last server left it.
             run.account.spent = RunSpending(
@@ -216,23 +217,23 @@ class Runs:
             self._enter(run)
 
     def forget_held(self, run_id: RunId) -> None:
-        """It is at rest no longer."""
+        """Forget a run that is no longer held."""
         self._held.pop(run_id, None)
 
     def forget_session(self, session_id: SessionId) -> None:
-        """It is gone, with all that was at rest there."""
+        """Forget a deleted session and its held runs."""
         self._titles.forget(session_id)
         self._held = {k: run for k, run in self._held.items() if run.session_id != session_id}
 
     def release(self, held: StoredRun, body: RunBody) -> LiveRun:
-        """Let a held run wait for its turn; as `accept`, durable once `accepted` is."""
+        """Queue a held run again. Like `accept`, it is durable once `accepted` completes."""
         if self._closing:
             raise WorkspaceClosing
         if (known := self._by_id.get(held.run.id)) is not None:
             raise RunNotHeld(known.id, known.state)
         line = self.line(held.run.session_id)
         state = rules.state_at_acceptance(line)
-        run = live_again(held, body, state, self._accounts.open_again(held))
+        run = live_again(held, body, state, self._accounts.reopen(held))
         self.check_room([run.asked], line)
         self._enter(run)
         run.accepted = self._world.store.write(
@@ -243,13 +244,13 @@ class Runs:
         return run
 
     def reorder(self, session_id: SessionId, run_ids: Sequence[RunId]) -> None:
-        """Let those that wait have this order, between who does not wait and who came since."""
-        places = {run_id: place for place, run_id in enumerate(run_ids)}
+        """Reorder the waiting runs. Others stay in front, and later arrivals stay behind."""
+        positions = {run_id: position for position, run_id in enumerate(run_ids)}
 
-        def place_of(run: LiveRun) -> int:
-            return places.get(run.id, len(places)) if run.is_waiting else -1
+        def position_of(run: LiveRun) -> int:
+            return positions.get(run.id, len(positions)) if run.is_waiting else -1
 
-        self._lines.get(session_id, []).sort(key=place_of)
+        self._lines.get(session_id, []).sort(key=position_of)
 
     def _enter(self, run: LiveRun) -> None:
         self._by_id[run.id] = run
@@ -275,7 +276,7 @@ class Runs:
         self._on_live(len(self._by_id))
 
     def _ended(self, run: LiveRun, ending: Ending) -> None:
-        """Its end is durable: it is no longer live, and so are those that shared its turn."""
+        """Remove a run whose end is durable, with the runs that shared its turn."""
         for one in (run, *(other for other in self.line(run.session_id) if other.host is run)):
             one.state, one.ending = "ended", ending
             self._leave(one)
@@ -285,10 +286,10 @@ class Runs:
     def cancel(
         self, runs: Iterable[LiveRun], target: CancelTarget, session_id: SessionId | None = None
     ) -> list[asyncio.Future[list[RunId]]]:
-        """Stop these runs and all that work for them; the futures say when that is durable.
+        """Stop these runs and everything that works for them; the futures complete with the commit.
 
-        What is stopping already is not stopped again. A run accepted later is another object, so
-        nothing here can touch it.
+        Runs that are already stopping are not stopped again. A run accepted later is a different
+        object and is not affected.
         """
         named = with_below(runs, self._by_id.values())
         fresh = [run for run in named if rules.covers(run)]
@@ -299,13 +300,13 @@ class Runs:
 
             def committed(ended: list[RunId]) -> None:
                 for run in fresh:
-                    if run.id in ended:  # It only waited: the cancel itself ended it.
+                    if run.id in ended:  # It was only waiting: the cancel itself ended it.
                         run.settled = "canceled"
                         self._ended(run, CANCELED)
 
             def settled(write: asyncio.Future[list[RunId]]) -> None:
                 if write.exception() is not None:
-                    for run in fresh:  # They stop all the same; a further cancel writes it down.
+                    for run in fresh:  # They stop nevertheless; another cancel records it.
                         run.cancelling = None
 
             written = self._world.store.write(unit, committed)
@@ -316,7 +317,7 @@ class Runs:
         return [run.cancelling for run in named if run.cancelling is not None]
 
     def of_session(self, session_id: SessionId) -> list[LiveRun]:
-        """Its live runs, and those of all agents below it, detached or not."""
+        """Return its live runs and those of all agents below it, detached or not."""
         return [*self.line(session_id), *below_session(session_id, self._by_id.values())]
 
     def cancel_session(
@@ -328,12 +329,12 @@ class Runs:
         if run.host is not None:
             raise RunFolded(run.id, run.host.id)
         if run.is_shared:
-            raise RunStarted(run.id)  # It was said, and is being read.
+            raise RunStarted(run.id)  # It was sent to the running turn and is being read.
         return self.cancel([run], "run")
 
     def orphan(self, run: LiveRun) -> None:
-        """Nobody wants its result any more."""
-        if run.host is None and not run.is_shared:  # Else it is heard by somebody who goes on.
+        """Stop a run whose result is no longer wanted, and everything below it."""
+        if run.host is None and not run.is_shared:  # Otherwise a turn that continues is using it.
             for one in with_below([run], self._by_id.values()):
                 self._stop(one, "parent_ended")
 
@@ -346,15 +347,16 @@ class Runs:
             self._world.clock.call_later(STOP_S, run.give_up)
 
     def on_store_failing(self) -> None:
-        """What cannot be written down is not done: every turn stops, and ends once it can be."""
+        """Stop every turn, as its results cannot be stored; they end once writing works again."""
         for run in self.live():
-            if run.task is not None and not run.may_park():  # Who waits for a person does nothing.
+            # A run that waits for a person does nothing.
+            if run.task is not None and not run.may_park():
                 self._stop(run, "store")
 
     async def stop(self, *, for_good: bool) -> None:
-        """End what runs as interrupted; what waits stays accepted for the next start. Bounded.
+        """End active runs as interrupted; waiting ones stay accepted for the next start. Bounded.
 
-        What waits for a person goes on waiting, too, unless it is `for_good`.
+        Runs that wait for a person keep waiting, too, unless `for_good`.
         """
         self._closing = True
         self._world.gate.stop()
@@ -364,16 +366,16 @@ class Runs:
                 self._stop(run, "parked" if self._parks(run) and not for_good else "interrupted")
         stopped = [run for run in self.live() if run.stop == "interrupted"]
         if self._workers:
-            # What cannot be written now is not waited for: the next start finds it.
+            # A failing store is not waited for: the next start recovers the runs.
             failing = self._world.store.health.state == "failing"
             bound_s = STOP_S if failing else 2 * STOP_S
             await asyncio.wait(self._workers.values(), timeout=bound_s)
         for worker in self._workers.values():
             worker.cancel()
         for run_id in self._turns.values():
-            log.error("run %s does not let go; it is left behind", run_id)
+            log.error("run %s did not stop in time and was abandoned", run_id)
         for run in self.live():
-            run.ended.set()  # Here; whoever waits for more finds it at the next start.
+            run.ended.set()  # For waiters in this process; the next start continues the run.
         interrupted = {run.session_id for run in stopped if run.is_interrupted}
         holding = [
             self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), run.rest)
@@ -387,17 +389,17 @@ class Runs:
         is_answered = self._world.gate.is_being_answered(run.id)
         return run.is_unbegun or (run.may_park() and not is_answered)
 
-    # --- working: one task per session, which alone takes its runs and writes their ends
+    # --- working: one task per session, which alone takes its runs and stores their ends
 
     async def _work(self, session_id: SessionId) -> None:
         while not self._closing and (run := rules.next_run(self.line(session_id))) is not None:
             try:
                 await self._carry_out(run)
-            except Exception:  # boundary: one run's trouble must not wedge its session
+            except Exception:  # boundary: a failing run must not block its session
                 log.exception("the end of run %s was not written", run.id)
                 self._leave(run)
             if not run.ended.is_set() and rules.next_run(self.line(session_id)) is run:
-                break  # The store has closed under us: the next start finds what is left.
+                break  # The store has closed; the next start recovers the rest.
         del self._workers[session_id]
 
     async def _carry_out(self, run: LiveRun) -> None:
@@ -410,14 +412,15 @@ class Runs:
             world.clock,
             lambda: [other for other in self.joining(run) if run.hears(other)],
         )
-        if run.duty is None:  # Else it is at work elsewhere, and what it does there would be lost.
+        if run.duty is None:  # The state of a turn that runs elsewhere would be lost.
             run.may_park = lambda: world.gate.waits(run.id) and not journal.has_begun_calls()
-        # Beside the commit, which takes as long; unless its session comes by that, too.
+        # In parallel to the commit, which takes as long, unless the commit also creates the
+        # session.
         trouble = None if run.duty is not None else await self._prepare(run, journal)
         try:
             await asyncio.shield(run.accepted)
         except AppError:
-            return  # It was refused, and has left.
+            return  # It was refused and removed.
         if run.duty is not None:
             trouble = await self._prepare(run, journal)
         while run.changing is not None and not run.is_settled:
@@ -425,15 +428,16 @@ class Runs:
         if run.ended.is_set() or self._closing:
             return
         if rules.next_run(self.line(run.session_id)) is not run:
-            return  # A person has put another before it.
+            return  # A person has moved another run before it.
         if run.is_orphan:
-            self._stop(run, "parent_ended")  # It was said to another turn till now, in vain.
+            # It was offered to another turn until now, which did not admit it.
+            self._stop(run, "parent_ended")
         if run.stop is None:
             ending = trouble or await self._take_turn(run, journal)
         else:
             ending = rules.ending_of_stop(run.stop)
         if run.stop == "parked":
-            return  # As it stands: the next start finds it waiting.
+            return  # Unchanged: the next start finds it waiting.
         if run.stop == "canceled":
             run.left = await world.find_left(run.id)
             is_over = run.task is None or run.task.done()
@@ -444,25 +448,25 @@ class Runs:
         await journal.end(ending, run.settled, partial(self._ended, run))
 
     async def _prepare(self, run: LiveRun, journal: TurnJournal) -> Ending | None:
-        """Read what was said before; returns why that cannot be."""
+        """Read the conversation so far; return the ending if that fails."""
         try:
             await journal.prepare()
         except AppError as exc:
             return Ending("error", "The conversation cannot be read", exc.message)
-        except Exception:  # boundary: what one conversation holds is that run's trouble
+        except Exception:  # boundary: an unreadable conversation fails only its own run
             log.exception("the conversation of run %s cannot be read", run.id)
             return Ending("error", "The conversation cannot be read", "See the server's log.")
         return None
 
     def joining(self, host: LiveRun) -> list[LiveRun]:
-        """Who would share this turn now: of the others, those whose prompt is durable."""
+        """Return the other runs that could share this turn now: their requests are durable."""
         others = [run for run in self.line(host.session_id) if run is not host]
         return [run for run in others if run.is_settled and rules.folds(run, host)]
 
     async def _take_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
         if run.state == "waiting":
-            run.state = "active"  # Again, where the last server stood.
-        # Not in the group, which would wait for a tool that never lets go: `stop` bounds it.
+            run.state = "active"  # Active again, where the last server left it.
+        # Not in the task group, which would wait for a tool that never stops; `stop` bounds it.
         loop = asyncio.get_running_loop()
         task = run.task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
         self._turns[task] = run.id
@@ -476,12 +480,12 @@ class Runs:
             self._limit_time(run, 0)
         if task.done() and not task.cancelled():
             return task.result()
-        if run.stop is None:  # Somebody cancelled it who does not own it.
-            return Ending("error", "Internal error", "The run was cancelled from inside.")
+        if run.stop is None:  # Cancelled by code that does not own it.
+            return Ending("error", "Internal error", "The run's task was cancelled unexpectedly.")
         return rules.ending_of_stop(run.stop)
 
     def set_limits(self, run: LiveRun, asked: Limits) -> asyncio.Future[None]:
-        """Let it and all that works for it use up so much, from now on; returns its commit."""
+        """Change the limits of a run and everything that works for it; return the commit."""
         limits = self._accounts.limits(asked)
         run.account.set_limits(limits)
         if run.task is not None and not run.task.done():

@@ -1,7 +1,7 @@
-"""The system prompt, assembled in one place: who the agent is, where it works, what it must know.
+"""The system prompt: the agent's role, its working directory and its context files.
 
-Pure. Looking around is `surroundings.py`. It says the day and not the hour, so that a provider
-can keep it in its cache.
+Pure; `project_context.py` reads the files. The prompt has the date but not the time, so that a
+provider can cache it.
 """
 
 from typing import NamedTuple
@@ -26,37 +26,37 @@ class ContextFile(NamedTuple):
 
 
 class ProjectContext(NamedTuple):
-    """What is to be known of the place and the day."""
+    """Facts about the project directory and the date."""
 
     path: str
     date: str = ""
     platform: str = ""
-    git: str = ""  # How the repository stands; empty if it is none.
+    git: str = ""  # The state of the repository; empty if there is none.
     files: tuple[ContextFile, ...] = ()
 
 
-def system_prompt(around: ProjectContext, prefix: str = "") -> str:
-    """What a model is told before anything else; `prefix` is its provider's own."""
+def system_prompt(context: ProjectContext, prefix: str = "") -> str:
+    """Assemble the system prompt; `prefix` is required by some providers."""
     facts = [
-        f"Date: {around.date}" if around.date else "",
-        f"Platform: {around.platform}" if around.platform else "",
-        f"Git: {around.git}" if around.git else "",
+        f"Date: {context.date}" if context.date else "",
+        f"Platform: {context.platform}" if context.platform else "",
+        f"Git: {context.git}" if context.git else "",
     ]
     parts = [
         prefix,
-        SYSTEM.format(path=around.path),
+        SYSTEM.format(path=context.path),
         "\n".join(fact for fact in facts if fact),
-        _context(around.files),
+        _files_text(context.files),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _context(files: tuple[ContextFile, ...]) -> str:
+def _files_text(files: tuple[ContextFile, ...]) -> str:
     if not files:
         return ""
-    return "\n\n".join([CONTEXT, *map(_shown, files)])
+    return "\n\n".join([CONTEXT, *map(_file_text, files)])
 
 
-def _shown(file: ContextFile) -> str:
+def _file_text(file: ContextFile) -> str:
     end = "\n[The rest of this file was cut off.]" if file.is_cut else ""
     return f'<file path="{file.name}">\n{file.text}{end}\n</file>'

@@ -1,4 +1,4 @@
-"""Titles for sessions: a small model reads the first prompt and names the conversation."""
+"""Session titles: a small model reads the first prompt and names the conversation."""
 
 import asyncio
 import logging
@@ -13,29 +13,29 @@ from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
 from culm.run.live_run import RunRequest
 from culm.run.loop import Growth, ReceivedAnswer
-from culm.run.turn import World
+from culm.run.turn import TurnContext
 from culm.store.sessions import set_title
 from culm.wire.config import SelectedModel
 from culm.wire.sessions import Session
 
 log = logging.getLogger(__name__)
 
-TITLE_S = 60.0  # Nobody waits for it, so it may take a while; but not for ever.
+TITLE_S = 60.0  # Nobody waits for a title, so it may take long, but not forever.
 TITLE_TOKENS = 40
-ANSWER_CHARS_MAX = 20_000  # With the thoughts of a model that thinks aloud.
-PROMPT_CHARS = 4000  # Enough of a prompt to name it by.
+ANSWER_CHARS_MAX = 20_000  # Includes the reasoning of models that write it into the answer.
+PROMPT_CHARS = 4000  # Enough of a prompt to find a title.
 
 
 class Titles:
-    """Those that are being looked for, one a session. Made with the runs of a workspace."""
+    """The title requests in progress, one per session. Created with the runs of a workspace."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TurnContext) -> None:
         self._world = world
         self._tasks: dict[SessionId, asyncio.Task[None]] = {}
         self._is_stopped = False
 
     def begin(self, asked: RunRequest, session: Session) -> None:
-        """Beside the turn, and not stopped with it: a cancelled prompt still names its session."""
+        """Start beside the turn, and independently of it: a cancelled prompt still gets a title."""
         if not asked.prompt.strip() or session.id in self._tasks or self._is_stopped:
             return
         task = self._world.tasks.create_task(
@@ -45,7 +45,7 @@ class Titles:
         task.add_done_callback(lambda _: self._tasks.pop(session.id))
 
     def forget(self, session_id: SessionId) -> None:
-        """The session is gone."""
+        """Stop the request of a deleted session."""
         if task := self._tasks.get(session_id):
             task.cancel()
 
@@ -55,10 +55,10 @@ class Titles:
             task.cancel()
 
 
-async def give_title(world: World, session: Session, asked: RunRequest) -> None:
-    """Ask the small model, else the large one, and save what it says; never fails a run.
+async def give_title(world: TurnContext, session: Session, asked: RunRequest) -> None:
+    """Ask the small model, then the large one, and store the title; never fails a run.
 
-    Who wanted a certain model to be asked wants no other to read the prompt.
+    If the run's caller chose a model, no other model may read the prompt.
     """
     try:
         title, cost = await _find_title(world, session.id, asked)
@@ -66,11 +66,13 @@ async def give_title(world: World, session: Session, asked: RunRequest) -> None:
         await world.store.write(unit)
     except AppError as exc:
         log.info("a title was not stored: %s", exc.message)
-    except Exception:  # boundary: without a title everything still works
+    except Exception:  # boundary: everything works without a title
         log.exception("no title for session %s", session.id)
 
 
-async def _find_title(world: World, session_id: SessionId, asked: RunRequest) -> tuple[str, float]:
+async def _find_title(
+    world: TurnContext, session_id: SessionId, asked: RunRequest
+) -> tuple[str, float]:
     for chosen in _candidates(world.models, asked.model):
         try:
             return await _ask_in_time(world, chosen, session_id, asked.prompt)
@@ -80,7 +82,7 @@ async def _find_title(world: World, session_id: SessionId, asked: RunRequest) ->
 
 
 def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[ChosenModel]:
-    """The one that was wanted, else the small one and then the large one, if they can be used."""
+    """Return the chosen model, or else the small and the large one, if they can be used."""
     named = [wanted] if wanted is not None else [models.choose("small"), models.choose("large")]
     for provider, model in dict.fromkeys((n.provider, n.model) for n in named if n is not None):
         if not models.why_not(provider, model):
@@ -88,9 +90,9 @@ def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[Chosen
 
 
 async def _ask_in_time(
-    world: World, chosen: ChosenModel, session_id: SessionId, prompt: str
+    world: TurnContext, chosen: ChosenModel, session_id: SessionId, prompt: str
 ) -> tuple[str, float]:
-    """By the world's clock, which `asyncio.timeout` does not know."""
+    """Bound the request by the injected clock, which `asyncio.timeout` does not use."""
     try:
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(_ask(world.models, chosen, session_id, prompt))
@@ -119,7 +121,7 @@ async def _ask(
         if isinstance(event, TextDelta | ReasoningDelta):
             size += len(event.text)
         if size > ANSWER_CHARS_MAX:
-            raise ModelFailed("No title", "the answer does not end")
+            raise ModelFailed("No title", "the answer is too long")
 
     tokens = chosen.info.default_max_tokens if chosen.info.can_reason else TITLE_TOKENS
     request = ModelRequest(
@@ -128,6 +130,6 @@ async def _ask(
         settings=chosen.settings,
         max_tokens=tokens or None,
     )
-    done = await ReceivedAnswer(grow).listen(model.stream(request))
+    done = await ReceivedAnswer(grow).receive(model.stream(request))
     price = price_of(chosen.info, flat_rate=chosen.flat_rate)
     return title_of("".join(pieces), prompt), used_of(done.usage, price, request, size).cost

@@ -1,4 +1,4 @@
-"""What a run does when its turn has come: find its model, hold the turn, and say how it ended."""
+"""The turn of a run: open its models, run the loop, and return the ending."""
 
 import asyncio
 import logging
@@ -12,16 +12,14 @@ from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId
 from culm.model.choice import ChosenModel, Models
 from culm.permission.gate import PermissionGate
-from culm.run.compaction import summarize
 from culm.run.context import has_text
-from culm.run.journal import TurnJournal
+from culm.run.journal import JournalSetting, TurnJournal
 from culm.run.limits import effective, jittered
 from culm.run.live_run import LiveRun
-from culm.run.loop import TurnInput, take_turn
+from culm.run.loop import TurnInput, summarize, take_turn
 from culm.run.messages import Messages
 from culm.run.model_chain import open_model_chain
 from culm.run.rules import ending_of_error
-from culm.run.setting import JournalSetting
 from culm.run.system_prompt import ProjectContext
 from culm.settings import Settings
 from culm.store.store import Store
@@ -36,20 +34,20 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What all runs of a workspace share."""
+class TurnContext:
+    """The context that all runs of a workspace share."""
 
     path: str
     store: Store
     messages: Messages
     models: Models
-    tools: Callable[[], Mapping[str, Tool]]  # As they are configured now.
+    tools: Callable[[], Mapping[str, Tool]]  # Reads the current configuration.
     gate: PermissionGate
     read_project_context: Callable[[], Awaitable[ProjectContext]]
     publish: Callable[[TransientEvent], None]
-    # The processes of a run's calls that are still there after it was stopped.
+    # Finds processes of a run's calls that are still there after it was stopped.
     find_left: Callable[[str], Awaitable[list[int]]]
-    # Holds the turn of an agent's run, which a process of its own does.
+    # Runs the turn of an agent's run, in a process of its own.
     run_elsewhere: Callable[[LiveRun, TurnJournal], Coroutine[Any, Any, Ending]]
     clock: Clock
     ids: Ids
@@ -58,11 +56,11 @@ class World:
 
 
 async def run_turn(
-    world: World, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
+    world: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
-    """Hold a run's turn to its end; only a cancel gets out of here as an exception."""
+    """Run a turn to its end; only a cancel leaves it as an exception."""
     try:
-        return await _hold(world, run, journal, begin_title)
+        return await _run_loop(world, run, journal, begin_title)
     except AppError as exc:
         return ending_of_error(exc)
     except Exception:  # boundary: a bug in one run is that run's error
@@ -70,13 +68,13 @@ async def run_turn(
         return Ending("error", "Internal error", "See the server's log.")
 
 
-async def _hold(
-    world: World, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
+async def _run_loop(
+    world: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
-    around = await world.read_project_context()
+    context = await world.read_project_context()
     models = await open_model_chain(
         world.models,
-        around,
+        context,
         (run.provider, run.model),
         lambda chosen: journal.hand_over(_setting_of(world, chosen)),
     )
@@ -98,16 +96,18 @@ async def _hold(
             return
         if ending is not None:
             await journal.end_step(ending)
-        prompt = "" if ending is not None else journal.said()
+        prompt = "" if ending is not None else journal.user_text()
         try:
             await summarize(models, journal, wait, run.account, prompt)
         except BudgetReached:
             if ending is None:
-                raise  # It cannot go on. Else it has its answer, and the next turn begins so.
+                # The turn cannot continue. With an ending, the answer is stored and the next turn
+                # retries.
+                raise
 
     tools = dict(world.tools())
     if run.asked.approval.headless:
-        tools.pop(QUESTION, None)  # Nobody is there to answer.
+        tools.pop(QUESTION, None)  # Nobody can answer.
     turn = TurnInput(
         models=models,
         tools=tools,
@@ -123,8 +123,8 @@ async def _hold(
     return await take_turn(turn, journal.reentered)
 
 
-def _watch(world: World, call: CallRequest) -> Watch:
-    """Let whoever watches see what a call puts out, as it comes."""
+def _watch(world: TurnContext, call: CallRequest) -> Watch:
+    """Publish the output of a call while it runs."""
     offset = 0
 
     def watch(text: str) -> None:
@@ -136,17 +136,17 @@ def _watch(world: World, call: CallRequest) -> Watch:
     return watch
 
 
-def setting_of(world: World, run: LiveRun) -> JournalSetting:
-    """What its journal must know of the model recorded at its acceptance."""
+def setting_of(world: TurnContext, run: LiveRun) -> JournalSetting:
+    """Return the journal's settings for the model recorded at acceptance."""
     if world.models.why_not(run.provider, run.model):
         return _setting(world, run.provider, run.model, window=0)
     return _setting_of(world, world.models.get(run.provider, run.model))
 
 
-def _setting_of(world: World, chosen: ChosenModel) -> JournalSetting:
+def _setting_of(world: TurnContext, chosen: ChosenModel) -> JournalSetting:
     window = chosen.info.context_window
     return _setting(world, chosen.provider_id, chosen.settings.model, window=window)
 
 
-def _setting(world: World, provider_id: str, model_id: str, *, window: int) -> JournalSetting:
+def _setting(world: TurnContext, provider_id: str, model_id: str, *, window: int) -> JournalSetting:
     return JournalSetting(model_id, provider_id, window, world.tools(), world.models.compacts)

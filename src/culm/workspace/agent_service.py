@@ -1,7 +1,7 @@
-"""The agents of one workspace, as its routes see them; and how they are put together.
+"""The operations of clients on the agents and the mail of one workspace.
 
-Each operation checks, does what must not be torn apart in one step, and then waits for what is
-durable, so that a client that leaves changes nothing. The agents themselves are `agents/`'s.
+Each operation validates, makes its changes in one step, and then waits until they are durable, so
+that a client that disconnects changes nothing. `subagents/` implements the agents themselves.
 """
 
 import asyncio
@@ -19,22 +19,21 @@ from culm.run.limits import check_limits
 from culm.run.live_run import RunRequest
 from culm.run.project_context import context_paths_of
 from culm.run.runs import Runs
-from culm.run.turn import World
+from culm.run.turn import TurnContext
 from culm.store.agents import StoredAgent, agents_at_work, children_of
 from culm.store.base import StoredEvent
 from culm.subagents.agent_worktrees import AgentWorktrees
 from culm.subagents.delegation import TreeDelegation
 from culm.subagents.mail_room import MailRoom
 from culm.subagents.outgoing_mail import OutgoingMail
-from culm.subagents.provisioning import AgentPlace
-from culm.subagents.roles import role_text, roles_with
-from culm.subagents.start_policy import StartRefused, top
+from culm.subagents.provisioning import AgentEnvironment
+from culm.subagents.start_policy import StartRefused, role_text, roles_with, top_agent
 from culm.subagents.starter import AgentCaller, AgentStarter, all_ended
 from culm.subagents.tree import AgentTree
 from culm.tools.agent_requests import AgentAssignment
 from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import Tool
-from culm.tools.process.waiting import within
+from culm.tools.process.running import within
 from culm.wire.agents import (
     Agent,
     ChangeBudget,
@@ -47,25 +46,24 @@ from culm.wire.agents import (
 )
 from culm.wire.codec import decode, encode
 from culm.wire.endings import Ending
-from culm.wire.processes import Process
 from culm.wire.rules import parse_approve
 from culm.wire.runs import Limits, RunChanged
-from culm.workspace.about import WorkspaceInfo
+from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
-from culm.workspace.roots import project_folder, project_key
+from culm.workspace.roots import WorkspaceInfo, project_folder, project_key
 from culm.workspace.run_service import CANCEL_WAIT_S
-from culm.workspace.toolbox import Equipment, Toolbox
+from culm.workspace.toolbox import ServerServices, Toolbox
 from culm.worktrees.worktree import Worktrees
 
-NO_WORKERS = Ending("error", "No workers", "This server has nobody who does what agents are given.")
+NO_WORKERS = Ending("error", "No workers", "This server cannot run sub-agents.")
 
 
 class AgentService:
-    """Made with its workspace, where there is a fleet."""
+    """The agents of a workspace on a server with a fleet. Created by `make_agent_service`."""
 
     def __init__(
         self,
-        world: World,
+        world: TurnContext,
         agents: AgentTree,
         starter: AgentStarter,
         runs: Runs,
@@ -80,21 +78,20 @@ class AgentService:
         self._starter = starter
         self._runs = runs
         self._check_open = check_open
-        self._at_work: dict[
-            str, TransientEvent
-        ] = {}  # The latest of each agent that has not ended.
+        # The latest event of each agent that has not ended.
+        self._at_work: dict[str, TransientEvent] = {}
 
     # --- agents
 
     async def start_agent(self, body: StartAgent) -> Agent:
-        """Start one outside a conversation; when this returns its assignment is accepted."""
+        """Start an agent outside a conversation; its assignment is accepted when this returns."""
         self._check_open()
         model = self._world.models.choose("large")
         if model is None:
             raise AgentNotReady
         names = list(self._world.tools())
         approval = ApprovalPolicy(body.headless, parse_approve(body.approve))
-        caller = AgentCaller("", (), (), top(names, model), approval)
+        caller = AgentCaller("", (), (), top_agent(names, model), approval)
         assignment = AgentAssignment(
             prompt=body.prompt,
             name=body.name,
@@ -112,7 +109,7 @@ class AgentService:
         return (await self.agents.get(run.agent_id)).agent
 
     async def steer(self, agent_id: str, text: str) -> SaidToAgent:
-        """Steer one that works, or give one that has ended more to do."""
+        """Steer an agent at work, or give a finished one more work."""
         self._check_open()
         if not text.strip():
             raise InvalidRequest("there is nothing to say")
@@ -127,7 +124,7 @@ class AgentService:
         return SaidToAgent(run.id)
 
     async def cancel(self, agent_id: str) -> Agent:
-        """Stop an agent and all below it, and say, within a bound, what came of it."""
+        """Stop an agent and everything below it; return its state after a bounded wait."""
         agent = (await self.agents.get(agent_id)).agent
         stopped = self._runs.of_session(agent.session_id)
         for commit in self._runs.cancel_session(agent.session_id, "agent"):
@@ -136,7 +133,7 @@ class AgentService:
         return (await self.agents.get(agent_id)).agent
 
     async def set_budget(self, agent_id: str, change: ChangeBudget) -> Agent:
-        """Of an agent and all below it; of a session's own agent, for what it does now."""
+        """Change the budget of an agent and everything below it, or of a session's running turn."""
         self._check_open()
         check_limits(change.over(Limits()))
         line = self._runs.line(SessionId(agent_id))
@@ -160,7 +157,7 @@ class AgentService:
         )
 
     async def list_below(self, agent_id: str) -> list[RawAgent]:
-        """All agents, or those below one, which may be named by its session."""
+        """Return all agents, or those below one, which may be named by its session."""
         if agent_id and (found := await self.agents.find_duty(agent_id)) is not None:
             agent_id = found[0].agent_id
         return await self.agents.list(agent_id)
@@ -171,7 +168,7 @@ class AgentService:
         self._check_open()
         if body.kind == "reply":
             raise InvalidRequest(
-                "a reply answers a letter, and none is named",
+                "a reply needs the id of the letter it answers",
                 hint="POST it to mail/letters/{letter_id}/reply",
             )
         sender = await self.outbox.sender_of(body.from_)
@@ -188,40 +185,40 @@ class AgentService:
         return await self.outbox.reply(letter_id, letter.from_, body.text, sender)
 
     async def ring(self, agent_id: str) -> None:
-        """Somebody has delivered: look now."""
+        """Check for newly delivered letters now."""
         if agent_id:
             self.mail.check(check_address(agent_id))
         else:
             await self.mail.check_all()
 
-    # --- how things stand
+    # --- state and lifecycle
 
     async def prepare(self) -> None:
-        """Before anybody goes on: know who is at work, and what the last server left."""
+        """Load the agents at work and any leftovers, before a run continues."""
         roots = await self._world.store.read(children_of(""))
         self.agents.roots.update(agent.session_id for agent in roots)
         for agent in await self._world.store.read(agents_at_work):
             self._at_work[agent.agent_id] = TransientEvent(
                 "agent_changed", agent.session_id, encode(agent)
             )
-        await self.agents.sweeper.find_left()
+        await self.agents.sweeper.find_orphans()
 
     async def start(self) -> None:
-        """Who goes on does: remove what was left, and look for letters."""
+        """Remove leftovers and look for letters, after the runs continue."""
         self.agents.sweeper.start()
         await self.mail.start()
 
     def close(self) -> None:
-        """Begin nothing more by itself."""
+        """Start nothing new."""
         self.mail.close()
         self.agents.sweeper.close()
 
     async def stop(self) -> None:
-        """The runs have ended, or are left behind."""
+        """Stop after the runs have ended or were abandoned."""
         await self.mail.stop()
 
     def on_published(self, events: Iterable[StoredEvent]) -> None:
-        """Know which agents have not ended, for whoever begins to listen; sweep behind the rest."""
+        """Track the agents at work, for new subscribers, and clean up after the others."""
         for event in events:
             if event.type == "run_changed" and b'"state":"ended"' in event.payload:
                 self._on_run_ended(decode(event.payload, RunChanged))
@@ -237,18 +234,18 @@ class AgentService:
         if run.agent_id:
             self.agents.sweeper.on_run_ended(run.agent_id)
 
-    def shown(self) -> Iterable[TransientEvent]:
+    def state_events(self) -> Iterable[TransientEvent]:
         return list(self._at_work.values())
 
     async def forget(self, session_id: str, agents: Iterable[StoredAgent]) -> None:
-        """A session is deleted, with these agents."""
+        """Forget a deleted session and its agents."""
         await self.mail.forget(session_id)
         for stored in agents:
             await self.mail.forget(stored.agent.agent_id)
             await self.agents.forget(stored)
 
     async def workers(self) -> list[Process]:
-        """The processes that do what agents were given."""
+        """Return the worker processes of agents."""
         now_s = self._world.clock.now_s()
         runs = [run for run in self._runs.live() if run.duty is not None and run.pid()]
         stats = await asyncio.to_thread(lambda: [find_stat(run.pid()) for run in runs])
@@ -270,24 +267,24 @@ class AgentService:
 
 
 def make_agent_service(
-    world: World,
+    world: TurnContext,
     runs: Runs,
     toolbox: Toolbox,
     configuration: WorkspaceConfig,
     about: WorkspaceInfo,
-    equipment: Equipment,
+    services: ServerServices,
     check_open: Callable[[], None],
     on_mail: Callable[[], None],
 ) -> AgentService | None:
-    """None where there is nobody to do what agents are given."""
-    means = equipment.agents
-    if means is None:
+    """Build the service; None on a server without workers."""
+    fleet_services = services.agents
+    if fleet_services is None:
         return None
 
-    def place() -> AgentPlace:
-        return AgentPlace(
+    def place() -> AgentEnvironment:
+        return AgentEnvironment(
             workspace=about.path,
-            discovery_dir=means.discovery_dir,
+            discovery_dir=fleet_services.discovery_dir,
             project_key=project_key(about.path),
             env=toolbox.context.env(),
             tooling=configuration.tooling,
@@ -300,7 +297,7 @@ def make_agent_service(
 
     folder = project_folder(about.root, about.path)
     worktrees = AgentWorktrees(Worktrees(toolbox.context), about.path, folder / "worktrees")
-    agents = AgentTree(world, means.fleet, worktrees, place)
+    agents = AgentTree(world, fleet_services.fleet, worktrees, place)
     starter = AgentStarter(
         world.store,
         world.models,
@@ -312,10 +309,19 @@ def make_agent_service(
         world.settings,
         agents.roots.add,
     )
-    post = means.make_post(folder / "mailboxes")
-    outbox = OutgoingMail(post, agents, world.store, world.clock, world.ids, means.blocking)
+    post = fleet_services.make_post(folder / "mailboxes")
+    outbox = OutgoingMail(
+        post, agents, world.store, world.clock, world.ids, fleet_services.blocking
+    )
     mail = MailRoom(
-        post, outbox, runs, world.store, world.clock, world.ids, world.tasks, means.blocking
+        post,
+        outbox,
+        runs,
+        world.store,
+        world.clock,
+        world.ids,
+        world.tasks,
+        fleet_services.blocking,
     )
     mail.on_busy = on_mail
     delegation = TreeDelegation(world, agents, runs, starter, outbox.serve)

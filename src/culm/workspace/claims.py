@@ -1,8 +1,8 @@
-"""Who keeps a workspace alive: one pure function from claims and an input to claims and a fate.
+"""Claims keep a workspace open: one pure function from claims and an input to new claims.
 
-A claim is one client's reason; live runs are a pseudo-claim. Timers, presence events and the
-teardown itself belong to the caller, who arms what `Step` asks for and reports back. The values
-are msgspec structs because a dozen frozen dataclasses cost 12 ms of every start.
+A claim is one client's reason; live runs count as another. The caller owns the timers, the presence
+events and the teardown: it arms the timer that a `ClaimStep` contains and reports back. The values
+are msgspec structs because a dozen frozen dataclasses add 12 ms to every start.
 """
 
 from collections import Counter
@@ -17,31 +17,31 @@ from culm.ids import ClientId
 
 
 class ClientClaim(Struct, frozen=True):
-    birth: int  # Names this claim: a stream of an earlier one does not count here.
+    claim_id: int  # Identifies this claim: streams of an earlier one do not count.
     streams: int = 0
     released: bool = False
-    hold: int | None = None  # The timer that may end it; never while a stream is open.
-    session_id: str = ""  # What the client looks at; goes with the claim.
-    interactive: int = 0  # How many of its streams say that a person sits there.
+    hold: int | None = None  # The timer that may end it; never set while a stream is open.
+    session_id: str = ""  # The session that the client shows; dropped with the claim.
+    interactive: int = 0  # The number of its streams with a person present.
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a person sits there who can be asked."""
+        """Return True if a person is present who can be asked."""
         return self.streams > 0 and (self.interactive > 0 or bool(self.session_id))
 
 
 class Claims(Struct, frozen=True):
     by_client: Mapping[ClientId, ClientClaim] = field(default_factory=dict[ClientId, ClientClaim])
     live_runs: int = 0
-    abandoned: int | None = None  # The timer of runs that no client watches.
-    last_number: int = 0  # Births and timers count together, so none is ever mistaken.
+    abandoned: int | None = None  # The timer of runs without a client.
+    last_number: int = 0  # Claims and timers share one sequence, so that no number is reused.
 
     def attached(self) -> Counter[str]:
-        """How many clients with a live stream look at each session."""
+        """Count the clients with a live stream per selected session."""
         return Counter(c.session_id for c in self.by_client.values() if c.streams)
 
     def is_watched(self) -> bool:
-        """Whether somebody could answer what is asked."""
+        """Return True if somebody could answer an ask."""
         return any(claim.is_interactive for claim in self.by_client.values())
 
     def attached_to(self, session_id: str) -> int:
@@ -62,7 +62,7 @@ class StreamOpened(Struct, frozen=True):
 
 class StreamClosed(Struct, frozen=True):
     client_id: ClientId
-    birth: int
+    claim_id: int
     interactive: bool = False
 
 
@@ -110,12 +110,12 @@ Input = (
 
 class WorkspaceFate(Enum):
     KEEP = auto()
-    CLOSE = auto()  # Nobody needs it.
-    INTERRUPT = auto()  # Its runs were left alone for too long: end them, then close.
+    CLOSE = auto()  # It is no longer needed.
+    INTERRUPT = auto()  # Its runs had no client for too long: end them, then close.
 
 
 class ArmTimer(Struct, frozen=True):
-    """Start a timer and report `then` when it fires; an older timer's report changes nothing."""
+    """Start a timer and report `then` when it fires; the report of an older timer has no effect."""
 
     delay_s: float
     then: HoldExpired | AbandonedExpired
@@ -133,11 +133,11 @@ class Graces(Struct, frozen=True):
     abandoned_s: float
 
 
-def on_claim(claims: Claims, what: Input, graces: Graces) -> ClaimStep:
-    """The whole life of claims; docs/contract/workspaces.md has it as a table."""
-    if isinstance(what, AbandonedExpired) and what.timer == claims.abandoned:
+def on_claim(claims: Claims, event: Input, graces: Graces) -> ClaimStep:
+    """Apply one input to the claims; docs/contract/workspaces.md has the table."""
+    if isinstance(event, AbandonedExpired) and event.timer == claims.abandoned:
         return ClaimStep(claims, WorkspaceFate.INTERRUPT)
-    claims, arm = _apply(claims, what, graces)
+    claims, arm = _apply(claims, event, graces)
     if claims.by_client:
         return ClaimStep(replace(claims, abandoned=None), WorkspaceFate.KEEP, arm)
     if not claims.live_runs:
@@ -151,22 +151,22 @@ def on_claim(claims: Claims, what: Input, graces: Graces) -> ClaimStep:
     )
 
 
-def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, ArmTimer | None]:
-    if isinstance(what, RunsChanged):
-        return replace(claims, live_runs=what.live), None
-    if isinstance(what, AbandonedExpired):
+def _apply(claims: Claims, event: Input, graces: Graces) -> tuple[Claims, ArmTimer | None]:
+    if isinstance(event, RunsChanged):
+        return replace(claims, live_runs=event.live), None
+    if isinstance(event, AbandonedExpired):
         return claims, None
-    client_id = what.client_id
+    client_id = event.client_id
     claim = claims.by_client.get(client_id)
-    match what:
+    match event:
         case Created():
             if claim is not None and claim.streams:
                 return _put(claims, client_id, replace(claim, released=False)), None
-            # Held or new: a full create grace, and the timer before it no longer counts.
+            # Held or new: start a full create grace; the previous timer is void.
             return _hold(claims, client_id, claim, graces.create_s)
         case StreamOpened(interactive=interactive):
             if claim is None:
-                claims, claim = _born(claims)
+                claims, claim = _new_claim(claims)
             opened = replace(
                 claim,
                 streams=claim.streams + 1,
@@ -174,8 +174,8 @@ def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, ArmTime
                 interactive=claim.interactive + interactive,
             )
             return _put(claims, client_id, opened), None
-        case StreamClosed(birth=birth, interactive=interactive):
-            if claim is None or claim.birth != birth or not claim.streams:
+        case StreamClosed(claim_id=claim_id, interactive=interactive):
+            if claim is None or claim.claim_id != claim_id or not claim.streams:
                 return claims, None
             claim = replace(
                 claim, streams=claim.streams - 1, interactive=claim.interactive - interactive
@@ -199,22 +199,22 @@ def _apply(claims: Claims, what: Input, graces: Graces) -> tuple[Claims, ArmTime
                 return claims, None
             return _drop(claims, client_id), None
         case _:
-            assert_never(what)
+            assert_never(event)
 
 
 def _hold(
     claims: Claims, client_id: ClientId, claim: ClientClaim | None, delay_s: float
 ) -> tuple[Claims, ArmTimer]:
     if claim is None:
-        claims, claim = _born(claims)
+        claims, claim = _new_claim(claims)
     hold = claims.last_number + 1
     claims = _put(replace(claims, last_number=hold), client_id, replace(claim, hold=hold))
     return claims, ArmTimer(delay_s, HoldExpired(client_id, hold))
 
 
-def _born(claims: Claims) -> tuple[Claims, ClientClaim]:
-    birth = claims.last_number + 1
-    return replace(claims, last_number=birth), ClientClaim(birth)
+def _new_claim(claims: Claims) -> tuple[Claims, ClientClaim]:
+    claim_id = claims.last_number + 1
+    return replace(claims, last_number=claim_id), ClientClaim(claim_id)
 
 
 def _put(claims: Claims, client_id: ClientId, claim: ClientClaim) -> Claims:

@@ -1,7 +1,7 @@
-"""The configuration of one workspace: what it says, what is shown of it, and that it changed.
+"""The configuration of one workspace: its layers, its public view, and its changes.
 
-Clients change its documents (`config/documents.py`), people its files (`config/sources.py`), which
-are looked at every second; which of them lies over which is `layers_of`.
+Clients change its documents (`config/documents.py`); people edit its files (`config/sources.py`),
+which are checked every second. `layers_of` defines the precedence.
 """
 
 import asyncio
@@ -19,9 +19,15 @@ from culm.config.sources import ConfigSources, LoadedConfig
 from culm.config.tooling import ToolConfig, read_tooling
 from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
-from culm.model.choice import ModelConfig, check_models
+from culm.model.choice import (
+    USER_LAYER,
+    WORKSPACE_LAYER,
+    ModelConfig,
+    check_models,
+    layers_of,
+    merged_config,
+)
 from culm.model.local_servers import NOTHING, FoundProviders
-from culm.model.merge import USER_LAYER, WORKSPACE_LAYER, layers_of, merged_config
 from culm.store.store import Store
 from culm.wire.codec import encode
 from culm.wire.config import Config
@@ -31,20 +37,20 @@ log = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 1.0
 
-LookAround = Callable[[Mapping[str, str]], Awaitable[FoundProviders]]
+FindProviders = Callable[[Mapping[str, str]], Awaitable[FoundProviders]]
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigOrigins:
-    """Where the configuration of a workspace comes from."""
+    """The sources of a workspace's configuration."""
 
     sources: ConfigSources
-    documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, this workspace's.
-    read_project_context: LookAround
+    documents: tuple[DocumentFile, DocumentFile]  # By scope: the user's, then the workspace's.
+    find_providers: FindProviders
 
 
 class WorkspaceConfig:
-    """Made with the workspace, and closed with it."""
+    """The configuration of one workspace, opened and closed with it."""
 
     def __init__(
         self,
@@ -63,16 +69,16 @@ class WorkspaceConfig:
         self._origins = origins
         self._store = store
         self._path = path
-        self._base_env = base_env  # The server's own ...
-        self._env = {**base_env, **env}  # ... and over it the one a client brought.
+        self._base_env = base_env  # The server's own environment.
+        self._env = {**base_env, **env}  # A client's environment takes precedence.
         self._data_directory = data_directory
         self._debug = debug
         self._found = NOTHING
         self._loaded = LoadedConfig()
-        self._whole: Document | None = None  # Until a layer changes.
+        self._whole: Document | None = None  # Cached until a layer changes.
         self._shown: Config | None = None
         self._tooling: ToolConfig | None = None
-        self._untold = False
+        self._unpublished = False
         self._is_loaded = False
         self._loading = asyncio.Lock()
         for document in origins.documents:
@@ -82,18 +88,18 @@ class WorkspaceConfig:
         for document in self._origins.documents:
             document.unlisten(self.publish_changed)
 
-    # --- what it says
+    # --- reading
 
     @property
     def shown(self) -> Config:
-        """What clients are shown: no key, no token."""
+        """The configuration that clients see, without keys and tokens."""
         if self._shown is None:
             self._shown = self._show(self.document)
         return self._shown
 
     @property
     def document(self) -> Document:
-        """All of it, keys included; but no key goes to an address that came after it."""
+        """The merged configuration with keys. A key never moves to an address of a later layer."""
         if self._whole is None:
             self._whole = merged_config(self._layers(), self._env)
         return self._whole
@@ -104,7 +110,7 @@ class WorkspaceConfig:
 
     @property
     def tooling(self) -> ToolConfig:
-        """What it says about tools and permissions, as far as it is trusted."""
+        """The trusted configuration of tools and permissions."""
         if self._tooling is None:
             self._tooling = read_tooling(self.document)
         return self._tooling
@@ -116,7 +122,7 @@ class WorkspaceConfig:
 
     @property
     def notices(self) -> Sequence[str]:
-        """What a person should know of it, in sentences."""
+        """Notices for a person, as sentences."""
         return self._loaded.notices
 
     def _layers(self) -> list[Document]:
@@ -129,7 +135,7 @@ class WorkspaceConfig:
     # --- changing
 
     async def change(self, scope: int, edit: Edit) -> None:
-        """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
+        """Change the document of a scope; raises `InvalidRequest` if the result is invalid."""
         if scope not in SCOPES:
             raise InvalidRequest("scope must be 0 (the user's) or 1 (the workspace's)")
 
@@ -144,29 +150,29 @@ class WorkspaceConfig:
         await asyncio.shield(self._origins.documents[scope].change(edit, check))
 
     async def use_env(self, env: Mapping[str, str]) -> None:
-        """A client brought its environment; what is found in it counts when this returns.
+        """Use a client's environment; its effects apply when this returns.
 
-        It is for tools and keys: in memory only, never answered, stored or logged.
+        It is for tools and keys: kept in memory only, never returned, stored or logged.
         """
         env = {**self._base_env, **env}
         if env != self._env:
             self._env = env
-            self.on_change()  # References lead elsewhere now.
+            self.on_change()  # References may resolve to other values now.
             await self.load()
 
     async def run_command(self, command: str) -> str:
-        """What a command prints that stands in place of a value; raises `Unresolved`.
+        """Run a command in place of a value; return its output. Raises `UnresolvedReference`.
 
-        It does not run in the workspace: what lies there is its writer's, and many a program looks
-        where it stands for something to run.
+        It does not run in the workspace: its files are untrusted, and many programs execute files
+        from the current directory.
         """
         env = {**self._env, "CULM_WORKSPACE": str(self._path)}
         return await run_command(command, env, Path(env.get("HOME") or "/"))
 
     async def load(self) -> None:
-        """Read all of it anew, and tell if it differs."""
+        """Reload everything, and publish if it differs."""
         async with self._loading:
-            found = await self._origins.read_project_context(self._env)
+            found = await self._origins.find_providers(self._env)
             users = provider_ids(self._origins.documents[0].value)
             loaded = await self._origins.sources.load({*found.providers, *users})
             loaded = self._showable(found, loaded)
@@ -181,49 +187,53 @@ class WorkspaceConfig:
         self._is_loaded = True
 
     def _showable(self, found: FoundProviders, loaded: LoadedConfig) -> LoadedConfig:
-        """What was loaded; or if no client could be shown it, that without the project's part.
+        """Return the loaded configuration without its invalid parts.
 
-        If that is still too much, what was loaded before.
+        If clients could not be shown the result, drop the project's part, and then use the previous
+        user part.
         """
         user, own = (document.value for document in self._origins.documents)
         notices = loaded.notices
-        for kept in (loaded, LoadedConfig(loaded.user), LoadedConfig(self._loaded.user)):
+        for candidate in (loaded, LoadedConfig(loaded.user), LoadedConfig(self._loaded.user)):
             try:
-                whole = merged_config(layers_of(found, kept, user, own), self._env)
+                whole = merged_config(layers_of(found, candidate, user, own), self._env)
                 self._show(whole)
                 read_tooling(whole)
             except Rejected as exc:
-                notices = (*loaded.notices, f"the files are not used as they are: {exc.message}")
+                notices = (
+                    *loaded.notices,
+                    f"the configuration files are ignored in part: {exc.message}",
+                )
             else:
-                return replace(kept, notices=notices)
+                return replace(candidate, notices=notices)
         return LoadedConfig(notices=notices)
 
     async def watch(self, clock: Clock) -> None:
-        """Notice what people change in the files; ends with its task."""
+        """Reload when files change; runs until its task is cancelled."""
         sources = self._origins.sources
         while sources.can_change:
             await pause(clock, WATCH_EVERY_S)
             try:
                 if await sources.changed():
                     await self.load()
-            except Exception:  # boundary: what somebody puts there must not end the workspace
+            except Exception:  # boundary: the content of a file must not end the workspace
                 log.exception("the configuration of %s cannot be read", self._path)
 
     def _forget_document(self) -> None:
         self._whole = self._shown = self._tooling = None
 
     def publish_changed(self) -> None:
-        """Tell it durably; if that cannot be now, when the store is well again."""
+        """Publish the change durably, later if the store cannot write now."""
         self._forget_document()
-        self._untold = False
+        self._unpublished = False
         self.on_change()
         payload = encode(ConfigChanged(self._workspace_id))
 
         def failed(_: Exception) -> None:
-            self._untold = True
+            self._unpublished = True
 
         self._store.append("config_changed", "updated", payload=payload, on_fail=failed)
 
     def on_healthy_store(self) -> None:
-        if self._untold:
+        if self._unpublished:
             self.publish_changed()

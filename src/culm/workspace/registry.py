@@ -1,7 +1,7 @@
-"""All workspaces of a server: one per canonical path, born once, closed once; and when to leave.
+"""All workspaces of a server: one per canonical path, each opened and closed once.
 
-Owns each workspace's task from opening to the last stage of closing. Who keeps one alive is
-`claims.py`; what is inside one is `workspace.py`.
+Owns each workspace's task from opening to the last stage of closing, and decides when the server
+may exit. `claims.py` decides how long a workspace stays open; `workspace.py` is its content.
 """
 
 import asyncio
@@ -31,38 +31,37 @@ from culm.errors import (
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
 from culm.settings import Settings
 from culm.wire.workspaces import CreateWorkspace
-from culm.workspace.about import WorkspaceInfo
 from culm.workspace.claims import Created, Released, Retired, WorkspaceFate
-from culm.workspace.roots import read_workspaces
+from culm.workspace.roots import WorkspaceInfo, read_workspaces
 from culm.workspace.workspace import LiveWorkspace
 
 log = logging.getLogger(__name__)
 
-RETIRED_MAX = 100_000  # Ids remembered as retired; each costs some 150 bytes.
+RETIRED_MAX = 100_000  # Retired ids to remember; each takes about 150 bytes.
 RESOLVE_TIMEOUT_S = 5.0
-PATH_SHOWN = 200  # Of a path that is too long, this much is enough to know it by.
-ENVS_MAX = 256  # Paths whose environment is remembered for a re-create that brings none.
+PATH_SHOWN = 200  # Enough of an overlong path to recognize it.
+ENVS_MAX = 256  # Paths whose environment is remembered for a later create without one.
 
 
-# What no other `data_dir` of the client's would mend.
+# Errors that another `data_dir` from the client would not fix.
 _OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
-# How a workspace is opened and closed again: lock, store, recovery.
+# Opens and closes a workspace: lock, store, recovery.
 OpenWorkspace = Callable[
     [WorkspaceInfo, Mapping[str, str]], AbstractAsyncContextManager[LiveWorkspace]
 ]
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _Entry:
     """A path that is being opened, is open, or is being closed."""
 
     about: WorkspaceInfo
     opened: asyncio.Future[LiveWorkspace]
-    unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # From here on it closes.
+    unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # Set when it begins to close.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: dict[ClientId, None] = field(default_factory=dict[ClientId, None])
-    resumed: bool = False  # Nobody asked for it: it has runs to go on with.
+    resumed: bool = False  # Opened without a request, because it has runs to continue.
     workspace: LiveWorkspace | None = None
     task: asyncio.Task[None] | None = None
 
@@ -72,7 +71,7 @@ class _Place:
 
 
 class Registry:
-    """Made by `open_registry`."""
+    """The workspaces of a server. Created by `open_registry`."""
 
     def __init__(
         self,
@@ -89,9 +88,9 @@ class Registry:
         self._clock = clock
         self._on_leave = on_leave
         self._tasks = tasks
-        self._places: dict[Path, _Place] = {}
+        self._entries: dict[Path, _Entry] = {}
         self._by_id: dict[WorkspaceId, LiveWorkspace] = {}
-        self._pending = 0  # Creates in flight; the server does not leave under them.
+        self._pending = 0  # Creates in progress; the server does not exit during them.
         self._retired: dict[ClientId, None] = {}
         self._envs: dict[Path, Mapping[str, str]] = {}
         self._leaving = False
@@ -102,10 +101,10 @@ class Registry:
     # --- finding
 
     def get(self, workspace_id: str) -> LiveWorkspace:
-        """The open workspace with this id; one that is closing answers as if it were gone."""
+        """Return the open workspace with this id. One that is closing counts as gone."""
         workspace = self._by_id.get(WorkspaceId(workspace_id))
         if workspace is None:
-            # After a 404 an attached client would create it anew, and would be refused.
+            # After a 404 an attached client would create it again, and would be refused.
             raise ShuttingDown if self._is_closing else WorkspaceNotFound
         return workspace
 
@@ -126,9 +125,10 @@ class Registry:
         try:
             path, root = await self._resolve(request)
             async with asyncio.timeout(self._settings.teardown_s):
-                while (place := self._places.get(path)) is not None and place.closing:
-                    await place.gone.wait()
-            self._admit(client_id)  # It may have retired, or the server decided, meanwhile.
+                while (entry := self._entries.get(path)) is not None and entry.closing:
+                    await entry.gone.wait()
+            # The client may have retired meanwhile, or the server begun to exit.
+            self._admit(client_id)
             return await self._enter(path, root, request, client_id)
         except TimeoutError as exc:
             raise WorkspaceClosing from exc
@@ -137,7 +137,7 @@ class Registry:
             self._consider_leaving()
 
     async def _resolve(self, request: CreateWorkspace) -> tuple[Path, Path]:
-        """Path and root as they are on disk; a mount that hangs must not hang the request."""
+        """Resolve path and data directory; a hanging mount must not block the request."""
         run = asyncio.get_running_loop().run_in_executor
         root = request.data_dir or str(self._data_dir)
         try:
@@ -146,39 +146,40 @@ class Registry:
                 await run(None, check_directory, path)
                 return path, await run(None, canonical, root)
         except TimeoutError as exc:
-            raise DataUnusable(request.path, "the file system does not answer") from exc
+            raise DataUnusable(request.path, "the file system does not respond") from exc
 
     async def _enter(
         self, path: Path, root: Path, request: CreateWorkspace, client_id: ClientId
     ) -> LiveWorkspace:
         env = variables_of(request.env)
         if env and self._is_deserted(path):
-            self._envs.pop(path, None)  # Whoever opens it anew says what its environment is.
-        place = self._places.get(path) or self._found(path, root, request)
-        if place.resumed and place.about.channels != tuple(request.channels):
-            place.about = replace(place.about, channels=tuple(request.channels))
-            place.resumed = False  # The first who creates it says what it is.
-            if place.workspace is not None:
-                place.workspace.about = place.about
-        if place.about.channels != tuple(request.channels):
+            self._envs.pop(path, None)  # The client that opens it again defines its environment.
+        entry = self._entries.get(path) or self._add_entry(path, root, request)
+        if entry.resumed and entry.about.channels != tuple(request.channels):
+            entry.about = replace(entry.about, channels=tuple(request.channels))
+            entry.resumed = False  # The first creator defines it.
+            if entry.workspace is not None:
+                entry.workspace.about = entry.about
+        if entry.about.channels != tuple(request.channels):
             raise ChannelsDiffer(request.path)
         env = self._env_of(path, env)
-        if place.workspace is not None:
-            place.workspace.check_room(client_id)
-            place.workspace.claim(Created(client_id))
-            await place.workspace.configuration.use_env(env)
-            return place.workspace
-        if len(place.waiting) >= self._settings.clients_max:
+        if entry.workspace is not None:
+            entry.workspace.check_room(client_id)
+            entry.workspace.claim(Created(client_id))
+            await entry.workspace.configuration.use_env(env)
+            return entry.workspace
+        if len(entry.waiting) >= self._settings.clients_max:
             raise LimitExceeded("clients of this workspace", self._settings.clients_max)
-        place.waiting[client_id] = None
-        workspace = await asyncio.shield(place.opened)
+        entry.waiting[client_id] = None
+        workspace = await asyncio.shield(entry.opened)
         if client_id in self._retired:
             raise ClientRetired
-        await workspace.configuration.use_env(env)  # It may have come while this was opening.
+        # The environment may have arrived while the workspace was opening.
+        await workspace.configuration.use_env(env)
         return workspace
 
-    def _found(self, path: Path, root: Path, request: CreateWorkspace) -> _Place:
-        if len(self._places) >= self._settings.workspaces_max:
+    def _add_entry(self, path: Path, root: Path, request: CreateWorkspace) -> _Entry:
+        if len(self._entries) >= self._settings.workspaces_max:
             raise LimitExceeded("open workspaces", self._settings.workspaces_max)
         about = WorkspaceInfo(
             id=workspace_id_of(path),
@@ -189,19 +190,19 @@ class Registry:
             debug=request.debug,
             channels=tuple(request.channels),
         )
-        place = _Place(about, asyncio.get_running_loop().create_future())
-        self._places[path] = place
-        place.task = self._tasks.create_task(self._host(place), name=f"workspace {path}")
-        return place
+        entry = _Entry(about, asyncio.get_running_loop().create_future())
+        self._entries[path] = entry
+        entry.task = self._tasks.create_task(self._host(entry), name=f"workspace {path}")
+        return entry
 
     def resume(self, path: Path, root: Path) -> None:
-        """Open a workspace for the runs it has; it stays while they are live."""
-        if path not in self._places and not self._leaving:
-            place = self._found(path, root, CreateWorkspace(path=str(path)))
-            place.resumed = True
+        """Open a workspace for its unfinished runs; it stays open while they are live."""
+        if path not in self._entries and not self._leaving:
+            entry = self._add_entry(path, root, CreateWorkspace(path=str(path)))
+            entry.resumed = True
 
     async def ring(self, path: str, agent_id: str) -> None:
-        """Somebody has delivered letters; a project that is known is opened for them."""
+        """Announce delivered letters; opens the project if it is known."""
         known = await asyncio.to_thread(read_workspaces, self._data_dir)
         wanted = await asyncio.to_thread(os.path.realpath, path)
         one = next((one for one in known if one.path == wanted), None)
@@ -210,7 +211,7 @@ class Registry:
         self._pending += 1
         try:
             async with asyncio.timeout(self._settings.teardown_s):
-                workspace = await self._settled(Path(one.path))
+                workspace = await self._wait_until_stable(Path(one.path))
         except TimeoutError as exc:
             raise WorkspaceClosing from exc
         finally:
@@ -223,27 +224,27 @@ class Registry:
         else:
             await workspace.agents.ring(agent_id)
 
-    async def _settled(self, path: Path) -> LiveWorkspace | None:
-        """The open workspace of a path, once it neither opens nor closes: then it reads no mail."""
-        while (place := self._places.get(path)) is not None:
-            if place.closing:
-                await place.gone.wait()
-            elif place.workspace is None:
-                await asyncio.wait({place.opened})
+    async def _wait_until_stable(self, path: Path) -> LiveWorkspace | None:
+        """Wait until a path is neither opening nor closing, as mail is not read then."""
+        while (entry := self._entries.get(path)) is not None:
+            if entry.closing:
+                await entry.gone.wait()
+            elif entry.workspace is None:
+                await asyncio.wait({entry.opened})
             else:
-                return place.workspace
+                return entry.workspace
         return None
 
     def _is_deserted(self, path: Path) -> bool:
-        """Nobody has it open, looks at it, waits for it, or has something running there."""
-        place = self._places.get(path)
-        if place is None:
+        """Return True if the workspace has no clients, no creates in progress and no live runs."""
+        entry = self._entries.get(path)
+        if entry is None:
             return True
-        workspace = place.workspace
+        workspace = entry.workspace
         return workspace is not None and not any(workspace.presence()) and not workspace.at_work
 
     def _env_of(self, path: Path, env: Mapping[str, str]) -> Mapping[str, str]:
-        """The first environment that was not empty; a re-create need not bring it again."""
+        """Return the first non-empty environment; later creates may omit it."""
         known = self._envs.pop(path, {}) or env
         self._envs[path] = known
         while len(self._envs) > ENVS_MAX:
@@ -258,92 +259,92 @@ class Registry:
 
     # --- hosting: one task per workspace, which alone opens and closes it
 
-    async def _host(self, place: _Place) -> None:
+    async def _host(self, entry: _Entry) -> None:
         try:
-            env = self._env_of(place.about.path, {})
-            async with self._open_workspace(place.about, env) as workspace:
-                if self._publish(place, workspace):
-                    await place.unwanted.wait()
-        except Exception as exc:  # boundary: one workspace's trouble is not the server's
-            if not place.opened.done():
-                error = self._as_app_error(exc, place.about)
-                if place.resumed:
-                    log.error("cannot go on with %s: %s", place.about.path, error.message)
-                self._fail(place, error)
+            env = self._env_of(entry.about.path, {})
+            async with self._open_workspace(entry.about, env) as workspace:
+                if self._announce(entry, workspace):
+                    await entry.unwanted.wait()
+        except Exception as exc:  # boundary: the failure of one workspace must not end the server
+            if not entry.opened.done():
+                error = self._as_app_error(exc, entry.about)
+                if entry.resumed:
+                    log.error("cannot resume %s: %s", entry.about.path, error.message)
+                self._fail(entry, error)
             elif isinstance(exc, StoreBusy):
-                log.error("workspace %s did not close cleanly: %s", place.about.path, exc.message)
+                log.error("workspace %s did not close cleanly: %s", entry.about.path, exc.message)
             else:
-                log.exception("workspace %s did not close cleanly", place.about.path)
+                log.exception("workspace %s did not close cleanly", entry.about.path)
         finally:
-            if not place.opened.done():
-                self._fail(place, ShuttingDown())  # Cancelled: it took too long to open.
-            self._unlist(place)
-            if self._places.get(place.about.path) is place:
-                del self._places[place.about.path]
-            place.gone.set()
+            if not entry.opened.done():
+                self._fail(entry, ShuttingDown())  # Cancelled: opening took too long.
+            self._unlist(entry)
+            if self._entries.get(entry.about.path) is entry:
+                del self._entries[entry.about.path]
+            entry.gone.set()
             self._consider_leaving()
 
-    def _fail(self, place: _Place, error: AppError) -> None:
-        place.opened.set_exception(error)
-        place.opened.exception()  # Seen: whoever still waits for it gets it too.
+    def _fail(self, entry: _Entry, error: AppError) -> None:
+        entry.opened.set_exception(error)
+        entry.opened.exception()  # Mark it as retrieved; waiters receive it, too.
 
     def _as_app_error(self, exc: Exception, about: WorkspaceInfo) -> AppError:
         if isinstance(exc, StoreBusy):
-            # Here 503 would make a Crush client replace us; it is for when we leave.
+            # A 503 would make a Crush client replace this server; it is reserved for exiting.
             return DataUnusable(str(about.root), exc.message)
         if isinstance(exc, AppError):
             return exc
         if isinstance(exc, TimeoutError):
-            return DataUnusable(str(about.root), "it does not answer in time")
+            return DataUnusable(str(about.root), "it does not respond in time")
         if isinstance(exc, OSError) and about.root != self._data_dir and exc.errno not in _OUR_DISK:
             return InvalidRequest(f"cannot use data_dir {about.root}: {exc.strerror}")
         log.error("cannot open workspace %s", about.path, exc_info=exc)
         return DataUnusable(str(about.root), str(exc))
 
-    def _publish(self, place: _Place, workspace: LiveWorkspace) -> bool:
-        """Let everybody see it, with the claims of all who wait; False if nobody does any more."""
-        waiting = [c for c in place.waiting if c not in self._retired]
-        is_wanted = bool(waiting) or (place.resumed and workspace.at_work > 0)
+    def _announce(self, entry: _Entry, workspace: LiveWorkspace) -> bool:
+        """Make it visible, with the claims of all waiting clients; False if none is left."""
+        waiting = [c for c in entry.waiting if c not in self._retired]
+        is_wanted = bool(waiting) or (entry.resumed and workspace.at_work > 0)
         if not is_wanted or self._leaving:
-            self._fail(place, ShuttingDown() if self._leaving else ClientRetired())
-            self._unlist(place)  # Whoever comes now waits for the next incarnation.
+            self._fail(entry, ShuttingDown() if self._leaving else ClientRetired())
+            self._unlist(entry)  # A client that arrives now waits for the next incarnation.
             return False
-        place.workspace = workspace
-        self._by_id[place.about.id] = workspace
-        workspace.on_fate = lambda fate: self._on_fate(place, fate)
+        entry.workspace = workspace
+        self._by_id[entry.about.id] = workspace
+        workspace.on_fate = lambda fate: self._on_fate(entry, fate)
         for client_id in waiting:
             workspace.claim(Created(client_id))
-        place.opened.set_result(workspace)
+        entry.opened.set_result(workspace)
         return True
 
-    def _on_fate(self, place: _Place, fate: WorkspaceFate) -> None:
-        # Closing ends what still runs as interrupted; with CLOSE nothing does.
+    def _on_fate(self, entry: _Entry, fate: WorkspaceFate) -> None:
+        # Closing ends live runs as interrupted; with CLOSE there are none.
         why = (
             "nobody needs it"
             if fate is WorkspaceFate.CLOSE
-            else "its runs were left alone too long"
+            else "its runs had no client for too long"
         )
-        log.info("workspace %s closes: %s", place.about.path, why)
-        self._unlist(place)
+        log.info("workspace %s closes: %s", entry.about.path, why)
+        self._unlist(entry)
         self._consider_leaving()
 
-    def _unlist(self, place: _Place) -> None:
-        """From here on every route answers 404 and a create waits for a new incarnation."""
-        place.unwanted.set()
-        if place.workspace is not None:
-            place.workspace.closing = True
-            if self._by_id.get(place.about.id) is place.workspace:
-                del self._by_id[place.about.id]
+    def _unlist(self, entry: _Entry) -> None:
+        """Hide it: from now on routes return 404 and a create waits for a new incarnation."""
+        entry.unwanted.set()
+        if entry.workspace is not None:
+            entry.workspace.closing = True
+            if self._by_id.get(entry.about.id) is entry.workspace:
+                del self._by_id[entry.about.id]
 
     # --- clients leaving
 
     def release(self, workspace_id: str, client_id: ClientId) -> None:
-        """Drop a client's hold; unknown ones change nothing."""
+        """Release a client's claim; unknown ids have no effect."""
         if workspace := self._by_id.get(WorkspaceId(workspace_id)):
             workspace.claim(Released(client_id))
 
     def retire(self, client_id: ClientId) -> None:
-        """Forget a client everywhere, for ever."""
+        """Forget a client everywhere, permanently."""
         self._retired[client_id] = None
         if len(self._retired) > RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
@@ -353,7 +354,7 @@ class Registry:
     # --- the server leaving
 
     def request_leave(self) -> None:
-        """Leave if nothing is open or opening; otherwise refuse and change nothing."""
+        """Exit if nothing is open or opening; otherwise raise `ServerInUse`."""
         if self._leaving:
             return
         if not self._is_idle():
@@ -361,7 +362,7 @@ class Registry:
         self._leave()
 
     def _is_idle(self) -> bool:
-        return not self._pending and all(place.closing for place in self._places.values())
+        return not self._pending and all(entry.closing for entry in self._entries.values())
 
     def _consider_leaving(self) -> None:
         if self._leaving:
@@ -383,49 +384,47 @@ class Registry:
             self._leave()
 
     def _leave(self) -> None:
-        """Final: from this step on no workspace is born here. Told once the last is closed."""
+        """Begin to exit: nothing opens from now on, and `on_leave` follows the last closing."""
         self._stop_lingering()
         self._leaving = True
-        if not self._places and not self._left:
+        if not self._entries and not self._left:
             self._left = True
             self._on_leave()
 
     async def close(self) -> None:
-        """Close everything, whoever is attached; bounded, and harmless to repeat."""
+        """Close everything, even with clients attached. Bounded, and safe to repeat."""
         self._stop_lingering()
         self._leaving = self._is_closing = True
-        places = list(self._places.values())
-        for place in places:
-            self._unlist(place)
+        entries = list(self._entries.values())
+        for entry in entries:
+            self._unlist(entry)
         try:
             async with asyncio.timeout(self._settings.teardown_s):
-                for place in places:
-                    await place.gone.wait()
+                for entry in entries:
+                    await entry.gone.wait()
         except TimeoutError:
-            log.error(
-                "workspaces did not close in %s s; leaving all the same", self._settings.teardown_s
-            )
-            for place in places:
-                if place.task is not None:
-                    place.task.cancel()
+            log.error("workspaces did not close in %s s; exiting anyway", self._settings.teardown_s)
+            for entry in entries:
+                if entry.task is not None:
+                    entry.task.cancel()
 
 
 def canonical(path: str) -> Path:
-    """Absolute with links resolved; a path that does not exist is keyed by its absolute form."""
+    """Resolve links and return an absolute path. A missing path is only made absolute."""
     try:
         return Path(path).resolve(strict=True)
-    except (OSError, RuntimeError):  # Not there, not ours to see, or a ring of links.
-        return Path(os.path.abspath(path))  # noqa: PTH100 - cleans `..` and touches no disk
+    except (OSError, RuntimeError):  # Missing, not accessible, or a cycle of links.
+        return Path(os.path.abspath(path))  # noqa: PTH100 - normalizes `..` without disk access
 
 
 def variables_of(lines: Iterable[str]) -> dict[str, str]:
-    """An environment as a create brings it: `NAME=value`."""
+    """Parse an environment of `NAME=value` lines."""
     pairs = (line.partition("=") for line in lines)
     return {name: value for name, equals, value in pairs if name and equals}
 
 
 def check_directory(path: Path) -> None:
-    """Refuse what no session could work in. One that is not there yet may be made later."""
+    """Reject a path that no session could work in. A missing directory may be created later."""
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             raise InvalidRequest(f"{path} is not a directory")
@@ -445,7 +444,7 @@ async def open_registry(
     clock: Clock,
     on_leave: Callable[[], None],
 ) -> AsyncGenerator[Registry]:
-    """When the block ends every workspace has been closed, within its bound."""
+    """Open a registry; when the block ends every workspace has been closed, within a time limit."""
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(open_workspace, data_dir, settings, clock, on_leave, tasks)
         try:

@@ -1,4 +1,4 @@
-"""Data directories: one lock per root, and the list of every workspace that was ever opened."""
+"""Data directories and the workspaces in them: one lock per directory, and a list of all."""
 
 import asyncio
 import fcntl
@@ -17,41 +17,55 @@ from culm import __version__
 from culm.clock import Clock, Timer
 from culm.errors import DataLocked
 from culm.files import replace_file
+from culm.ids import WorkspaceId
 from culm.wire.codec import decode, encode
 
 log = logging.getLogger(__name__)
 
-ALIVE_EVERY_S = 30.0  # How often a held lock file is touched.
+ALIVE_EVERY_S = 30.0  # The interval for touching a held lock file.
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 
 
 def project_key(path: Path) -> str:
-    """A directory name for a workspace: readable, and distinct by the low bits of FNV-1a 64."""
+    """Return a directory name for a workspace: readable, and unique by its FNV-1a hash."""
     text = str(path)
     digest = _FNV_OFFSET
     for byte in os.fsencode(text):
         digest = ((digest ^ byte) * _FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     readable = re.sub(r"[^A-Za-z0-9]", "-", text)
-    # A file name holds 255 bytes; the digest keeps apart what the cut makes equal.
+    # A file name holds 255 bytes; the hash distinguishes truncated paths.
     return f"{readable[-200:]}-{digest & 0xFFFFFFFF:08x}"
 
 
 def project_folder(root: Path, path: Path) -> Path:
-    """Where everything about a workspace is kept."""
+    """Return the directory with all data of a workspace."""
     return root / "projects" / project_key(path)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceInfo:
+    """The identity of a workspace, fixed by its first creator."""
+
+    id: WorkspaceId
+    path: Path  # Canonical; clients see `given_path`.
+    given_path: str
+    root: Path
+    yolo: bool = False
+    debug: bool = False
+    channels: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Held:
     descriptor: int
-    alive_s: float | None  # When a process that held it before was last seen alive.
+    alive_s: float | None  # The last sign of life of an earlier holder.
     count: int = 1
 
 
 class DataRoots:
-    """The roots this process holds. A second process is refused and told who has it."""
+    """The data directories locked by this process. A second process gets `DataLocked`."""
 
     def __init__(self, clock: Clock, *, locking: bool = True) -> None:
         self._clock = clock
@@ -63,9 +77,9 @@ class DataRoots:
 
     @asynccontextmanager
     async def hold(self, root: Path) -> AsyncGenerator[float | None]:
-        """Keep the lock of `root` while in the block, shared by all of this process.
+        """Hold the lock of `root` during the block, shared within this process.
 
-        Gives the time at which a process that held it before was last alive, if any did.
+        Yields the time when an earlier holder was last alive, if there was one.
         """
         async with self._taking:
             root = await asyncio.to_thread(self._take, root)
@@ -78,7 +92,7 @@ class DataRoots:
             self._give(root)
 
     def _touch(self) -> None:
-        """Say that we are alive, for whoever comes after a crash."""
+        """Record that this process is alive, for the next one after a crash."""
         self._touching = self._clock.call_later(ALIVE_EVERY_S, self._touch)
         now_s = self._clock.now_s()
         for root, held in list(self._held.items()):
@@ -93,14 +107,14 @@ class DataRoots:
         held = self._held.get(root)
         if held is not None:
             if not _is_at(held.descriptor, root / "culm.lock"):
-                # The directory was removed under us, and our lock with it: take it anew, or fail.
+                # The directory was removed, and our lock with it: lock the new one, or fail.
                 anew, _ = self._lock(root)
                 os.close(held.descriptor)
                 held.descriptor = anew
             held.count += 1
             return root
         if not (root / ".gitignore").exists():
-            # A root inside a project must not end up in its repository.
+            # A data directory inside a project must not be committed to its repository.
             (root / ".gitignore").write_text("*\n")
         if self._locking:
             self._held[root] = _Held(*self._lock(root))
@@ -110,7 +124,7 @@ class DataRoots:
         if held := self._held.get(root):
             held.count -= 1
             if not held.count:
-                # The file stays: the lock belongs to the inode.
+                # Keep the file: the lock belongs to the inode.
                 os.close(self._held.pop(root).descriptor)
         if not self._held and self._touching is not None:
             self._touching.cancel()
@@ -135,9 +149,9 @@ class DataRoots:
 
 
 def is_in_use(root: Path) -> bool:
-    """Whether the process that took the lock of a data directory last is still there.
+    """Return True if the last process that locked a data directory is still alive.
 
-    For a look: it takes no lock itself, which would keep a server out that starts just then.
+    Read-only: taking the lock here could refuse a server that starts at the same moment.
     """
     try:
         pid = int(json.loads((root / "culm.lock").read_text())["pid"])
@@ -165,7 +179,7 @@ def _owner_text(text: str) -> str:
 
 
 class KnownWorkspace(Struct, frozen=True):
-    """A workspace that was opened once."""
+    """A workspace that was opened before."""
 
     path: str
     root: str
@@ -189,4 +203,4 @@ def read_workspaces(data_dir: Path) -> list[KnownWorkspace]:
     except FileNotFoundError:
         return []
     except MsgspecError:
-        return []  # Damaged: it is a convenience, and every open writes it anew.
+        return []  # Damaged: the list is a convenience, and every open rewrites it.

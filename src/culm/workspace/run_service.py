@@ -1,7 +1,7 @@
-"""What clients ask of a workspace's agent: prompts, cancels, the queue, runs at rest.
+"""The operations of clients on runs: prompts, cancels, the queue, and held runs.
 
-Each operation checks, calls `Runs` in one step and then waits for what is durable, so that a
-client that leaves changes nothing. The life of a run is `run/`'s.
+Each operation validates, calls `Runs` in one step, and then waits until the change is durable, so
+that a client that disconnects changes nothing. `run/` owns the runs themselves.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ PROMPT_CHARS_MAX = 4 << 20
 ATTACHMENT_BYTES_MAX = 10 << 20  # Each; a Crush client sends at most 5 MiB.
 ATTACHMENTS_MAX = 100
 MIME_TYPES = ("text/", "image/")
-_RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # It stands in URLs and in a header.
-CANCEL_WAIT_S = 10.0  # Longer than a stopped run takes to be given up.
+_RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # Used in URLs and in a header.
+CANCEL_WAIT_S = 10.0  # Longer than the time after which a stopped run is abandoned.
 
 
 FindDuty = Callable[[str], Awaitable[tuple[SubAgent, AgentDuty] | None]]
 
 
 class RunService:
-    """The agent of one workspace, as its routes see it."""
+    """Runs of one workspace, for its routes."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class RunService:
         self._runs = runs
         self._store = store
         self._models = models
-        self._find_duty = find_duty  # Who works in a session, if that is not the session's own.
+        self._find_duty = find_duty  # Finds the agent of a session; None for the session's own.
         self._check_open = check_open  # Raises once the workspace is closing.
 
     def info(self) -> AgentInfo:
-        """Ready if a model is named, even one that cannot be used: asking it says what is wrong."""
+        """Describe the agent. An unusable model counts as ready: a prompt reports the problem."""
         is_busy = bool(self._runs.live())
         named = self._models.choose("large")
         if named is None:
@@ -82,13 +82,13 @@ class RunService:
     def small_model(self, provider_id: str) -> SelectedModel:
         return self._models.small_of(provider_id)
 
-    # --- asking for something
+    # --- prompts and summaries
 
     async def prompt(self, body: Prompt) -> RunId:
-        """Accept a prompt; when this returns it is durable.
+        """Accept a prompt; it is durable when this returns.
 
-        The same id with the same content is the same run, whatever became of it; with other
-        content it is refused.
+        The same id with the same content is the same run, whatever its state; the same id with
+        other content is refused.
         """
         run_id, digest = RunId(body.run_id), digest_of(body)
         if run_id and self._runs.find(run_id) is None and await self._was_accepted(run_id, digest):
@@ -104,17 +104,17 @@ class RunService:
             body.model,
             ApprovalPolicy(bool(run_id) and not body.interactive, parse_approve(body.approve)),
         )
-        asked, duty = await self._for_whom(SessionId(body.session_id), asked)
+        asked, duty = await self._assign(SessionId(body.session_id), asked)
         run = self._runs.accept(
             SessionId(body.session_id), asked, run_id=run_id or None, digest=digest, duty=duty
         )
         await asyncio.shield(run.accepted)
         return run.id
 
-    async def _for_whom(
+    async def _assign(
         self, session_id: SessionId, asked: RunRequest
     ) -> tuple[RunRequest, AgentDuty | None]:
-        """What is asked in an agent's session is asked of that agent, as it was started."""
+        """Assign a request in an agent's session to that agent, with its model and budget."""
         found = await self._find_duty(session_id)
         if found is None:
             return asked, None
@@ -123,66 +123,67 @@ class RunService:
         return replace(asked, model=asked.model or agent.selected, limits=limits), duty
 
     async def _was_accepted(self, run_id: RunId, digest: str) -> bool:
-        """Whether a run that is not live any more had this id; raises `RunIdReused`."""
+        """Return True if a run that is no longer live had this id; raises `RunIdReused`."""
         known = await self._store.read(partial(find_stored, run_id=run_id))
         if known is not None and known.digest != digest:
             raise RunIdReused(run_id)
         return known is not None
 
     def _check_ready(self) -> None:
-        """Before anything else: without a model nothing that is asked can be done."""
+        """Check first that a model is selected: without one no request can be served."""
         self._check_open()
         if self._models.choose("large") is None:
             raise AgentNotReady
 
     async def steer(self, session_id: SessionId, prompt: str) -> Run:
-        """Say something to what runs; it hears it before its next step."""
+        """Send a message to the running turn; it is read before the next step."""
         self._check_ready()
         body = Prompt(session_id=session_id, prompt=prompt)
         _check_prompt(body)
-        asked, duty = await self._for_whom(session_id, RunRequest("prompt", prompt))
+        asked, duty = await self._assign(session_id, RunRequest("prompt", prompt))
         run = self._runs.accept(session_id, asked, digest=digest_of(body), steers=True, duty=duty)
         await asyncio.shield(run.accepted)
         return await self.get_run(run.id)
 
     async def accept_summary(self, session_id: SessionId) -> LiveRun | None:
-        """Begin to summarize a session; None if there is nothing in it."""
+        """Start to summarize a session; return None if it is empty."""
         self._check_ready()
         session = await self._store.read(find_session(session_id))
         if session is None:
             raise SessionNotFound(session_id)
         if not session.message_count:
             return None
-        asked, duty = await self._for_whom(session_id, RunRequest("summary"))
-        # It is made here and is no assignment, but whoever stops those above stops it, too.
+        asked, duty = await self._assign(session_id, RunRequest("summary"))
+        # The server makes it, and it is not an assignment; but a cancel of the agents above stops
+        # it.
         above = () if duty is None else duty.above
         run = self._runs.accept(session_id, asked, above=above)
         await asyncio.shield(run.accepted)
         return run
 
     async def summarize(self, session_id: SessionId) -> None:
-        """Summarize a session and wait for it; raises `ModelFailed` if that failed."""
+        """Summarize a session and wait for it; raises `ModelFailed`."""
         run = await self.accept_summary(session_id)
         if run is None:
             return
         await run.ended.wait()
         if run.ending is None:
-            raise WorkspaceClosing  # Before it ended; the next start finds it.
+            raise WorkspaceClosing  # It has not ended; the next start recovers it.
         if run.ending.failed:
             raise ModelFailed(run.ending.title, run.ending.details or run.ending.title)
 
     # --- stopping
 
     async def cancel(self, session_id: SessionId) -> None:
-        """Stop every run of a session that is live now; durable when this returns."""
-        await _all(self._runs.cancel_session(session_id))
+        """Stop every live run of a session; durable when this returns."""
+        await _wait_all(self._runs.cancel_session(session_id))
 
     async def clear(self, session_id: SessionId) -> None:
-        """Stop those that only wait."""
-        await _all(self._runs.cancel(self._runs.queued(session_id), "queue"))
+        """Stop the waiting runs of a session."""
+        await _wait_all(self._runs.cancel(self._runs.queued(session_id), "queue"))
 
     async def cancel_run(self, run_id: str) -> CancelAnswer:
-        """Stop one run and say, within a bound, what came of it."""
+        """Stop one run and report the result after a bounded wait."""
         run = self._runs.find(run_id)
         if run is None:
             stored = await self.get_run(run_id)
@@ -193,7 +194,7 @@ class RunService:
             run = self._runs.find(run_id)  # A person started it meanwhile.
             if run is None:
                 return CancelAnswer("already_ended", await self.get_run(run_id))
-        await _all(self._runs.cancel_run(run))
+        await _wait_all(self._runs.cancel_run(run))
         try:
             async with asyncio.timeout(CANCEL_WAIT_S):
                 await run.ended.wait()
@@ -203,7 +204,7 @@ class RunService:
             raise WorkspaceClosing
         return CancelAnswer(run.settled or "finished_first", await self.get_run(run_id))
 
-    # --- looking
+    # --- reading
 
     async def get_run(self, run_id: str) -> Run:
         run = await self._store.read(find_run(run_id))
@@ -212,8 +213,8 @@ class RunService:
         return self._present(run)
 
     async def list_runs(self, session_id: str, state: State | None) -> list[Run]:
-        """The latest first."""
-        # What a run waits for is known here, not there.
+        """Return the runs, latest first."""
+        # The store does not know whether a run waits.
         stored = "" if state in ("waiting", "ending") else state or ""
         runs = await self._store.read(list_runs(session_id, stored, RUNS_SHOWN))
         shown = [self._present(run) for run in runs]
@@ -228,17 +229,17 @@ class RunService:
         if live is None:
             return run
         if live.shown_state in ("ending", "waiting"):
-            run.state = live.shown_state  # Which the store cannot know, or does not keep.
+            run.state = live.shown_state  # The store cannot know this state, or does not store it.
         return run
 
     # --- the queue
 
     async def edit(self, run_id: str, prompt: str) -> Run:
-        """Change what waits; raises `RunStarted` if it does not wait any more."""
+        """Change the prompt of a waiting run; raises `RunStarted` if it no longer waits."""
         self._check_open()
         run = await self._get_waiting(run_id)
         while run.changing is not None and not run.changing.done():
-            await asyncio.wait({run.changing})  # One after the other: each may fail alone.
+            await asyncio.wait({run.changing})  # One after the other, as each may fail alone.
             run = await self._get_waiting(run_id)
         before = run.asked
         _check_prompt(Prompt(run.session_id, prompt, attachments=list(before.attachments)))
@@ -253,7 +254,7 @@ class RunService:
         return await self.get_run(run_id)
 
     async def order(self, session_id: SessionId, run_ids: Sequence[RunId]) -> list[QueuedPrompt]:
-        """Let the queue have this order; raises `QueueDiffers` if it has other runs by now."""
+        """Reorder the queue; raises `QueueDiffers` if it has other runs by now."""
         self._check_open()
         waiting = self._runs.queued(session_id)
         if sorted(run_ids) != sorted(run.id for run in waiting):
@@ -264,7 +265,7 @@ class RunService:
             order_queue(session_id, run_ids), lambda _: self._runs.reorder(session_id, run_ids)
         )
         for run in waiting:
-            run.changing = written  # None of them is taken before it is known who is first.
+            run.changing = written  # No run starts before the order is stored.
         written.add_done_callback(lambda _: self._runs.join(session_id))
         await asyncio.shield(written)
         return self.queue(session_id)
@@ -272,15 +273,15 @@ class RunService:
     async def _get_waiting(self, run_id: str) -> LiveRun:
         run = self._runs.find(run_id)
         if run is None:
-            await self.get_run(run_id)  # Raises if there never was one.
+            await self.get_run(run_id)  # Raises if it never existed.
         if run is None or not run.is_waiting:
             raise RunStarted(run_id)
         return run
 
-    # --- runs at rest
+    # --- held runs
 
     async def start(self, run_id: str) -> Run:
-        """Let a held run go on; raises `RunNotHeld`, `ModelMissing`."""
+        """Continue a held run; raises `RunNotHeld` and `ModelMissing`."""
         self._check_open()
         held, body = await self._get_held(run_id)
         if reason := self._models.why_not(held.run.provider, held.run.model):
@@ -289,11 +290,11 @@ class RunService:
         return await self.get_run(run_id)
 
     async def drop(self, run_id: str) -> Run:
-        """End a held run, or one that only waits, without a trace in its conversation."""
+        """End a held or waiting run without a trace in its conversation."""
         if (live := self._runs.find(run_id)) is not None:
             if not live.is_waiting:
                 raise RunStarted(run_id)
-            await _all(self._runs.cancel_run(live))
+            await _wait_all(self._runs.cancel_run(live))
         else:
             held, _ = await self._get_held(run_id)
             dropped = self._store.write(
@@ -314,17 +315,17 @@ class RunService:
         return found, body
 
 
-async def _all(commits: Iterable[asyncio.Future[list[RunId]]]) -> None:
+async def _wait_all(commits: Iterable[asyncio.Future[list[RunId]]]) -> None:
     for commit in commits:
         await asyncio.shield(commit)
 
 
 def _check_prompt(body: Prompt) -> None:
-    """Raises `InvalidRequest`, `TooLarge`."""
+    """Validate a prompt; raises `InvalidRequest` and `TooLarge`."""
     if not body.session_id:
         raise InvalidRequest("session id is missing")
     if body.run_id and not _RUN_ID.fullmatch(body.run_id):
-        raise InvalidRequest("run_id must be 1 to 200 visible ASCII characters", hint="a UUID is")
+        raise InvalidRequest("run_id must be 1 to 200 visible ASCII characters", hint="use a UUID")
     if len(body.prompt) > PROMPT_CHARS_MAX:
         raise TooLarge(f"prompt may have at most {PROMPT_CHARS_MAX} characters")
     if len(body.attachments) > ATTACHMENTS_MAX:
@@ -343,6 +344,6 @@ def _check_attachment(attachment: Attachment) -> None:
         raise TooLarge(f"{name} may have at most {ATTACHMENT_BYTES_MAX} bytes")
     if not attachment.mime_type.startswith(MIME_TYPES):
         raise InvalidRequest(
-            f"{name} is of type {attachment.mime_type!r}, which no model is given",
+            f"{name} has the unsupported type {attachment.mime_type!r}",
             hint="attach text or an image",
         )

@@ -1,7 +1,6 @@
-"""What the agent of one workspace works with: its tools, the clearance before them, the processes
-behind them.
+"""The tools of one workspace, with the permission gate before them and the processes behind them.
 
-Owns what tools share within a workspace, and ends every process that was started for it.
+Owns the state that tools share within a workspace, and ends every process started for it.
 """
 
 import asyncio
@@ -27,18 +26,17 @@ from culm.run.system_prompt import ProjectContext
 from culm.store.asks import list_asks
 from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.subagents.means import Means
-from culm.tools.base import Tool
+from culm.subagents.services import FleetServices
+from culm.tools.base import Tool, ToolContext
 from culm.tools.files.file_executor import FileExecutor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.process.user_command import run_user_command
-from culm.tools.tool_context import ToolContext
 from culm.wire.agent import ShellOutput
 from culm.wire.asks import Ask, R
 from culm.wire.messages import ShellCommand, ShellCommandPart
-from culm.wire.processes import Process
+from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import project_folder
 
@@ -48,20 +46,21 @@ ASKS_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
-    """What an agent works with, the same in every workspace of a server."""
+class ServerServices:
+    """Services for agents, the same in every workspace of a server."""
 
     make_model: MakeModel
-    make_tools: Callable[[ToolContext, BackgroundJobs], Mapping[str, Tool]]  # Those of a workspace.
+    # Makes the tools of a workspace.
+    make_tools: Callable[[ToolContext, BackgroundJobs], Mapping[str, Tool]]
     read_project_context: Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]
-    env: Mapping[str, str]  # The server's own; a client's goes over it.
+    env: Mapping[str, str]  # The server's own; a client's takes precedence.
     processes: Processes
     work: FileExecutor
-    agents: Means | None = None  # Without them no agent is started.
+    agents: FleetServices | None = None  # None disables sub-agents.
 
 
 class Toolbox:
-    """Made with its workspace."""
+    """The tools of one workspace. Created with it."""
 
     def __init__(
         self,
@@ -71,20 +70,20 @@ class Toolbox:
         store: Store,
         messages: Messages,
         configuration: WorkspaceConfig,
-        equipment: Equipment,
+        services: ServerServices,
         tasks: asyncio.TaskGroup,
         clock: Clock,
         ids: Ids,
         *,
-        tell: Callable[[TransientEvent], None],
+        publish: Callable[[TransientEvent], None],
         is_watched: Callable[[], bool],
         skip: bool,
     ) -> None:
         self.context = ToolContext(
             workspace_id=workspace_id,
-            inside=WorkspacePaths(path),
-            work=equipment.work,
-            processes=equipment.processes,
+            paths=WorkspacePaths(path),
+            executor=services.work,
+            processes=services.processes,
             store=store,
             clock=clock,
             ids=ids,
@@ -95,9 +94,9 @@ class Toolbox:
             store,
             clock,
             ids,
-            tell=tell,
+            publish=publish,
             run_hooks=lambda call: self._hooks.run(call),
-            terms=self._terms,
+            policy_input=self._policy_input,
             is_watched=is_watched,
             skip=skip,
         )
@@ -106,24 +105,24 @@ class Toolbox:
         self._tasks = tasks
         self._store = store
         self._messages = messages
-        self._built_in = equipment.make_tools(self.context, self._jobs)
+        self._built_in = services.make_tools(self.context, self._jobs)
         self._make_more: Callable[[ToolConfig], Mapping[str, Tool]] = lambda _: {}
-        self._made_for: ToolConfig | None = None  # A turn asks more than once; it changes rarely.
+        self._made_for: ToolConfig | None = None  # Cached, as a turn reads the tools several times.
         self._tools: Mapping[str, Tool] = {}
         self._hooks = Hooks(self.context, lambda: configuration.tooling.hooks)
 
     def offer(self, make: Callable[[ToolConfig], Mapping[str, Tool]]) -> None:
-        """Have these beside the others, which go before them; made anew with the configuration."""
+        """Add tools that depend on the configuration; built-in names take precedence."""
         self._make_more = make
         self._made_for = None
 
     def tools(self) -> Mapping[str, Tool]:
-        """Those that are configured now: ours, and the user's own where their names are free."""
+        """Return the configured tools: built-in ones, and the user's own under unused names."""
         tooling = self._configuration.tooling
         if tooling is not self._made_for:
             self._made_for, self._tools = tooling, self._make(tooling)
         if "bash" in self._tools:
-            self.context.processes.warm_nowait()  # While the model thinks.
+            self.context.processes.warm_nowait()  # Start early, while the model answers.
         return self._tools
 
     def _make(self, tooling: ToolConfig) -> Mapping[str, Tool]:
@@ -131,10 +130,10 @@ class Toolbox:
         tools = {**built_in, **own_tools(self.context, tooling.own_tools, built_in)}
         return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
 
-    def _terms(self) -> PolicyInput:
+    def _policy_input(self) -> PolicyInput:
         tooling = self._configuration.tooling
         return PolicyInput(
-            workspace=str(self.context.inside.root),
+            workspace=str(self.context.paths.root),
             home=os.path.realpath(self.context.env().get("HOME") or Path.home()),
             rules=tooling.rules,
             allowed_tools=tooling.allowed_tools,
@@ -144,15 +143,15 @@ class Toolbox:
         await self.gate.grants.load()
 
     async def run_shell(self, session_id: SessionId, command: str, width: int) -> ShellOutput:
-        """Run a user's own command, unasked, and let the session show it. To cancel this ends it.
+        """Run a user's own command without an ask, and add it to the session. Cancelling ends it.
 
-        Raises `InvalidRequest`, `SessionNotFound`.
+        Raises `InvalidRequest` and `SessionNotFound`.
         """
         if not command.strip():
             raise InvalidRequest("command is empty")
         if await self._store.read(find_session(session_id)) is None:
             raise SessionNotFound(session_id)
-        root = str(self.context.inside.root)
+        root = str(self.context.paths.root)
         output, exit_code = await run_user_command(self.context, command, root, width, session_id)
         part = ShellCommandPart(ShellCommand(command, output, exit_code))
         _, written = self._messages.add(session_id, "user", [part])
@@ -160,12 +159,12 @@ class Toolbox:
         return ShellOutput(output, exit_code)
 
     async def list_asks(self, kind: type[R], session_id: str, state: str) -> list[Ask[R]]:
-        """What people are or were asked, of one kind, the latest first."""
+        """Return the asks of one kind, latest first."""
         wanted = "" if state == "all" else state
         return await self._store.read(list_asks(kind, session_id, wanted, ASKS_SHOWN))
 
     async def processes(self) -> list[Process]:
-        """What runs for this workspace now."""
+        """Return the running processes of this workspace."""
         held = await self.context.processes.processes(self.context.workspace_id)
         return [
             Process(
@@ -184,13 +183,13 @@ class Toolbox:
         ]
 
     async def find_left(self, run_id: str) -> list[int]:
-        """The processes of a run that were told to end and are still there."""
+        """Return the processes of a run that were stopped and are still there."""
         held = await self.context.processes.processes(self.context.workspace_id)
         stopping = (one for one in held if one.owner.run_id == run_id and one.stopping)
         return sorted({pid for one in stopping for pid in one.pids})
 
     def forget_session(self, session_id: str) -> None:
-        """It is deleted: what runs for it ends."""
+        """Forget a deleted session and end its jobs."""
         self.gate.forget_session(session_id)
         self._tasks.create_task(self._jobs.end_session(session_id), name=f"jobs {session_id}")
 
@@ -199,4 +198,4 @@ class Toolbox:
         await self._jobs.end()
         left = await self.context.processes.end_all(self.context.workspace_id)
         if left:
-            log.error("processes %s do not end; they are left behind", left)
+            log.error("processes %s did not exit and were abandoned", left)

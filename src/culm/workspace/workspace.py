@@ -1,14 +1,17 @@
-"""One directory's workspace: its store, its events, its messages, and who is attached.
+"""One workspace: the store, events, messages, runs and attached clients of a directory.
 
-Owns everything that ends with the workspace. When it ends is `claims.py`'s decision and
-`registry.py`'s work.
+Owns everything that ends with the workspace. `claims.py` decides when that is, and `registry.py`
+carries it out.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from culm.clock import Clock, Timer
 from culm.config.documents import Edit
@@ -20,9 +23,11 @@ from culm.errors import (
     SessionBusy,
     SessionNotFound,
     StoreBusy,
+    TooLarge,
     WorkspaceClosing,
     WorkspaceNotFound,
 )
+from culm.events.cursor import Cursor
 from culm.events.hub import Hub, TransientEvent
 from culm.ids import ClientId, Ids, SessionId
 from culm.model.choice import Models
@@ -33,30 +38,32 @@ from culm.run.project_context import context_paths_of
 from culm.run.recovery import recover
 from culm.run.runs import Runs
 from culm.run.system_prompt import ProjectContext
-from culm.run.turn import World
+from culm.run.turn import TurnContext
 from culm.settings import Settings
 from culm.store import log as event_log
-from culm.store.agents import StoredAgent
-from culm.store.base import StoredEvent
-from culm.store.messages import close_open_messages
+from culm.store.agents import StoredAgent, agents_at_work
+from culm.store.base import Connection, StoredEvent
+from culm.store.history import files_of_session, last_read, mark_read, read_files
+from culm.store.messages import all_messages, close_open_messages, messages_of_session
+from culm.store.runs import open_runs
 from culm.store.sessions import (
     add_session,
+    all_sessions,
     delete_session,
     find_session,
     rename_session,
     top_sessions,
 )
 from culm.store.store import Store
+from culm.tools.files.read_stamps import stamp_of
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
 from culm.wire.config import Config
 from culm.wire.endings import Ending
 from culm.wire.messages import RawMessage
-from culm.wire.processes import Process
-from culm.wire.runs import RunChanged
-from culm.wire.sessions import Session
-from culm.wire.state import Present, Snapshot, StoreHealth
-from culm.workspace.about import WorkspaceInfo
+from culm.wire.runs import Run, RunChanged
+from culm.wire.sessions import File, Session
+from culm.wire.workspaces import Present, Process, Snapshot, StoreHealth
 from culm.workspace.agent_service import NO_WORKERS, AgentService, make_agent_service
 from culm.workspace.claims import (
     ArmTimer,
@@ -72,30 +79,58 @@ from culm.workspace.claims import (
     on_claim,
 )
 from culm.workspace.config import ConfigOrigins, WorkspaceConfig
+from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.run_service import RunService
-from culm.workspace.session_files import SessionFiles
-from culm.workspace.snapshots import take_snapshot
-from culm.workspace.toolbox import Equipment, Toolbox
+from culm.workspace.toolbox import ServerServices, Toolbox
 
 log = logging.getLogger(__name__)
 
-FLUSH_TIMEOUT_S = 5.0  # What a closing workspace spends on its last writes.
-HEAL_EVERY_S = 5.0  # A store that failed is tried again this often.
-TRIM_EVERY_S = 600.0  # The log is trimmed this often ...
-TRIM_EVERY = 10_000  # ... and whenever it has grown by this many events.
+FLUSH_TIMEOUT_S = 5.0  # The time limit for the last writes of a closing workspace.
+HEAL_EVERY_S = 5.0  # The retry interval of a failed store.
+TRIM_EVERY_S = 600.0  # The interval for trimming the event log.
+TRIM_EVERY = 10_000  # It is also trimmed after this many new events.
 TITLE_CHARS_MAX = 10_000  # A listing repeats the title of every session.
 SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
+PATH_CHARS_MAX = 4096  # The limit of the operating system.
+NEVER = datetime(1, 1, 1, tzinfo=UTC)  # Go's zero time, which clients show as "never".
+SNAPSHOT_MESSAGES_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFiles:
+    store: Store
+    check_open: Callable[[], None]  # Raises once the workspace is closing.
+
+    async def history(self, session_id: SessionId) -> list[File]:
+        return await self.store.read(files_of_session(session_id))
+
+    async def mark_read(self, session_id: str, path: str) -> None:
+        """Record that a session has read a file now."""
+        self.check_open()
+        if not path.startswith("/") or len(path) > PATH_CHARS_MAX:
+            raise InvalidRequest(f"path must be absolute, of at most {PATH_CHARS_MAX} characters")
+        # The stamp lets the agent change a file that the user attached without reading it again.
+        stamp = await asyncio.to_thread(_find_stamp, path)
+        await asyncio.shield(self.store.write(mark_read(session_id, path, stamp)))
+
+    async def last_read(self, session_id: str, path: str) -> datetime:
+        """Return the time of a session's last read of a file; the year 1 if there was none."""
+        at = await self.store.read(last_read(session_id, path))
+        return NEVER if at is None else datetime.fromtimestamp(at, UTC)
+
+    async def all_read(self, session_id: SessionId) -> list[str]:
+        return await self.store.read(read_files(session_id))
 
 
 class LiveWorkspace:
-    """Made by `open_workspace`."""
+    """An open workspace. Created by `open_workspace`."""
 
     def __init__(
         self,
         about: WorkspaceInfo,
         store: Store,
         origins: ConfigOrigins,
-        equipment: Equipment,
+        services: ServerServices,
         clock: Clock,
         ids: Ids,
         cfg: Settings,
@@ -109,7 +144,7 @@ class LiveWorkspace:
             about.path,
             origins,
             store,
-            base_env=equipment.env,
+            base_env=services.env,
             env=env or {},
             data_directory=str(about.root),
             debug=about.debug,
@@ -125,7 +160,7 @@ class LiveWorkspace:
         )
         self._models = Models(
             lambda: self.configuration.present,
-            equipment.make_model,
+            services.make_model,
             self.configuration.run_command,
         )
         self.configuration.on_change = self._models.forget
@@ -136,28 +171,28 @@ class LiveWorkspace:
             store,
             self.messages,
             self.configuration,
-            equipment,
+            services,
             tasks,
             clock,
             ids,
-            tell=self.hub.publish_transient,
+            publish=self.hub.publish_transient,
             is_watched=lambda: self.claims.is_watched(),
             skip=about.yolo,
         )
         self.gate = self.toolbox.gate
         world = self._world(clock, ids, cfg, tasks)
         self.runs = Runs(world, lambda _: self._count_work())
-        means = (self.toolbox, self.configuration, about, equipment)
+        fleet_services = (self.toolbox, self.configuration, about, services)
         self._agent_service = make_agent_service(
-            world, self.runs, *means, self._check_open, self._count_work
+            world, self.runs, *fleet_services, self._check_open, self._count_work
         )
         self.files = SessionFiles(store, self._check_open)
         self.agent = RunService(self.runs, store, self._models, self._find_duty, self._check_open)
         self.claims = Claims()
         self.closing = False
-        self._is_abandoned = False  # Its runs were left alone too long: none goes on waiting.
+        self._is_abandoned = False  # Its runs had no client for too long: none keeps waiting.
         self.on_fate: Callable[[WorkspaceFate], None] = _keep
-        self._look_at = equipment.read_project_context
+        self._read_context = services.read_project_context
         self.clock = clock
         self._ids = ids
         self._settings = cfg
@@ -168,11 +203,13 @@ class LiveWorkspace:
         self._trimmed_at = store.seq
         self.messages.publish_through(self.hub)
         self.hub.show_on_attach(self._unlogged_state)
-        store.tell = self._publish
+        store.publish = self._publish
         store.on_health = self._publish_health
 
-    def _world(self, clock: Clock, ids: Ids, cfg: Settings, tasks: asyncio.TaskGroup) -> World:
-        return World(
+    def _world(
+        self, clock: Clock, ids: Ids, cfg: Settings, tasks: asyncio.TaskGroup
+    ) -> TurnContext:
+        return TurnContext(
             path=str(self.about.path),
             store=self.store,
             messages=self.messages,
@@ -198,21 +235,21 @@ class LiveWorkspace:
 
     @property
     def agents(self) -> AgentService:
-        """Its agents; raises `NotBuilt` where there is nobody to do what they are given."""
+        """The agents of the workspace; raises `NotBuilt` on a server without workers."""
         if self._agent_service is None:
             raise NotBuilt("agents: this server has no workers")
         return self._agent_service
 
     async def processes(self) -> list[Process]:
-        """What runs for it now: processes of calls and jobs, and workers of agents."""
+        """Return its running processes: of calls and jobs, and the workers of agents."""
         workers = [] if self._agent_service is None else await self._agent_service.workers()
         return [*workers, *await self.toolbox.processes()]
 
-    # --- who is attached
+    # --- attached clients
 
     @property
     def at_work(self) -> int:
-        """How many runs and letters need it, though no client may be there."""
+        """The number of runs and letters that keep it open without a client."""
         return len(self.runs.live()) + (
             0 if self._agent_service is None else self._agent_service.mail.busy
         )
@@ -220,12 +257,12 @@ class LiveWorkspace:
     def _count_work(self) -> None:
         self.claim(RunsChanged(self.at_work))
 
-    def claim(self, what: Input) -> None:
-        """Put one input through the claims and do what they ask for."""
+    def claim(self, event: Input) -> None:
+        """Apply one input to the claims and carry out the result."""
         if self.closing:
             return  # Its fate is decided.
         before = self.claims
-        step = on_claim(before, what, self._graces)
+        step = on_claim(before, event, self._graces)
         self.claims = step.claims
         if step.arm is not None:
             self._arm(step.arm)
@@ -235,25 +272,27 @@ class LiveWorkspace:
             self.on_fate(step.fate)
 
     def open_stream(self, client_id: ClientId, *, interactive: bool = False) -> int:
-        """Count a stream of this client; returns what `close_stream` wants back."""
+        """Count a stream of this client; return the number to pass to `close_stream`."""
         if self.closing:
             raise WorkspaceNotFound
         self.check_room(client_id)
         self.claim(StreamOpened(client_id, interactive))
-        return self.claims.by_client[client_id].birth
+        return self.claims.by_client[client_id].claim_id
 
     def check_room(self, client_id: ClientId) -> None:
-        """Raises `LimitExceeded` if one more client would be one too many."""
+        """Raise `LimitExceeded` if there is no room for another client."""
         if client_id not in self.claims.by_client and (
             len(self.claims.by_client) >= self._settings.clients_max
         ):
             raise LimitExceeded("clients of this workspace", self._settings.clients_max)
 
-    def close_stream(self, client_id: ClientId, birth: int, *, interactive: bool = False) -> None:
-        self.claim(StreamClosed(client_id, birth, interactive))
+    def close_stream(
+        self, client_id: ClientId, claim_id: int, *, interactive: bool = False
+    ) -> None:
+        self.claim(StreamClosed(client_id, claim_id, interactive))
 
     def select(self, client_id: ClientId, session_id: str) -> None:
-        """Say which session a client looks at; needs a live stream."""
+        """Record the session that a client shows; requires a live stream."""
         claim = self.claims.by_client.get(client_id)
         if claim is None or not claim.streams:
             raise ClientNotAttached
@@ -262,7 +301,7 @@ class LiveWorkspace:
         self.claim(Selected(client_id, session_id))
 
     def _arm(self, arm: ArmTimer) -> None:
-        """One timer per client is enough: a newer one makes the older one's report void."""
+        """Keep one timer per client: a newer one voids the report of the older one."""
         owner = arm.then.client_id if isinstance(arm.then, HoldExpired) else None
         if older := self._timers.pop(owner, None):
             older.cancel()
@@ -318,7 +357,7 @@ class LiveWorkspace:
             await self._agent_service.forget(session_id, agents)
 
     async def _find_duty(self, session_id: str) -> tuple[SubAgent, AgentDuty] | None:
-        """Nothing is waited for where a session has its own agent: prompts keep their order."""
+        """Find the agent of a session; never waits for its own, to keep prompts in order."""
         if self._agent_service is None or not self._agent_service.agents.has_session(session_id):
             return None
         return await self._agent_service.agents.find_duty(session_id)
@@ -330,22 +369,22 @@ class LiveWorkspace:
         return self.configuration.shown
 
     async def change_config(self, scope: int, edit: Edit) -> None:
-        """Change the document of a scope; raises `InvalidRequest` if no client could read it."""
+        """Change the document of a scope; raises `InvalidRequest` if the result is invalid."""
         self._check_open()
         await self.configuration.change(scope, edit)
 
     async def _read_project_context(self) -> ProjectContext:
         try:
             paths = context_paths_of(self.configuration.shown.options)
-            return await self._look_at(self.about.path, paths, self.clock.now_s())
-        except Exception:  # boundary: a model can be asked without
-            log.exception("cannot look around in %s", self.about.path)
+            return await self._read_context(self.about.path, paths, self.clock.now_s())
+        except Exception:  # boundary: a model works without the context
+            log.exception("cannot read the project context of %s", self.about.path)
             return ProjectContext(str(self.about.path))
 
-    # --- the state at once
+    # --- snapshots
 
     async def snapshot(self, sessions: frozenset[str] | None) -> Snapshot[RawMessage]:
-        """The stored state at one cursor; messages of `sessions`, or of all if None."""
+        """Read the state at one cursor, with the messages of `sessions`, or of all if None."""
         return await take_snapshot(self.store, self.messages, self.presence(), sessions)
 
     def _present(self, session: Session) -> Session:
@@ -357,7 +396,7 @@ class LiveWorkspace:
         if self.closing:
             raise WorkspaceClosing
 
-    # --- telling
+    # --- events
 
     def _publish(self, events: tuple[StoredEvent, ...]) -> None:
         self.hub.publish(events)
@@ -373,18 +412,18 @@ class LiveWorkspace:
                 yield Present(client_id, claim.session_id)
 
     def _unlogged_state(self) -> Iterable[TransientEvent]:
-        # Without a name and `deleted`: whoever was there before is not, unless told again.
+        # An unnamed `deleted` event clears the presence list; the events below fill it again.
         nobody = Present("", "", attached=False)
         yield TransientEvent("presence_changed", "", encode(nobody), "deleted")
         for present in self.presence():
             yield TransientEvent("presence_changed", "", encode(present))
         yield TransientEvent("store_health", "", encode(self.store.health))
-        for shown in self.runs.shown():
+        for shown in self.runs.state_events():
             type_ = "run_changed" if isinstance(shown, RunChanged) else "queue_changed"
             yield TransientEvent(type_, shown.session_id, encode(shown))
-        yield from self.gate.shown()
+        yield from self.gate.state_events()
         if self._agent_service is not None:
-            yield from self._agent_service.shown()
+            yield from self._agent_service.state_events()
 
     def _publish_presence(self, before: Claims) -> None:
         for client_id in before.by_client.keys() | self.claims.by_client.keys():
@@ -405,20 +444,20 @@ class LiveWorkspace:
             self._heal_timer = self.clock.call_later(HEAL_EVERY_S, self._heal)
 
     def _heal(self) -> None:
-        """Find out that the cause is gone, even if nobody writes."""
+        """Detect that the cause is gone, even if nothing is written."""
         self._heal_timer = None
         if self.store.health.state == "failing" and not self.closing:
             self._heal_timer = self.clock.call_later(HEAL_EVERY_S, self._heal)
-            self.store.try_again()
+            self.store.probe_write()
 
-    # --- life
+    # --- lifecycle
 
     async def start(self, alive_s: float | None) -> None:
-        """Repair what an unclean end left, before anybody is told anything.
+        """Repair the state after an unclean end, before anything is published.
 
-        `alive_s` is when a server was last here; what waited goes on if that is not long ago.
+        `alive_s` is the last sign of life of a server here; waiting runs continue if it is recent.
         """
-        await self.configuration.load()  # Whether a run can go on depends on it.
+        await self.configuration.load()  # It determines which runs can continue.
         await self.toolbox.start()
         if self._agent_service is not None:
             await self._agent_service.mail.drop_late()
@@ -426,9 +465,9 @@ class LiveWorkspace:
         unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
         recovered = await self.store.write(unit)
         if recovered.ended or recovered.held:
-            said = "%s: after the last end %d run(s) were ended, %d are held, %d go on"
+            text = "%s: recovery ended %d run(s), held %d and resumed %d"
             counts = (recovered.ended, len(recovered.held), len(recovered.resumed))
-            log.warning(said, self.about.path, *counts)
+            log.warning(text, self.about.path, *counts)
         if self._agent_service is not None:
             await self._agent_service.prepare()
         self.runs.resume(recovered)
@@ -450,7 +489,7 @@ class LiveWorkspace:
         self.store.write(event_log.trim(keep_s, keep), again)
 
     async def stop(self) -> None:
-        """Close what is open truthfully, then end every stream. Bounded."""
+        """Close all open state correctly, then end every stream. Bounded."""
         self.closing = True
         self.configuration.close()
         for timer in (*self._timers.values(), self._trim_timer, self._heal_timer):
@@ -466,12 +505,51 @@ class LiveWorkspace:
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self.messages.stop()
-                # Of a run that could not end here, the next start closes all that it called.
+                # The next start closes the calls of a run that could not end here.
                 if all(run.task is None for run in self.runs.live()):
                     await self.store.write(partial(close_open_messages, but=waiting))
         except (TimeoutError, StoreBusy) as exc:
             log.error("%s: the last writes did not finish: %s", self.about.path, exc or "time-out")
         self.hub.close()
+
+
+def _find_stamp(path: str) -> str:
+    try:
+        return stamp_of(Path(path).stat())
+    except (OSError, ValueError):
+        return ""
+
+
+async def take_snapshot(
+    store: Store, messages: Messages, presence: Iterable[Present], wanted: frozenset[str] | None
+) -> Snapshot[RawMessage]:
+    """Read the state at one cursor, with messages of the `wanted` sessions, or of all if None."""
+    sessions: list[Session] = []
+    runs: list[Run] = []
+    agents: list[SubAgent] = []
+
+    def query(connection: Connection) -> list[RawMessage]:
+        sessions[:] = all_sessions(connection)
+        runs[:] = open_runs(connection)
+        agents[:] = agents_at_work(connection)
+        if wanted is None:
+            return all_messages(SNAPSHOT_MESSAGES_MAX + 1)(connection)
+        return [m for s in sorted(wanted) for m in messages_of_session(s)(connection)]
+
+    found, seq = await messages.read(query)
+    if len(found) > SNAPSHOT_MESSAGES_MAX:
+        raise TooLarge(
+            f"more than {SNAPSHOT_MESSAGES_MAX} messages", hint="name the sessions you show"
+        )
+    return Snapshot(
+        cursor=str(Cursor(store.epoch, seq)),
+        sessions=sessions,
+        messages=found,
+        runs=runs,
+        agents=agents,
+        presence=list(presence),
+        store=store.health,
+    )
 
 
 def _keep(fate: WorkspaceFate) -> None:
@@ -488,7 +566,7 @@ async def open_workspace(
     about: WorkspaceInfo,
     store: Store,
     origins: ConfigOrigins,
-    equipment: Equipment,
+    services: ServerServices,
     clock: Clock,
     ids: Ids,
     settings: Settings,
@@ -496,11 +574,9 @@ async def open_workspace(
     env: Mapping[str, str] | None = None,
     alive_s: float | None = None,
 ) -> AsyncGenerator[LiveWorkspace]:
-    """When the block ends nothing of it runs any more; `alive_s` as for `Workspace.start`."""
+    """Open a workspace, and stop it when the block ends; `alive_s` as in `start`."""
     async with asyncio.TaskGroup() as tasks:
-        workspace = LiveWorkspace(
-            about, store, origins, equipment, clock, ids, settings, tasks, env
-        )
+        workspace = LiveWorkspace(about, store, origins, services, clock, ids, settings, tasks, env)
         await workspace.start(alive_s)
         watching = tasks.create_task(workspace.configuration.watch(clock), name="configuration")
         try:
