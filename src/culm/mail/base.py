@@ -1,10 +1,10 @@
-"""The seam towards mailboxes: durable letters, delivered by anybody, read by one owner.
+"""The mailbox interface: durable letters, delivered by any process and read by one owner.
 
-A letter is delivered, claimed by the owner of the mailbox, and acknowledged when what it led to
-is committed; until then it comes again. So delivery is at least once, and whoever reads makes
-admission once: a workspace by a run with the letter's id, others by `seen.py`. Any number of
-processes may deliver at once. Only the owner claims, recovers, puts back and buries. All of it
-blocks as the disk does.
+A letter is delivered, claimed by the owner of the mailbox, and acknowledged when its effect is
+committed; until then it is delivered again. Delivery is therefore at least once, and the reader
+ensures that a letter is admitted once: a workspace starts a run with the letter's id. Any number
+of processes may deliver at the same time. Only the owner claims, recovers, puts back and buries.
+All methods block on disk I/O.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from culm.ids import LetterId
 from culm.mail.letters import BadLetter, Letter, parse_letter
 from culm.mail.order import LETTERS_MAX, parse_name
 
-# Of the dead and of the corrupt ones: as many as can be waiting, so that no burst of them hides
-# another. The oldest are removed.
+# Limit for dead and for corrupt letters: as many as can be waiting, so that one burst does not
+# hide another. The oldest are removed.
 KEPT_MAX: Final = LETTERS_MAX
-MAILBOXES_MAX: Final = 100_000  # Looked at in one scan; a tree of agents has ten thousand.
+MAILBOXES_MAX: Final = 100_000  # Per scan; a tree of agents has at most ten thousand.
 
 
 class UnsafeAddress(InvalidRequest):
-    """It may not touch a path."""
+    """The address is not safe as a file name."""
 
     code = "unsafe_address"
 
@@ -53,7 +53,7 @@ class NoMailbox(NotFound):
 
 
 class MailboxFull(Rejected):
-    """Nothing was delivered; it may be when its owner has read."""
+    """Nothing was delivered; retry after the owner has read some letters."""
 
     code, status, retryable = "mailbox_full", 429, True
 
@@ -72,13 +72,13 @@ class LetterIdTaken(Conflict):
 
     def __init__(self, letter_id: str) -> None:
         super().__init__(
-            f"another letter with the id {letter_id} is in the mailbox", hint="give a new id"
+            f"another letter with the id {letter_id} is in the mailbox", hint="use a new id"
         )
         self.letter_id = letter_id
 
 
 class ForeignMailbox(Denied):
-    """Somebody else could read, forge or remove its letters, so nobody uses it."""
+    """Another user could read, forge or remove its letters, so it is not used."""
 
     code = "mailbox_foreign"
 
@@ -99,7 +99,7 @@ class MailboxBusy(Unavailable):
 
 
 class MailboxFailed(Failed):
-    """The disk said no. If that was at a delivery, nothing was delivered."""
+    """An I/O error. If it occurred during a delivery, nothing was delivered."""
 
     code = "mailbox_failed"
 
@@ -112,7 +112,7 @@ class MailboxFailed(Failed):
 
 
 class LetterState(StrEnum):
-    """Where a letter is that is not gone."""
+    """The state of a letter that has not been acknowledged."""
 
     DELIVERED = "delivered"
     CLAIMED = "claimed"
@@ -123,13 +123,13 @@ class LetterState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Delivered:
     letter_id: LetterId
-    name: str  # Names sort as the letters were accepted.
-    again: bool = False  # The same letter was there already; it is there once.
+    name: str  # Names sort in the order of acceptance.
+    again: bool = False  # The same letter was already in the mailbox and was not added again.
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedLetter:
-    """A letter that its owner works on, by the one name it has in the mailbox."""
+    """A letter that the owner is processing, with its unique name in the mailbox."""
 
     letter: Letter
     name: str
@@ -139,24 +139,24 @@ class Mailbox(Protocol):
     """Every method may raise `NoMailbox`, `ForeignMailbox`, `MailboxFailed`."""
 
     def deliver(self, letter: Letter) -> Delivered:
-        """Put it behind all that were accepted before; when this returns it survives a crash.
+        """Append a letter; it survives a crash once this returns.
 
-        The same letter again is delivered once, as long as it was not acknowledged. Raises
-        `BadLetter`, `LetterTooLarge`, `MailboxFull`, `LetterIdTaken`, `MailboxBusy`; then
-        nothing is left of it.
+        Delivering the same letter again has no effect until it is acknowledged. Raises
+        `BadLetter`, `LetterTooLarge`, `MailboxFull`, `LetterIdTaken` or `MailboxBusy`, and
+        then leaves nothing behind.
         """
         ...
 
     def claim(self, letters_max: int) -> list[ClaimedLetter]:
-        """Take the first letters, in order. What cannot be read is corrupt, and the rest comes."""
+        """Claim the first letters, in order. Unreadable ones become corrupt and are skipped."""
         ...
 
     def recover(self) -> list[ClaimedLetter]:
-        """All that is claimed and not acknowledged, in order: the owner's first act."""
+        """Return all claimed letters, in order. The owner calls this first."""
         ...
 
     def ack(self, claim: ClaimedLetter) -> bool:
-        """Remove exactly this one. False if it was removed before."""
+        """Remove exactly this letter. False if it was already removed."""
         ...
 
     def ack_id(self, letter_id: str) -> bool:
@@ -164,27 +164,27 @@ class Mailbox(Protocol):
         ...
 
     def put_back(self, claim: ClaimedLetter) -> bool:
-        """Claimed no more; it keeps its place. False if it is not claimed."""
+        """Undo the claim; the letter keeps its position. False if it is not claimed."""
         ...
 
     def bury(self, claim: ClaimedLetter) -> bool:
-        """Nobody will read it, and it is kept for people to see. False if it is not claimed."""
+        """Keep the letter as dead, for inspection only. False if it is not claimed."""
         ...
 
     def is_empty(self) -> bool:
-        """Whether nothing waits to be claimed."""
+        """Return True if no letter is waiting to be claimed."""
         ...
 
     def is_fully_empty(self) -> bool:
-        """Whether nothing waits or is claimed."""
+        """Return True if no letter is waiting or claimed."""
         ...
 
     def pending_count(self) -> int:
-        """How many wait or are claimed."""
+        """Count the letters that are waiting or claimed."""
         ...
 
     def find(self, letter_id: str) -> LetterState | None:
-        """Where the letter is; None if it never came, or was acknowledged."""
+        """Return the letter's state; None if it was never delivered or was acknowledged."""
         ...
 
 
@@ -192,24 +192,24 @@ class PostOffice(Protocol):
     """The mailboxes of a project. Every method that takes an address may raise `UnsafeAddress`."""
 
     def open(self, address: str) -> Mailbox:
-        """Raises `NoMailbox`, `ForeignMailbox`."""
+        """Open an existing mailbox; raises `NoMailbox`, `ForeignMailbox`."""
         ...
 
     def make(self, address: str) -> Mailbox:
-        """Open it; make it, or what is missing of it, if need be."""
+        """Open a mailbox; create it or its missing parts first if necessary."""
         ...
 
     def addresses(self, *, claimed: bool = False) -> list[str]:
-        """Whose mailboxes are not empty; with `claimed`, not fully empty. Sorted."""
+        """List the addresses with waiting letters; with `claimed`, also claimed ones. Sorted."""
         ...
 
     def remove(self, address: str) -> bool:
-        """With all letters in it. False if there was none."""
+        """Remove a mailbox with all its letters. False if it did not exist."""
         ...
 
 
 def has_mailbox(post: PostOffice, address: str) -> bool:
-    """Whether there is one that can be used."""
+    """Return True if the mailbox exists and is safe to use."""
     try:
         post.open(address)
     except AppError:
@@ -218,18 +218,18 @@ def has_mailbox(post: PostOffice, address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """The address itself; raises `UnsafeAddress`."""
+    """Return the address unchanged; raises `UnsafeAddress`."""
     if not is_safe_stem(address):
         raise UnsafeAddress
     return address
 
 
 def read_letter(name: str, data: bytes) -> Letter:
-    """The letter in a file of that name; raises `BadLetter`."""
+    """Parse the letter in a file of that name; raises `BadLetter`."""
     found = parse_name(name)
     if found is None:
-        raise BadLetter("its file is not named like one")
+        raise BadLetter("its file name is not that of a letter")
     letter = parse_letter(data)
     if letter.id != found[1]:
-        raise BadLetter("its file is named after another one")
+        raise BadLetter("its file name has the id of another letter")
     return letter

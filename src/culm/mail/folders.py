@@ -1,7 +1,7 @@
-"""The directories of one mailbox, held open: nobody can exchange them while they are in use.
+"""The open directories of one mailbox; open descriptors cannot be swapped while they are in use.
 
-Owns what makes a directory safe to use, and the moves of files between them. What the files
-mean is `maildir.py`'s business.
+Owns the checks that make a directory safe to use, and moving files between directories. The
+meaning of the files belongs to `maildir.py`.
 """
 
 import errno
@@ -18,12 +18,12 @@ from typing import Final
 
 from culm.mail.base import ForeignMailbox, MailboxBusy, NoMailbox
 
-NAMES_MAX: Final = 10_000  # In one listing: ten times what a mailbox holds.
+NAMES_MAX: Final = 10_000  # Per listing: ten times the capacity of a mailbox.
 SEQ: Final = ".seq"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: a pipe would keep us waiting for somebody at its other end.
+# Non-blocking: opening a pipe would otherwise wait for its other end.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# The lock is held for a tenth of a millisecond. Who looks seldom is passed by all who look often.
+# The lock is held for about 0.1 ms. A process that polls rarely is overtaken by frequent pollers.
 _LOCK_EVERY_S, _LOCK_EVERY_MAX_S = 0.0002, 0.002
 
 
@@ -36,12 +36,15 @@ class Subfolder(StrEnum):
 
 
 class ForeignFile(Exception):
-    """Something is there that is no file of ours. Says why."""
+    """A file that is not a regular file of the current user; the message gives the reason."""
 
 
 @contextmanager
 def open_folders(directory: Path, address: str) -> Generator["MailboxFolders"]:
-    """Those of one of the mailboxes there; raises `NoMailbox`, `ForeignMailbox`, OSError."""
+    """Open the mailbox `address` below `directory`.
+
+    Raises `NoMailbox`, `ForeignMailbox`, OSError.
+    """
     root = open_private(address, directory)
     try:
         folders = MailboxFolders(address, root, open_private(address, address, root))
@@ -54,38 +57,41 @@ def open_folders(directory: Path, address: str) -> Generator["MailboxFolders"]:
 
 
 class MailboxFolders:
-    """Asking for a part of it may raise `NoMailbox`, `ForeignMailbox`, OSError."""
+    """The descriptors of one mailbox.
+
+    Accessing a subfolder may raise `NoMailbox`, `ForeignMailbox`, OSError.
+    """
 
     def __init__(self, address: str, root: int, box: int) -> None:
         self._address = address
-        self.root = root  # The descriptor of the directory of all mailboxes.
-        self.box = box  # That of this one. It is closed with its parts.
-        self._parts: dict[Subfolder, int] = {}
+        self.root = root  # Descriptor of the directory of all mailboxes.
+        self.box = box  # Descriptor of this mailbox; `close` closes it with its subfolders.
+        self._open: dict[Subfolder, int] = {}
 
     def close(self) -> None:
-        for folder in (*self._parts.values(), self.box):
-            os.close(folder)
+        for descriptor in (*self._open.values(), self.box):
+            os.close(descriptor)
 
-    def part(self, part: Subfolder) -> int:
-        """Its descriptor, for as long as these are entered."""
-        if part not in self._parts:
-            self._parts[part] = open_private(self._address, part.value, self.box)
-        return self._parts[part]
+    def descriptor(self, subfolder: Subfolder) -> int:
+        """Return the subfolder's descriptor, which stays open until `close`."""
+        if subfolder not in self._open:
+            self._open[subfolder] = open_private(self._address, subfolder.value, self.box)
+        return self._open[subfolder]
 
     def make_missing(self) -> None:
-        """Each part that is not there; raises OSError."""
-        for part in Subfolder:
+        """Create the missing subfolders; raises OSError."""
+        for subfolder in Subfolder:
             with suppress(FileExistsError):
-                os.mkdir(part.value, 0o700, dir_fd=self.box)
+                os.mkdir(subfolder.value, 0o700, dir_fd=self.box)
 
-    def is_open(self, part: Subfolder) -> bool:
-        """Whether anything was done with it."""
-        return part in self._parts
+    def is_open(self, subfolder: Subfolder) -> bool:
+        """Return True if the subfolder has been accessed."""
+        return subfolder in self._open
 
-    def names(self, part: Subfolder) -> list[str]:
-        """In order. Hidden ones are what others have not written to the end."""
+    def names(self, subfolder: Subfolder) -> list[str]:
+        """List the file names, sorted. Hidden files are skipped: they are still being written."""
         found: list[str] = []
-        with os.scandir(self.part(part)) as entries:
+        with os.scandir(self.descriptor(subfolder)) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
                     found.append(entry.name)
@@ -94,37 +100,37 @@ class MailboxFolders:
         return sorted(found)
 
     def move(self, name: str, source: Subfolder, target: Subfolder) -> bool:
-        """False if it is not there. Raises OSError."""
-        from_, to = self.part(source), self.part(target)
+        """Move a file. False if it does not exist. Raises OSError."""
+        from_, to = self.descriptor(source), self.descriptor(target)
         try:
             os.rename(name, name, src_dir_fd=from_, dst_dir_fd=to)
         except FileNotFoundError:
             return False
         return True
 
-    def drop(self, name: str, part: Subfolder) -> bool:
-        """Remove a file. False if it is not there. Raises OSError."""
+    def drop(self, name: str, subfolder: Subfolder) -> bool:
+        """Remove a file. False if it does not exist. Raises OSError."""
         try:
-            os.unlink(name, dir_fd=self.part(part))
+            os.unlink(name, dir_fd=self.descriptor(subfolder))
         except FileNotFoundError:
             return False
         return True
 
-    def clear(self, name: str, part: Subfolder) -> None:
-        """Remove whatever it is, with all that is in it. Raises OSError."""
+    def clear(self, name: str, subfolder: Subfolder) -> None:
+        """Remove a file or a directory tree. Raises OSError."""
         try:
-            self.drop(name, part)
+            self.drop(name, subfolder)
         except IsADirectoryError:
-            shutil.rmtree(name, dir_fd=self.part(part))
+            shutil.rmtree(name, dir_fd=self.descriptor(subfolder))
 
-    def write(self, name: str, part: Subfolder, data: bytes) -> None:
-        """Make a private file, and wait until the disk has it. Raises OSError."""
+    def write(self, name: str, subfolder: Subfolder, data: bytes) -> None:
+        """Create a private file and sync it to disk. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
-        folder = self.part(part)
+        folder = self.descriptor(subfolder)
         try:
             file = os.open(name, flags, 0o600, dir_fd=folder)
-        except FileExistsError:  # Somebody who died had our thread's number.
-            self.drop(name, part)
+        except FileExistsError:  # Left by a dead process that had the id of our thread.
+            self.drop(name, subfolder)
             file = os.open(name, flags, 0o600, dir_fd=folder)
         try:
             write_at(file, 0, data)
@@ -132,40 +138,42 @@ class MailboxFolders:
         finally:
             os.close(file)
 
-    def read(self, name: str, part: Subfolder, bytes_max: int) -> bytes:
-        """Up to one byte more than `bytes_max`; raises OSError, `Odd`."""
-        file = os.open(name, os.O_RDONLY | _FILE, dir_fd=self.part(part))
+    def read(self, name: str, subfolder: Subfolder, bytes_max: int) -> bytes:
+        """Read up to `bytes_max` bytes and one more; raises OSError, `ForeignFile`."""
+        file = os.open(name, os.O_RDONLY | _FILE, dir_fd=self.descriptor(subfolder))
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
-                raise ForeignFile("it is no file")
+                raise ForeignFile("it is not a regular file")
             if found.st_uid != os.geteuid():
                 raise ForeignFile("it belongs to another user")
             return read_all(file, bytes_max)
         finally:
             os.close(file)
 
-    def remove_older(self, part: Subfolder, before_s: float) -> None:
-        """Remove the files that nobody has written to since then."""
-        folder = self.part(part)
-        for name in self.names(part):
-            with suppress(OSError):  # Whoever wrote it may be done with it meanwhile.
+    def remove_older(self, subfolder: Subfolder, before_s: float) -> None:
+        """Remove the files that were last written before that time."""
+        folder = self.descriptor(subfolder)
+        for name in self.names(subfolder):
+            with suppress(OSError):  # Its writer may have moved or removed it meanwhile.
                 if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before_s:
-                    self.drop(name, part)
+                    self.drop(name, subfolder)
 
     @contextmanager
     def locked(self, wait_s: float) -> Generator[int]:
-        """The journal's file, and nobody else's until then; raises `MailboxBusy`, OSError."""
+        """Lock the journal file and yield its descriptor; raises `MailboxBusy`, OSError."""
         try:
             file = os.open(SEQ, os.O_RDWR | os.O_CREAT | _FILE, 0o600, dir_fd=self.box)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.EISDIR):
-                raise ForeignMailbox(self._address, f"{SEQ} is a link, or no file") from exc
+                raise ForeignMailbox(self._address, f"{SEQ} is not a regular file") from exc
             raise
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise ForeignMailbox(self._address, f"{SEQ} is no file, or not yours")
+                raise ForeignMailbox(
+                    self._address, f"{SEQ} is not a regular file, or belongs to another user"
+                )
             if not _lock(file, wait_s):
                 raise MailboxBusy(self._address)
             yield file
@@ -174,7 +182,10 @@ class MailboxFolders:
 
 
 def open_private(address: str, name: str | Path, within: int | None = None) -> int:
-    """The descriptor of a directory that only we write to; raises `NoMailbox`, `ForeignMailbox`."""
+    """Open a directory that only the current user can write to.
+
+    Raises `NoMailbox`, `ForeignMailbox`, OSError.
+    """
     shown = Path(name).name
     try:
         folder = os.open(name, _DIRECTORY, dir_fd=within)
@@ -182,28 +193,31 @@ def open_private(address: str, name: str | Path, within: int | None = None) -> i
         raise NoMailbox(address) from exc
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise ForeignMailbox(address, f"{shown} is a link, or no directory") from exc
+            raise ForeignMailbox(address, f"{shown} is a link, or not a directory") from exc
         raise
     found = os.fstat(folder)
     if found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return folder
     os.close(folder)
-    raise ForeignMailbox(address, f"{shown} is not yours, or others may write to it")
+    raise ForeignMailbox(address, f"{shown} is not yours, or others can write to it")
 
 
 def read_all(file: int, bytes_max: int) -> bytes:
-    """Up to one byte more than `bytes_max`. Asks for what there is: room for more is dear."""
+    """Read up to `bytes_max` bytes and one more.
+
+    Requests only the size of the file, because allocating a larger buffer is expensive.
+    """
     return os.pread(file, min(os.fstat(file).st_size, bytes_max + 1), 0)
 
 
 def write_at(file: int, offset: int, data: bytes) -> None:
-    """All of it; raises OSError."""
+    """Write all of the data; raises OSError."""
     if os.pwrite(file, data, offset) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lock(file: int, wait_s: float) -> bool:
-    """False if somebody else held it for all that time, which is the sum of our own sleeps."""
+    """Lock the file. False if others held the lock for `wait_s`, measured as the sum of sleeps."""
     waited_s, every_s = 0.0, _LOCK_EVERY_S
     while True:
         try:

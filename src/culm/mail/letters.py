@@ -1,7 +1,7 @@
-"""A letter: what one agent, person or program writes to another, and how it looks as a file.
+"""Letters between agents, people and programs, and their file format.
 
-Owns the fields, the bodies of the four kinds and what makes a letter unfit to be delivered or
-read. Where it lies is `base.py`'s; who may send it, and what becomes of it, is the caller's.
+Owns the fields, the bodies of the four kinds, and the checks before delivery and after reading.
+Storage belongs to `base.py`; callers decide which senders are allowed and how a letter is handled.
 """
 
 from collections.abc import Mapping
@@ -10,32 +10,33 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
+from culm.clock import parse_time
 from culm.errors import InvalidRequest, TooLarge
 from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
-from culm.fleet.times import parse_time
 from culm.ids import LetterId
 from culm.wire.agents import LetterKind, LetterShown
 from culm.wire.codec import Json, encodable, encode, is_deeper, printable
 
-# A letter is text that a model reads in one round. Whoever has more writes it to a file, and
-# says where that is.
+# A letter is text that a model reads in one round. Longer text belongs in a file that the letter
+# names.
 LETTER_BYTES_MAX: Final = 256 << 10
 
-# Deeper ones say nothing to a reader, and what walks through them would reach its own bounds.
+# Deeper nesting is useless to a reader, and recursive code would reach its own limits.
 BODY_LEVELS_MAX: Final = 32
 
-# As others write it: answered on a copy that is forgotten, or a turn like any. Here both are that.
+# Other programs distinguish a query, answered on a discarded copy of the conversation, from a
+# regular turn. culm handles both as regular turns.
 AskMode = Literal["query", "steer"]
 QUERY: Final[AskMode] = "query"
 
 
 class BadLetter(InvalidRequest):
-    """It is no letter, or none that may be delivered. Says why."""
+    """The data is not a valid letter, or the letter must not be delivered."""
 
     code = "bad_letter"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"not a letter: {reason}", hint="docs/mail.md shows what a letter has")
+        super().__init__(f"not a letter: {reason}", hint="see docs/mail.md for the fields")
 
 
 class LetterTooLarge(TooLarge):
@@ -52,7 +53,7 @@ class LetterTooLarge(TooLarge):
 class Sender(Struct, frozen=True, omit_defaults=True):
     session_id: str
     role: str | None = None
-    agent_id: str | None = None  # Ours alone: the mailbox that an answer goes to.
+    agent_id: str | None = None  # culm only: the mailbox for replies.
 
 
 class Letter(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,12 +61,12 @@ class Letter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     from_: Sender = field(name="from")
     kind: LetterKind
     body: dict[str, Json]
-    created_at: str  # Times are RFC 3339, kept as they were written.
-    correlation_id: str | None = None  # Of a reply: the ask that it answers.
-    expires_at: str | None = None  # Ours alone: nobody wants to read it later than that.
+    created_at: str  # Times are RFC 3339, stored exactly as they were written.
+    correlation_id: str | None = None  # In a reply: the ask that it answers.
+    expires_at: str | None = None  # culm only: after this time the letter is not read.
 
 
-_NonBlank = Annotated[str, Meta(pattern=r"\S")]  # There is something to do.
+_NonBlank = Annotated[str, Meta(pattern=r"\S")]
 
 
 class _Task(Struct):
@@ -82,7 +83,7 @@ class _Reply(Struct):
 
 
 class _Handoff(Struct):
-    """Others put what they like into it."""
+    """Other programs put arbitrary fields into a handoff."""
 
     summary: str | None = None
 
@@ -103,7 +104,7 @@ _decoder = msgspec.json.Decoder(Letter)
 
 
 def body_of(kind: LetterKind, text: str, *, mode: AskMode = QUERY) -> dict[str, Json]:
-    """The body of a letter that says `text`; only an ask has a mode."""
+    """Build the body of a letter with this text; only an ask has a mode."""
     body: dict[str, Json] = {_TEXT_FIELDS[kind]: text}
     if kind == "ask" and mode != QUERY:
         body["mode"] = mode
@@ -111,25 +112,25 @@ def body_of(kind: LetterKind, text: str, *, mode: AskMode = QUERY) -> dict[str, 
 
 
 def unanswered(why: str) -> dict[str, Json]:
-    """The body of a reply that is no answer: a program must not take it for one."""
+    """Build the body of a failure reply, marked so that programs do not take it for an answer."""
     return {"answer": f"It was not answered: {why}", "failed": True}
 
 
 def text_of(letter: Letter) -> str:
-    """What an agent reads of it. Of a handoff that says nothing in our words, all of its body."""
+    """Return the text for an agent; the whole body of a handoff without a summary."""
     text = letter.body.get(_TEXT_FIELDS[letter.kind])
-    # Not indented: what is nested would become a thousand times as long.
+    # Not indented: nested values would become a thousand times as long.
     return text if isinstance(text, str) else encode(letter.body).decode()
 
 
 def mode_of(letter: Letter) -> AskMode:
-    """How an ask is to be answered: `query` if it does not say."""
+    """Return the mode of an ask; `query` by default."""
     found = letter.body.get("mode", QUERY)
     return found if found in get_args(AskMode) else QUERY
 
 
 def expires_s_of(letter: Letter) -> float | None:
-    """The time after which nobody wants to read it."""
+    """Return the expiry time in seconds since the epoch."""
     return None if letter.expires_at is None else parse_time(letter.expires_at)
 
 
@@ -139,7 +140,7 @@ def is_expired(letter: Letter, now_s: float) -> bool:
 
 
 def shown_of(letter: Letter, to: str) -> LetterShown:
-    """A letter that lies in a mailbox, as whoever asks about it is told."""
+    """Describe a letter in a mailbox for clients."""
     return LetterShown(
         letter_id=letter.id,
         from_=printable(letter.from_.agent_id or letter.from_.session_id)[:STEM_CHARS_MAX],
@@ -151,23 +152,23 @@ def shown_of(letter: Letter, to: str) -> LetterShown:
 
 
 def encode_letter(letter: Letter) -> bytes:
-    """The letter as its file has it, for people to read; raises `BadLetter`, `LetterTooLarge`."""
+    """Encode a letter as indented JSON for its file; raises `BadLetter`, `LetterTooLarge`."""
     _check(letter)
     try:
         try:
             data = encode(letter)
-        except UnicodeEncodeError:  # Half a character, such as a command line may hold.
+        except UnicodeEncodeError:  # A lone surrogate, which a command line may contain.
             data = encode(encodable(letter))
         pretty = _pretty(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise BadLetter(f"its body is no JSON: {exc}") from exc
+        raise BadLetter(f"its body cannot be encoded as JSON: {exc}") from exc
     if len(pretty) > LETTER_BYTES_MAX:
         raise LetterTooLarge(letter.id, len(pretty))
     return pretty
 
 
 def parse_letter(data: bytes) -> Letter:
-    """Read what anybody wrote; raises `BadLetter`."""
+    """Parse untrusted data; raises `BadLetter`."""
     if len(data) > LETTER_BYTES_MAX:
         raise BadLetter(f"it has more than {LETTER_BYTES_MAX} bytes")
     try:
@@ -181,14 +182,14 @@ def parse_letter(data: bytes) -> Letter:
 
 
 def _check(letter: Letter) -> None:
-    """Raises `BadLetter` for what the types of its fields do not say."""
+    """Check the constraints that the field types do not express; raises `BadLetter`."""
     if not is_safe_stem(letter.id):
         raise BadLetter(
             f"its id is not safe: 1 to {STEM_CHARS_MAX} letters, digits, _ - . and no .."
         )
     for name, text in (("created_at", letter.created_at), ("expires_at", letter.expires_at)):
         if text is not None and parse_time(text) is None:
-            raise BadLetter(f"{name} is no time as in RFC 3339")
+            raise BadLetter(f"{name} is not an RFC 3339 time")
     if is_deeper(letter.body, BODY_LEVELS_MAX):
         raise BadLetter(f"its body is nested more than {BODY_LEVELS_MAX} levels deep")
     try:

@@ -1,8 +1,8 @@
-"""Mailboxes without files: for simulations, and within one process.
+"""In-memory mailboxes, for simulations and for use within one process.
 
-The same letters in the same order as on a disk, with the faults of one: what others put there
-(`plant`), and a loss of power (`lose_power`), which undoes all that no delivery has synced. When
-only the server crashes nothing is lost: open the mailbox again, and recover.
+Letters and their order are the same as on disk, and so are the faults: foreign files (`plant`)
+and power loss (`lose_power`), which undoes everything that no delivery has synced. A crash of
+only the server loses nothing: open the mailbox again and call `recover`.
 """
 
 import threading
@@ -25,23 +25,23 @@ from culm.mail.base import (
 from culm.mail.letters import BadLetter, Letter, encode_letter
 from culm.mail.order import LETTERS_MAX, is_ahead, name_of, next_position, parse_name
 
-_Files = dict[str, tuple[LetterState, bytes]]  # By name: where it is, and what it says.
+_Files = dict[str, tuple[LetterState, bytes]]  # State and contents by file name.
 
 
 @dataclass(slots=True)
 class _Disk:
-    """What there is of one mailbox."""
+    """The stored state of one mailbox."""
 
     files: _Files = field(default_factory=_Files)
-    last: int = 0  # The last place given.
-    synced: _Files | None = None  # As a loss of power leaves it; None if not even the mailbox.
+    last: int = 0  # The last position assigned.
+    synced: _Files | None = None  # Survives power loss; None if the mailbox itself does not.
 
-    def names(self, *places: LetterState) -> list[str]:
-        found = (name for name, (place, _) in self.files.items() if place in places)
+    def names(self, *states: LetterState) -> list[str]:
+        found = (name for name, (state, _) in self.files.items() if state in states)
         return sorted(name for name in found if not name.startswith("."))
 
-    def has(self, name: str, place: LetterState) -> bool:
-        return name in self.files and self.files[name][0] == place
+    def has(self, name: str, state: LetterState) -> bool:
+        return name in self.files and self.files[name][0] == state
 
     def move(self, name: str, source: LetterState, target: LetterState) -> bool:
         if not self.has(name, source):
@@ -49,9 +49,9 @@ class _Disk:
         self.files[name] = (target, self.files[name][1])
         return True
 
-    def keep(self, name: str, place: LetterState) -> bool:
-        moved = self.move(name, LetterState.CLAIMED, place)
-        for old in self.names(place)[:-KEPT_MAX]:
+    def keep(self, name: str, state: LetterState) -> bool:
+        moved = self.move(name, LetterState.CLAIMED, state)
+        for old in self.names(state)[:-KEPT_MAX]:
             del self.files[old]
         return moved
 
@@ -64,12 +64,12 @@ class _Disk:
 
 
 class MemoryPostOffice:
-    """Implements `Post`."""
+    """Implements `PostOffice`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._disks: dict[str, _Disk] = {}
-        self._lock = threading.Lock()  # Callers are in threads, as the seam blocks.
+        self._lock = threading.Lock()  # Callers run in threads, because the interface blocks.
 
     def open(self, address: str) -> "MemoryMailbox":
         with self.opened(check_address(address)):
@@ -81,18 +81,18 @@ class MemoryPostOffice:
         return self.open(address)
 
     def addresses(self, *, claimed: bool = False) -> list[str]:
-        places = (
+        states = (
             (LetterState.DELIVERED, LetterState.CLAIMED) if claimed else (LetterState.DELIVERED,)
         )
         with self._lock:
-            return sorted(one for one, disk in self._disks.items() if disk.names(*places))
+            return sorted(one for one, disk in self._disks.items() if disk.names(*states))
 
     def remove(self, address: str) -> bool:
         with self._lock:
             return self._disks.pop(check_address(address), None) is not None
 
     def lose_power(self) -> None:
-        """Claims, acks and moves since the last delivery to a mailbox are undone."""
+        """Undo the claims, acknowledgements and moves since the last delivery to each mailbox."""
         with self._lock:
             for address, disk in [*self._disks.items()]:
                 if disk.synced is None:
@@ -109,7 +109,7 @@ class MemoryPostOffice:
 
 
 class MemoryMailbox:
-    """Implements `Mailbox`; made by `MemoryPost`."""
+    """Implements `Mailbox`; created by `MemoryPostOffice`."""
 
     def __init__(self, post: MemoryPostOffice, address: str, clock: Clock) -> None:
         self._post = post
@@ -128,8 +128,8 @@ class MemoryMailbox:
             if len(pending) >= LETTERS_MAX:
                 raise MailboxFull(self._address, letter.id)
             now_s = self._clock.now_s()
-            found = [place[0] for place in map(parse_name, pending) if place is not None]
-            likely = (place for place in (disk.last, *found) if not is_ahead(place, now_s))
+            found = [parsed[0] for parsed in map(parse_name, pending) if parsed is not None]
+            likely = (at for at in (disk.last, *found) if not is_ahead(at, now_s))
             disk.last = next_position(letter, max(likely, default=0), now_s)
             name = name_of(disk.last, letter.id)
             disk.files[name] = (LetterState.DELIVERED, data)
@@ -184,13 +184,13 @@ class MemoryMailbox:
 
     def find(self, letter_id: str) -> LetterState | None:
         with self._post.opened(self._address) as disk:
-            for place in LetterState:
-                if any(_has_id(name, letter_id) for name in disk.names(place)):
-                    return place
+            for state in LetterState:
+                if any(_has_id(name, letter_id) for name in disk.names(state)):
+                    return state
         return None
 
     def plant(self, name: str, data: bytes) -> None:
-        """As a program would that is not ours: with any name and any bytes, and no order."""
+        """Add a file as a foreign program would: with any name and any bytes, in no order."""
         with self._post.opened(self._address) as disk:
             disk.files[name] = (LetterState.DELIVERED, data)
 

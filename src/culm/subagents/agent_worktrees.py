@@ -1,4 +1,4 @@
-"""The worktrees of agents: made before one is started, settled when its assignment has ended."""
+"""The worktrees of agents: made before an agent starts, finished when its assignment has ended."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -19,10 +19,10 @@ from culm.worktrees.worktree import Worktree, WorktreeFailed, WorktreeOutcome, W
 class AgentWorktrees:
     worktrees: Worktrees
     workspace: Path
-    folder: Path  # Theirs.
+    folder: Path  # The parent directory of all worktrees.
 
     async def make(self, agent_ids: Sequence[AgentId]) -> dict[AgentId, Worktree]:
-        """One for each, or none and `Unfit`."""
+        """Make one worktree per agent, or raise `StartRefused` and leave none."""
         made: dict[AgentId, Worktree] = {}
         is_done = False
         try:
@@ -37,8 +37,8 @@ class AgentWorktrees:
                 await self.undo(made.values())
         return made
 
-    def placed(self, new: NewAgent, made: Worktree | None) -> NewAgent:
-        """An agent that works in its worktree, if it has one."""
+    def with_worktree(self, new: NewAgent, made: Worktree | None) -> NewAgent:
+        """Return the new agent with its worktree, if it has one."""
         if made is None:
             return new
         terms, kept = decode(new.terms, AgentTerms), stored_worktree(made)
@@ -50,18 +50,18 @@ class AgentWorktrees:
             await self.worktrees.remove(worktree)
 
     async def finish(self, terms: AgentTerms) -> WorktreeOutcome | None:
-        """At the end of an assignment: what was changed; it goes if nothing was."""
+        """Determine the changes at the end of an assignment; remove an unchanged worktree."""
         kept = terms.worktree
         if kept is None:
             return None
         return await self.worktrees.finish(_worktree_of(kept))
 
     async def noted(self) -> list[str]:
-        """The agents that have a worktree there, or for which one was begun."""
+        """List the agents that have a worktree, complete or not."""
         return await asyncio.to_thread(noted_in, self.folder)
 
     async def clear(self, agent_id: str) -> None:
-        """Remove what is left for an agent that has no worktree, unless there is work in it."""
+        """Remove the remains of a worktree that is not stored, unless work is in it."""
         await self.worktrees.clear(self.folder / agent_id)
 
 

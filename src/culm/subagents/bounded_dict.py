@@ -1,4 +1,4 @@
-"""What is worth remembering for a while, by an id; of too much, the oldest is forgotten."""
+"""A dict that evicts its oldest entry when it is full."""
 
 from typing import Generic, TypeVar
 

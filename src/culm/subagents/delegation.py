@@ -1,7 +1,7 @@
-"""What agents want of each other, done: start, wait, send, stop, list.
+"""Requests between agents: start, wait, send, stop, list.
 
-Owns nothing that outlives an errand. Everything is done for a caller, which is a run: it reaches
-those below it and no others, and what cannot be done is a result in words.
+Owns nothing that outlives a request. The caller is always a run, which can reach only the agents
+below it. A refused request is an error result for the model, not an exception.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from culm.errors import AppError, NotFound
 from culm.ids import AgentId
 from culm.run.live_run import AgentDuty, LiveRun, RunRequest
 from culm.run.runs import Runs
-from culm.run.turn import World
+from culm.run.turn import TurnContext
 from culm.store.agents import StoredAgent
 from culm.store.sessions import find_session
 from culm.subagents.bounded_dict import BoundedDict
@@ -23,7 +23,7 @@ from culm.subagents.start_policy import (
     StartRefused,
     allowed_tools,
     places_of,
-    top,
+    top_agent,
 )
 from culm.subagents.starter import END_S, AgentCaller, AgentStarter, all_ended, check_going
 from culm.subagents.tree import AgentTree
@@ -37,12 +37,13 @@ from culm.tools.agent_requests import (
     WaitForAgents,
 )
 from culm.tools.base import CallRequest, CallResult, Watch
-from culm.tools.process.waiting import within
+from culm.tools.process.running import within
 from culm.wire.agents import Agent, Until, outcome_of_run
 from culm.wire.codec import decode
 from culm.wire.config import SelectedModel
 
-# By which each errand is wanted: a worker is not relied on to offer only what an agent may use.
+# The tool of each request. It is checked here because a worker cannot be trusted to offer an agent
+# only the tools it may use.
 TOOLS: Mapping[type[AgentRequest], str] = {
     StartAgents: "agent",
     WaitForAgents: "agent_wait",
@@ -51,32 +52,32 @@ TOOLS: Mapping[type[AgentRequest], str] = {
     ListAgents: "agent_list",
     MailRequest: "mail",
 }
-TOLD_MAX = 10_000  # Ends that were told; a forgotten one is told again.
-WAIT_MAX = 50  # Agents whose reports a model reads in one result, if it has named none.
+REPORTED_MAX = 10_000  # Runs whose end was reported; a forgotten one is reported again.
+WAIT_MAX = 50  # Reports in one result if the request names no agents.
 
 
 class TreeDelegation:
-    """Implements `Office` for the agents of one workspace."""
+    """Implements `Delegation` for the agents of one workspace."""
 
     def __init__(
         self,
-        world: World,
+        world: TurnContext,
         agents: AgentTree,
         runs: Runs,
         starter: AgentStarter,
-        write: Callable[[AgentCaller, MailRequest], Awaitable[CallResult]],
+        serve_mail: Callable[[AgentCaller, MailRequest], Awaitable[CallResult]],
     ) -> None:
         self._world = world
         self._agents = agents
         self._runs = runs
         self._starter = starter
-        self._write = write  # A letter.
-        self._told = BoundedDict[str](TOLD_MAX)  # Runs whose end an agent was told.
+        self._serve_mail = serve_mail
+        self._reported = BoundedDict[str](REPORTED_MAX)  # Runs whose end was reported to an agent.
 
     async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
         run = self._runs.find(call.run_id)
         if run is None:
-            return _refused("the run that wants it has ended")
+            return _refused("the calling run has ended")
         try:
             caller = await self.caller_of(run)
             if (name := TOOLS[type(request)]) not in caller.above.tools:
@@ -93,7 +94,7 @@ class TreeDelegation:
                 case ListAgents():
                     return await self._list(request, caller)
                 case MailRequest():
-                    return await self._write(caller, request)
+                    return await self._serve_mail(caller, request)
                 case _:
                     assert_never(request)
         except StartRefused as exc:
@@ -102,12 +103,12 @@ class TreeDelegation:
             return _refused(f"{exc.message}; {exc.hint}" if exc.hint else exc.message)
 
     async def caller_of(self, run: LiveRun) -> AgentCaller:
-        """A run, as whoever starts agents."""
+        """Return a run as the caller of requests, with its rights."""
         names = list(self._world.tools())
         model = SelectedModel(model=run.model, provider=run.provider)
         if run.duty is None:
             session_id = run.session_id
-            above = top(names, model)
+            above = top_agent(names, model)
             return AgentCaller(
                 session_id, (session_id,), (session_id,), above, run.asked.approval, run
             )
@@ -140,7 +141,7 @@ class TreeDelegation:
             reports = [AgentReport((await self._agents.get(one.agent_id)).agent) for one in runs]
             return result_of(reports, "They work now; agent_wait gets what they report.")
         try:
-            async with self._agents.away(run):
+            async with self._agents.waiting_for_agents(run):
                 await self._until_ended(runs, "all", watch)
         except asyncio.CancelledError:
             await self._starter.end(runs)
@@ -152,23 +153,23 @@ class TreeDelegation:
     ) -> CallResult:
         if request.agents:
             wanted = [(await self._get_own(name, caller)).agent for name in request.agents]
-        else:  # Of those that nobody named, what was told before is not told again.
+        else:  # Without names, ends that were already reported are not reported again.
             children = await self._agents.children(caller.agent_id)
             wanted = [one for one in children if self._live_of(one) or not self._is_reported(one)]
             wanted.sort(key=lambda one: not self._live_of(one))
         live = [one for agent in wanted for one in self._live_of(agent)]
         ended = [agent for agent in wanted if not self._live_of(agent)]
         more, wanted = len(wanted) - WAIT_MAX, wanted[:WAIT_MAX] if not request.agents else wanted
-        words = f"{more} more are told next time." if more > 0 and not request.agents else ""
+        note = f"{more} more are reported next time." if more > 0 and not request.agents else ""
         if not _is_enough(request.until, ended):
-            async with self._agents.away(run):
+            async with self._agents.waiting_for_agents(run):
                 waiting = self._until_ended(live, request.until, watch)
                 if await within(self._world.clock, request.timeout_s, waiting) is None:
-                    words = f"Time is up after {request.timeout_s:g} s; who still works goes on."
-        return result_of([await self._report_of(agent.agent_id) for agent in wanted], words)
+                    note = f"Time is up after {request.timeout_s:g} s; running agents continue."
+        return result_of([await self._report_of(agent.agent_id) for agent in wanted], note)
 
     async def _until_ended(self, runs: Sequence[LiveRun], until: Until, watch: Watch) -> bool:
-        """Wait for all of them, for one, or for one that fails; each is told as it ends."""
+        """Wait for all runs, for one, or for one that fails; each is shown as it ends."""
         async with asyncio.TaskGroup() as group:
             left = {group.create_task(run.ended.wait(), name="end of a run"): run for run in runs}
             while left:
@@ -188,10 +189,10 @@ class TreeDelegation:
         return [one for one in line if one.agent_id == agent.agent_id]
 
     def _is_reported(self, agent: Agent) -> bool:
-        return self._told.find(agent.run_id) is not None
+        return self._reported.find(agent.run_id) is not None
 
     async def _report(self, run: LiveRun) -> AgentReport:
-        self._told.put(run.id, run.agent_id)
+        self._reported.put(run.id, run.agent_id)
         done = self._agents.done(run.id)
         try:
             agent = (await self._agents.get(run.agent_id)).agent
@@ -204,7 +205,7 @@ class TreeDelegation:
         if details.agent.state != "ended":
             return AgentReport(details.agent)
         run_id = details.agent.run_id
-        self._told.put(run_id, agent_id)
+        self._reported.put(run_id, agent_id)
         done = self._agents.done(run_id)
         return AgentReport(details.agent, details.result, done.files, done.note)
 
@@ -216,7 +217,7 @@ class TreeDelegation:
         stored = await self._get_own(request.agent, caller)
         agent = stored.agent
         if not request.text.strip():
-            return _refused("there is nothing to say")
+            return _refused("the text is empty")
         duty = AgentDuty(
             agent.agent_id,
             stored.path,
@@ -243,7 +244,7 @@ class TreeDelegation:
             return result_of([AgentReport(present)], f"Sent: {how}.")
         try:
             await asyncio.shield(sent.accepted)
-            async with self._agents.away(run):
+            async with self._agents.waiting_for_agents(run):
                 await self._until_ended([sent], "all", watch)
         except asyncio.CancelledError:
             await self._starter.end([sent])
@@ -271,22 +272,22 @@ class TreeDelegation:
         return listing_of(agents, depth)
 
     async def _get_own(self, name: str, caller: AgentCaller) -> StoredAgent:
-        """An agent below the caller; raises `Unfit` with what is known of any other."""
+        """Find an agent below the caller; raises `StartRefused` with the state of any other."""
         try:
             stored = await self._agents.get(name)
         except NotFound:
             if await self._world.store.read(find_session(name)) is not None:
-                raise StartRefused(f"agent {name} does not work for you; mail reaches it") from None
+                raise StartRefused(f"{name} is not your sub-agent; use mail") from None
             raise StartRefused(f"there is no agent {name!r} in this project") from None
         if caller.agent_id not in stored.path[:-1]:
             agent = stored.agent
             state = agent.outcome if agent.state == "ended" else agent.state
-            raise StartRefused(f"agent {name} ({state}) does not work for you; mail reaches it")
+            raise StartRefused(f"{name} ({state}) is not your sub-agent; use mail")
         return stored
 
 
 def _is_enough(until: Until, ended: Sequence[Agent]) -> bool:
-    """Whether a wait is over because of those that ended before it began."""
+    """Return True if the agents that ended before the wait began already satisfy it."""
     match until:
         case "all":
             return False
@@ -301,7 +302,7 @@ def _outcome(run: LiveRun) -> str:
 
 
 def _gone(run: LiveRun) -> Agent:
-    """One whose session was deleted after it had ended."""
+    """Describe an agent whose session was deleted after it had ended."""
     return Agent(
         agent_id=AgentId(run.agent_id),
         parent_id="",
@@ -311,10 +312,10 @@ def _gone(run: LiveRun) -> Agent:
         provider=run.provider,
         state="ended",
         outcome=None if run.ending is None else outcome_of_run(run.ending.outcome),
-        reason="Its session was deleted; what it used is not known here",
+        reason="Its session was deleted; its usage is unknown",
         run_id=run.id,
     )
 
 
-def _refused(words: str) -> CallResult:
-    return CallResult(f"Not done: {words}.", is_error=True)
+def _refused(reason: str) -> CallResult:
+    return CallResult(f"Not done: {reason}.", is_error=True)

@@ -1,8 +1,8 @@
-"""Letters of one workspace: out of mailboxes into conversations, and the answers to them.
+"""Incoming letters of one workspace: from mailboxes into conversations, and the answers to them.
 
-Owns the letters it has claimed, each until the round that contains it is committed. A letter is
-brought by a run that has its id, so to bring it twice is to bring it once: whatever crashes in
-between, it is admitted once or lies in its mailbox. What is sent is `outbox.py`'s.
+Owns the claimed letters, each until the round that contains it is committed. Each letter gets a run
+with the letter's id, which makes processing idempotent: whatever crashes, the letter is admitted
+once or remains in its mailbox. Outgoing letters belong to `outgoing_mail.py`.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ from culm.permission.gate import ApprovalPolicy
 from culm.run.live_run import LiveRun, RunRequest
 from culm.run.runs import Runs
 from culm.store.base import Tx, together
-from culm.store.late import expire_run
 from culm.store.letters import (
     UnansweredAsk,
     add_letter,
@@ -38,24 +37,24 @@ from culm.store.letters import (
     find_letter,
     unanswered_asks,
 )
-from culm.store.runs import find_run
+from culm.store.runs import expire_run, find_run
 from culm.store.store import Store
-from culm.subagents.means import BlockingCall
 from culm.subagents.outgoing_mail import MailRecipient, OutgoingMail
-from culm.wire.agents import OUTSIDE, LetterShown
+from culm.subagents.services import BlockingCall
+from culm.wire.agents import EXTERNAL_PREFIX, LetterShown
 from culm.wire.codec import Json, printable
 from culm.wire.runs import Run
 
 log = logging.getLogger(__name__)
 
-SCAN_S = 4.0  # As often as mailboxes are looked at, if nobody rings.
-FIRST_LOOK_S = 5.0  # A workspace that is opened for its mail has runs by then.
-LAST_ANSWERS_S = 2.0  # For replies to what was answered when the workspace closes.
-CLAIMS_MAX = 64  # Letters of one mailbox that are brought and not admitted.
-STILL_ASKED_S = 86_400.0  # Whoever asked longer ago waits no more.
-ASKS_AT_ONCE = 64  # Of those that an earlier server left, read from the store together.
+SCAN_S = 4.0  # The interval between checks of mailboxes without a notification.
+FIRST_CHECK_S = 5.0  # A workspace that is opened for its mail has runs by then.
+LAST_ANSWERS_S = 2.0  # Time for replies to answered asks when the workspace closes.
+CLAIMS_MAX = 64  # Letters of one mailbox that are claimed and not admitted.
+STILL_ASKED_S = 86_400.0  # The sender of an older ask no longer waits for an answer.
+ASKS_AT_ONCE = 64  # Unanswered asks of an earlier server, per read from the store.
 LATE = "its time was over"
-SENDER_CHARS_MAX = 200  # Whoever writes a letter by hand may call itself anything.
+SENDER_CHARS_MAX = 200  # The sender of a handwritten letter may have any name.
 
 
 class MailRoom:
@@ -80,32 +79,32 @@ class MailRoom:
         self._ids = ids
         self._tasks = tasks
         self._blocking = blocking
-        # Brought, and not settled; with the run that brings it.
-        self._held: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
-        self._looking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
-        self._again: set[str] = set()  # Of those, where somebody rang meanwhile.
+        # Letters in progress, each with the task that follows it and its run.
+        self._open: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
+        self._checking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
+        self._recheck: set[str] = set()  # Mailboxes with a notification during their check.
         self._scanning: asyncio.Task[None] | None = None
         self._is_stopped = False
 
-    # --- life
+    # --- lifecycle
 
     async def start(self) -> None:
-        """Bring what lies there, also what an earlier server had claimed; look from now on."""
+        """Process all waiting letters, also those claimed by an earlier server; then scan."""
         await self.check_all()
-        await self._looked()
-        # Not before: the reply of an earlier server may lie there, and not be noted.
-        await self._answer_left()
-        await self._looked()
+        await self._checked()
+        # Not earlier: a reply of the earlier server may be in a mailbox without being stored.
+        await self._answer_leftovers()
+        await self._checked()
         self._scanning = self._tasks.create_task(self._scan(), name="mail")
 
     async def drop_late(self) -> None:
-        """Before the runs go on that an earlier server accepted: for late letters none does."""
+        """Expire the runs of late letters, before the runs of an earlier server continue."""
         try:
             for address in await self._blocking(lambda: self._post.addresses(claimed=True)):
-                if not address.startswith(OUTSIDE):
+                if not address.startswith(EXTERNAL_PREFIX):
                     await self._drop_late(address)
-        except (AppError, OSError) as exc:  # Whoever looks for letters next says more.
-            log.info("nobody knows which letters are late: %s", exc)
+        except (AppError, OSError) as exc:  # The next check logs a warning.
+            log.info("cannot find late letters: %s", exc)
 
     async def _drop_late(self, address: str) -> None:
         claims = await self._blocking(lambda: self._post.open(address).recover())
@@ -113,29 +112,29 @@ class MailRoom:
             if is_expired(claim.letter, self._clock.now_s()):
                 await self._store.write(expire_run(RunId(claim.letter.id), self._ids.cancel()))
 
-    async def _looked(self) -> None:
-        if self._looking:
-            await asyncio.wait(set(self._looking.values()), timeout=FIRST_LOOK_S)
+    async def _checked(self) -> None:
+        if self._checking:
+            await asyncio.wait(set(self._checking.values()), timeout=FIRST_CHECK_S)
 
     @property
     def busy(self) -> int:
-        """How many mailboxes are being looked at, and letters not settled."""
-        return len(self._looking) + len(self._held)
+        """The number of mailboxes being checked plus the number of letters in progress."""
+        return len(self._checking) + len(self._open)
 
     def close(self) -> None:
-        """Bring nothing more. What is not admitted stays claimed, for the next server."""
+        """Claim no more letters. Those not admitted stay claimed, for the next server."""
         self._is_stopped = True
-        for task in (self._scanning, *self._looking.values()):
+        for task in (self._scanning, *self._checking.values()):
             if task is not None:
                 task.cancel()
 
     async def stop(self) -> None:
-        """The runs have ended, or are left behind: see through what ended. Bounded."""
-        for task, run in self._held.values():
+        """Finish the letters whose runs have ended, and abandon the others. Bounded."""
+        for task, run in self._open.values():
             if run.ending is None:
                 task.cancel()
-        if self._held:
-            left = {task for task, _ in self._held.values()}
+        if self._open:
+            left = {task for task, _ in self._open.values()}
             _, late = await asyncio.wait(left, timeout=LAST_ANSWERS_S)
             for task in late:
                 task.cancel()
@@ -145,34 +144,34 @@ class MailRoom:
             await pause(self._clock, SCAN_S)
             try:
                 await self.check_all()
-            except Exception:  # boundary: the next look may be better
-                log.exception("mailboxes cannot be looked at")
+            except Exception:  # boundary: the next check may succeed
+                log.exception("cannot check the mailboxes")
 
     async def check_all(self) -> None:
-        """Bring what lies in any mailbox."""
+        """Start a check of every mailbox that is not empty."""
         try:
             for address in await self._blocking(lambda: self._post.addresses(claimed=True)):
                 self.check(address)
-        except (AppError, OSError) as exc:  # A disk that does not answer in time is one.
-            log.warning("mailboxes cannot be looked at: %s", exc)
+        except (AppError, OSError) as exc:  # Includes the timeout of a slow disk.
+            log.warning("cannot check the mailboxes: %s", exc)
 
     def check(self, address: str) -> None:
-        """Bring what lies in a mailbox; somebody rang, or it is time."""
-        if address.startswith(OUTSIDE) or self._is_stopped:
+        """Start a check of one mailbox, after a notification or by the scan."""
+        if address.startswith(EXTERNAL_PREFIX) or self._is_stopped:
             return
-        if address in self._looking:
-            self._again.add(address)  # What came after it was claimed from would be missed.
+        if address in self._checking:
+            self._recheck.add(address)  # A letter that arrived after the claim would be missed.
             return
         task = self._tasks.create_task(self._check(address), name=f"mail of {address}")
-        self._looking[address] = task
-        task.add_done_callback(lambda looked: self._on_looked(address, looked))
+        self._checking[address] = task
+        task.add_done_callback(lambda checked: self._on_checked(address, checked))
         self.on_busy()
 
-    def _on_looked(self, address: str, looked: asyncio.Task[None]) -> None:
-        del self._looking[address]
-        was_rung = address in self._again
-        self._again.discard(address)
-        if was_rung and not looked.cancelled():
+    def _on_checked(self, address: str, checked: asyncio.Task[None]) -> None:
+        del self._checking[address]
+        was_notified = address in self._recheck
+        self._recheck.discard(address)
+        if was_notified and not checked.cancelled():
             self.check(address)
         self.on_busy()
 
@@ -180,67 +179,68 @@ class MailRoom:
         try:
             mailbox = await self._blocking(lambda: self._post.open(address))
             claims = await self._blocking(mailbox.recover)
-            if not await self._bring(address, claims):
+            if not await self._process_all(address, claims):
                 return
-            # What rests for a person to start or drop takes nobody's room.
-            room = CLAIMS_MAX - sum(claim.letter.id in self._held for claim in claims)
+            # Letters with a held run, for a person to start or drop, do not count.
+            room = CLAIMS_MAX - sum(claim.letter.id in self._open for claim in claims)
             if room > 0:
-                await self._bring(address, await self._blocking(lambda: mailbox.claim(room)))
+                claims = await self._blocking(lambda: mailbox.claim(room))
+                await self._process_all(address, claims)
         except NoMailbox:
-            pass  # It never was, or was removed meanwhile.
+            pass  # It never existed, or was removed meanwhile.
         except (AppError, OSError) as exc:
-            log.warning("the mailbox of %s cannot be read: %s", address, exc)
-        except Exception:  # boundary: one mailbox must not keep the others from being read
-            log.exception("the mailbox of %s cannot be read", address)
+            log.warning("cannot read the mailbox of %s: %s", address, exc)
+        except Exception:  # boundary: one mailbox must not block the others
+            log.exception("cannot read the mailbox of %s", address)
 
-    # --- bringing a letter
+    # --- processing a letter
 
-    async def _bring(self, address: str, claims: Sequence[ClaimedLetter]) -> bool:
-        """Each in its order; False if there is no room. Raises `AppError`, OSError."""
+    async def _process_all(self, address: str, claims: Sequence[ClaimedLetter]) -> bool:
+        """Process letters in order; False if there is no room. Raises `AppError`, OSError."""
         recipient = await self._outbox.find_recipient(address) if claims else None
-        for place, claim in enumerate(claims):
-            if claim.letter.id in self._held or await self._is_taken(address, claim, recipient):
+        for index, claim in enumerate(claims):
+            if claim.letter.id in self._open or await self._try_process(address, claim, recipient):
                 continue
-            # Those behind it would overtake it.
-            await self._put_back(address, claims[place:])
+            # The later letters go back, too, so that they do not overtake this one.
+            await self._put_back(address, claims[index:])
             return False
         return True
 
     async def _put_back(self, address: str, claims: Sequence[ClaimedLetter]) -> None:
-        left = [one for one in claims if one.letter.id not in self._held]
+        left = [one for one in claims if one.letter.id not in self._open]
         await self._on(address, lambda box: [box.put_back(one) for one in left])
 
-    async def _is_taken(
+    async def _try_process(
         self, address: str, claim: ClaimedLetter, recipient: MailRecipient | None
     ) -> bool:
-        """Take one; False if there is no room for it now."""
+        """Process one letter and contain its errors; False if there is no room for it now."""
         try:
-            return await self._take(address, claim, recipient)
+            return await self._process(address, claim, recipient)
         except (Unavailable, TimeoutError):
-            raise  # Of the store, or the disk: it is tried again, with those behind it.
+            raise  # The store or the disk failed: this letter and the later ones are retried.
         except (AppError, OSError) as exc:
             log.warning("letter %s to %s: %s", claim.letter.id, address, exc)
-        except Exception:  # boundary: one letter must not keep the others from being read
-            log.exception("letter %s to %s cannot be brought", claim.letter.id, address)
-            await self._give_up(address, claim, "the server failed at it")
+        except Exception:  # boundary: one letter must not block the others
+            log.exception("cannot process letter %s to %s", claim.letter.id, address)
+            await self._give_up(address, claim, "the server failed to process it")
         return True
 
     async def _give_up(self, address: str, claim: ClaimedLetter, why: str) -> None:
-        """Nobody will read it."""
+        """Close a letter that will not be read."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
         await self._decline(address, claim, why)
 
-    async def _take(
+    async def _process(
         self, address: str, claim: ClaimedLetter, recipient: MailRecipient | None
     ) -> bool:
-        """Bring it, or put it away; False if there is no room for it now."""
+        """Start a letter's run, or finish the letter; False if there is no room for it now."""
         letter = claim.letter
         stored = await self._store.read(find_run(letter.id))
-        if _is_at_rest(stored, recipient):
+        if _is_held(stored, recipient):
             return True  # For a person to start or drop.
-        if not await self._is_its_own(letter, address, recipient, stored):
-            log.warning("letter %s to %s has the id of something else", letter.id, address)
-            await self._decline(address, claim, "its id is another's", is_answer=False)
+        if not await self._owns_id(letter, address, recipient, stored):
+            log.warning("letter %s to %s has an id that is already in use", letter.id, address)
+            await self._decline(address, claim, "its id is already in use", is_answer=False)
             return True
         is_late = is_expired(letter, self._clock.now_s())
         if stored is None and (recipient is None or is_late):
@@ -248,8 +248,8 @@ class MailRoom:
             why = "there is no such agent" if recipient is None else LATE
             await self._decline(address, claim, why)
             return True
-        if stored is not None and stored.state == "ended":  # Under an earlier server, it seems.
-            await self._put_away(address, claim)
+        if stored is not None and stored.state == "ended":  # Probably under an earlier server.
+            await self._finish(address, claim)
             return True
         run = self._runs.find(letter.id)
         if run is None and stored is None and recipient is not None:
@@ -257,24 +257,24 @@ class MailRoom:
             if run is None:
                 return False
         if run is not None:
-            self._hold(address, claim, run)
+            self._track(address, claim, run)
         return True
 
-    def _hold(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
-        def settled(_: object) -> None:
-            del self._held[claim.letter.id]
+    def _track(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
+        def on_done(_: object) -> None:
+            del self._open[claim.letter.id]
             self.on_busy()
 
         task = self._tasks.create_task(
-            self._see_through(address, claim, run), name=f"letter {claim.letter.id}"
+            self._follow(address, claim, run), name=f"letter {claim.letter.id}"
         )
-        self._held[claim.letter.id] = task, run
-        task.add_done_callback(settled)
+        self._open[claim.letter.id] = task, run
+        task.add_done_callback(on_done)
 
-    async def _is_its_own(
+    async def _owns_id(
         self, letter: Letter, address: str, recipient: MailRecipient | None, stored: Run | None
     ) -> bool:
-        """Whether what is known by its id, a letter or a run, is this letter's. Notes it then."""
+        """Check that any run or stored letter with this id is this letter's; store the letter."""
         session_id = "" if recipient is None else recipient.session_id
         live = self._runs.find(letter.id)
         known_runs = [run.session_id for run in (stored, live) if run is not None]
@@ -286,21 +286,21 @@ class MailRoom:
         return shown is not None and shown.to == to
 
     async def _accept(self, letter: Letter, recipient: MailRecipient) -> LiveRun | None:
-        """The run that brings it; None if there is no room for it now."""
-        words = letter_text(letter)
-        # What a person allowed for her own prompt is not for whoever writes letters.
-        asked = RunRequest(
-            prompt=words,
+        """Start the letter's run; None if there is no room for it now."""
+        text = letter_text(letter)
+        # A person's approvals for a prompt of their own do not apply to letters.
+        request = RunRequest(
+            prompt=text,
             limits=recipient.limits,
             model=recipient.model,
             approval=ApprovalPolicy(headless=True),
             joins=True,
         )
-        digest = hashlib.sha256(words.encode()).hexdigest()
+        digest = hashlib.sha256(text.encode()).hexdigest()
         try:
             run = self._runs.accept(
                 recipient.session_id,
-                asked,
+                request,
                 run_id=RunId(letter.id),
                 given=False,
                 digest=digest,
@@ -312,23 +312,23 @@ class MailRoom:
             return None
         return run
 
-    async def _see_through(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
-        """Acknowledge it when it is read; answer it when that is done and nobody has."""
+    async def _follow(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
+        """Acknowledge a letter when it is admitted; answer an unanswered ask when its run ends."""
         letter = claim.letter
         late = self._expire_in_time(letter, run)
         try:
             await run.admitted.wait()
-            await self._put_away(address, claim)
-            self.check(address)  # There is room for another.
+            await self._finish(address, claim)
+            self.check(address)  # There is room for another letter.
             if letter.kind == "ask" and run.was_admitted:
                 await run.ended.wait()
                 await self._answer(letter, address, run)
         except NoMailbox:
-            log.info("nobody waits for the answer to letter %s", letter.id)
+            log.info("no mailbox for the answer to letter %s", letter.id)
         except (AppError, OSError) as exc:
             log.warning("letter %s: %s", letter.id, exc)
         except Exception:  # boundary: one letter must not end the workspace
-            log.exception("letter %s cannot be seen through", letter.id)
+            log.exception("cannot finish letter %s", letter.id)
         finally:
             if late is not None:
                 late.cancel()
@@ -340,14 +340,14 @@ class MailRoom:
         return self._clock.call_later(left_s, lambda: self._expire(letter, run))
 
     def _expire(self, letter: Letter, run: LiveRun) -> None:
-        """Nobody wants it read any more; unless it is being read, or told to whoever does."""
+        """Cancel an expired letter's run, unless it is being read or was sent to a worker."""
         if run.is_waiting:
-            # First: a letter whose run was cancelled is dead.
+            # First: a letter would become dead if its run were cancelled.
             self._store.write(close_letter(letter.id, expired=True))
             self._runs.cancel_run(run)
 
-    async def _put_away(self, address: str, claim: ClaimedLetter) -> None:
-        """Its run has begun, or has ended without: then somebody cancelled it, unread."""
+    async def _finish(self, address: str, claim: ClaimedLetter) -> None:
+        """Acknowledge an admitted letter; decline one whose run was cancelled before it began."""
         await self._store.write(close_letter(claim.letter.id, expired=False))
         shown = await self._store.read(find_letter(claim.letter.id))
         if shown is not None and shown.state in ("admitted", "answered"):
@@ -360,52 +360,52 @@ class MailRoom:
     async def _decline(
         self, address: str, claim: ClaimedLetter, why: str, *, is_answer: bool = True
     ) -> None:
-        """Bury it. Whoever asks is told first: what is buried comes to nobody's mind again."""
+        """Bury a letter. Its ask is answered first, because a buried letter is not seen again."""
         await self._outbox.decline(claim.letter, address, why, is_answer=is_answer)
         await self._on(address, lambda box: box.bury(claim))
 
     async def _answer(self, letter: Letter, address: str, run: LiveRun) -> None:
-        """An ask of whoever has a mailbox gets a reply: what was said, or why nothing was."""
+        """Reply to an ask, if its sender has a mailbox, with the answer or the reason for none."""
         if letter.from_.agent_id is None:
-            return  # A person's: it is read in the conversation.
+            return  # A person reads the answer in the conversation.
         shown = await self._store.read(find_letter(letter.id))
         if run.ending is None or (shown is not None and shown.state == "answered"):
             return
         answer = (run.host or run).answer.strip()
-        said: str | dict[str, Json] = answer
+        content: str | dict[str, Json] = answer
         if run.ending.outcome not in ("end_turn", "max_tokens") or not answer:
-            said = unanswered(f"the run ended {run.ending.outcome}. {answer}".strip())
+            content = unanswered(f"the run ended {run.ending.outcome}. {answer}".strip())
         sender = Sender(session_id=run.session_id, agent_id=address)
-        await self._outbox.reply(letter.id, letter.from_.agent_id, said, sender)
+        await self._outbox.reply(letter.id, letter.from_.agent_id, content, sender)
 
-    async def _answer_left(self) -> None:
-        """What was asked under an earlier server, which could not answer, gets a reply now."""
+    async def _answer_leftovers(self) -> None:
+        """Reply to the asks that an earlier server could not answer."""
         since = int(self._clock.now_s() - STILL_ASKED_S)
         left: list[UnansweredAsk] = []
-        unheard: set[str] = set()  # A mailbox that is locked is waited for once.
+        unreachable: set[str] = set()  # Wait only once for a locked mailbox.
         try:
             while left := await self._store.read(
                 unanswered_asks(since, left[-1].no if left else 0, ASKS_AT_ONCE)
             ):
                 for ask in left:
-                    if ask.letter.letter_id in self._held or ask.letter.from_ in unheard:
+                    if ask.letter.letter_id in self._open or ask.letter.from_ in unreachable:
                         continue
                     if not await self._answer_late(ask):
-                        unheard.add(ask.letter.from_)
+                        unreachable.add(ask.letter.from_)
         except (AppError, OSError) as exc:
-            log.warning("what was asked of an earlier server cannot be answered: %s", exc)
+            log.warning("cannot answer the asks of an earlier server: %s", exc)
 
     async def _answer_late(self, ask: UnansweredAsk) -> bool:
         letter = ask.letter
         sender = Sender(session_id=letter.to, agent_id=letter.to)
-        words = unanswered(
-            f"the server ended meanwhile; the run ended {ask.outcome}, and what it said is in the"
+        body = unanswered(
+            f"the server ended meanwhile; the run ended {ask.outcome}, and its answer is in the"
             f" conversation of {letter.to}."
         )
         try:
-            await self._outbox.reply(letter.letter_id, letter.from_, words, sender)
+            await self._outbox.reply(letter.letter_id, letter.from_, body, sender)
         except (AppError, OSError) as exc:
-            log.info("nobody hears the answer to letter %s: %s", letter.letter_id, exc)
+            log.info("cannot reply to letter %s: %s", letter.letter_id, exc)
             return False
         return True
 
@@ -413,7 +413,7 @@ class MailRoom:
         await self._blocking(lambda: do(self._post.open(address)))
 
     async def forget(self, address: str) -> None:
-        """Its agent is deleted: nobody reads what lies there, and who asks is told."""
+        """Remove the mailbox of a deleted agent; decline the asks in it."""
         if not is_safe_stem(address):
             return
         try:
@@ -421,10 +421,10 @@ class MailRoom:
             for letter in left:
                 await self._outbox.decline(letter, address, "its agent was deleted")
         except (AppError, OSError) as exc:
-            log.warning("the mailbox of %s cannot be removed: %s", address, exc)
+            log.warning("cannot remove the mailbox of %s: %s", address, exc)
 
     def _empty(self, address: str) -> list[Letter]:
-        """What was in a mailbox that is no more."""
+        """Remove a mailbox and return the letters that were in it."""
         try:
             mailbox = self._post.open(address)
             claims = [*mailbox.recover(), *mailbox.claim(LETTERS_MAX)]
@@ -434,15 +434,15 @@ class MailRoom:
         return [claim.letter for claim in claims]
 
 
-def _is_at_rest(stored: Run | None, recipient: MailRecipient | None) -> bool:
-    """Whether the run that brings a letter is held."""
+def _is_held(stored: Run | None, recipient: MailRecipient | None) -> bool:
+    """Return True if the run of a letter is held."""
     if stored is None or recipient is None or stored.state != "held":
         return False
     return stored.session_id == recipient.session_id
 
 
 def _note(shown: LetterShown) -> Callable[[Tx], None]:
-    """What lies in a mailbox; whoever was asked may have answered without the server."""
+    """Store a letter found in a mailbox; a reply may have been sent without the server."""
     answers = None
     if shown.kind == "reply" and shown.correlation_id:
         answers = answer_letter(shown.correlation_id, LetterId(shown.letter_id), by=shown.from_)
@@ -454,7 +454,7 @@ def _ignore() -> None:
 
 
 def letter_text(letter: Letter) -> str:
-    """What its recipient reads."""
+    """Format a letter as the prompt for its recipient."""
     sender = printable(letter.from_.agent_id or letter.from_.session_id)[:SENDER_CHARS_MAX]
     role = f", {printable(letter.from_.role)[:SENDER_CHARS_MAX]}" if letter.from_.role else ""
     match letter.kind:

@@ -1,7 +1,7 @@
-"""Letters that the server delivers: of agents, of clients, and the replies to what was asked.
+"""Letters that the server delivers: from agents and clients, and replies to asks.
 
-Owns who can be written to and under which address, and what is known of a letter. What lies in
-a mailbox is brought by `mail.py`; mailboxes are `fleet/mailbox/`'s.
+Owns the recipients, their addresses, and the stored state of letters. Incoming letters belong to
+`mail_room.py`, mailboxes to `mail/`.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from culm.clock import Clock
+from culm.clock import Clock, format_time
 from culm.errors import AppError, LetterNotFound, NotFound
 from culm.fleet.names import is_safe_stem
-from culm.fleet.times import format_time
 from culm.ids import Ids, SessionId
 from culm.mail.base import NoMailbox, PostOffice, check_address, has_mailbox
 from culm.mail.letters import Letter, Sender, body_of, shown_of, unanswered
@@ -22,12 +21,12 @@ from culm.store.base import together
 from culm.store.letters import add_letter, answer_letter, find_letter, list_letters
 from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.subagents.means import BlockingCall
+from culm.subagents.services import BlockingCall
 from culm.subagents.starter import AgentCaller
 from culm.subagents.tree import AgentTree
 from culm.tools.agent_requests import MailRequest
 from culm.tools.base import CallResult
-from culm.wire.agents import LETTERS_SHOWN, OUTSIDE, PERSON, LetterKind, LetterShown
+from culm.wire.agents import EXTERNAL_PREFIX, LETTERS_SHOWN, PERSON, LetterKind, LetterShown
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
@@ -37,10 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MailRecipient:
-    """Whose conversation a letter becomes part of."""
+    """The agent whose conversation a letter becomes part of."""
 
     session_id: SessionId
-    address: str  # The one mailbox it has, whatever it was called.
+    address: str  # The address of its only mailbox, whichever id was used to find it.
     model: SelectedModel | None = None
     limits: Limits = field(default_factory=Limits)
     duty: AgentDuty | None = None
@@ -56,20 +55,20 @@ class OutgoingMail:
         ids: Ids,
         blocking: BlockingCall,
     ) -> None:
-        self.on_delivered: Callable[[str], None] = _ignore  # Told the address.
+        self.on_delivered: Callable[[str], None] = _ignore  # Called with the address.
         self._post = post
         self._agents = agents
         self._store = store
         self._clock = clock
         self._ids = ids
         self._blocking = blocking
-        # By mailbox, while somebody delivers.
+        # By mailbox, during deliveries.
         self._delivering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    # --- who can be written to
+    # --- recipients and senders
 
     async def find_recipient(self, address: str) -> MailRecipient | None:
-        """An agent by its id or its session's, or the agent of a session that people began."""
+        """Find an agent by its id or its session's, or the agent of a session of people."""
         if not is_safe_stem(address):
             return None
         if (found := await self._agents.find_duty(address)) is not None:
@@ -81,7 +80,7 @@ class OutgoingMail:
         return None if session is None else MailRecipient(session.id, session.id)
 
     async def _address_of(self, to: str) -> str:
-        """Whose mailbox it is; raises `NoMailbox`."""
+        """Resolve the address of a mailbox; raises `NoMailbox`."""
         if (recipient := await self.find_recipient(to)) is not None:
             return recipient.address
         if not await self._is_outside(to):
@@ -89,22 +88,23 @@ class OutgoingMail:
         return to
 
     async def sender_of(self, from_: str) -> Sender:
-        """Whom a client writes as: nobody named is a person. Raises `NotFound`."""
+        """Resolve the sender of a client's letter; a person if empty. Raises `NotFound`."""
         if not from_:
             return Sender(session_id=PERSON)
         check_address(from_)
         recipient = await self.find_recipient(from_)
         if recipient is not None:
             return Sender(session_id=recipient.address, agent_id=recipient.address)
-        if from_.startswith(OUTSIDE) and await self._is_outside(from_):
+        if from_.startswith(EXTERNAL_PREFIX) and await self._is_outside(from_):
             return Sender(session_id=from_, agent_id=from_)
         raise NotFound(
-            f"from: nobody of this project has the id {from_}",
-            hint=f"name an agent, a session or a mailbox that begins with {OUTSIDE}, or nobody",
+            f"from: no agent or session with the id {from_} in this project",
+            hint="use the id of an agent, a session or a mailbox that begins with "
+            f"{EXTERNAL_PREFIX}",
         )
 
     async def _is_outside(self, address: str) -> bool:
-        """A program there may have made a mailbox, to be answered in."""
+        """Check for a mailbox that an external program created for replies."""
         return await self._blocking(lambda: has_mailbox(self._post, address))
 
     # --- sending
@@ -113,17 +113,16 @@ class OutgoingMail:
         self,
         to: str,
         kind: LetterKind,
-        said: str | dict[str, Json],
+        content: str | dict[str, Json],
         sender: Sender,
         *,
         correlation_id: str | None = None,
         is_answer: bool = True,
         expires_s: float = 0,
     ) -> LetterShown:
-        """Deliver a letter that says something; when this returns it survives a crash.
+        """Deliver a letter with a text or a body; it survives a crash once this returns.
 
-        It counts as the answer to what it is correlated with, unless that is another's letter.
-        Raises `AppError`.
+        With `is_answer` it is stored as the answer to the correlated letter. Raises `AppError`.
         """
         to = await self._address_of(to)
         now_s = self._clock.now_s()
@@ -131,12 +130,12 @@ class OutgoingMail:
             id=self._ids.letter(),
             from_=sender,
             kind=kind,
-            body=body_of(kind, said) if isinstance(said, str) else said,
+            body=body_of(kind, content) if isinstance(content, str) else content,
             created_at=format_time(now_s),
             correlation_id=correlation_id,
             expires_at=format_time(now_s + expires_s) if expires_s else None,
         )
-        # One at a time: a mailbox that somebody has locked holds up one thread, and nobody else.
+        # One at a time per mailbox: a locked mailbox then blocks only one thread.
         async with self._delivering.setdefault(to, asyncio.Lock()):
             await self._blocking(lambda: self._post.make(to).deliver(letter))
         answers = None
@@ -146,47 +145,46 @@ class OutgoingMail:
         try:
             await asyncio.shield(self._store.write(noted))
             shown = await self.get(letter.id)
-        except AppError as exc:  # It is safe all the same, and will be noted when it is read.
-            log.info("letter %s is delivered, and not noted: %s", letter.id, exc.message)
+        except AppError as exc:  # It is delivered anyway, and will be stored when it is read.
+            log.info("letter %s is delivered but not stored: %s", letter.id, exc.message)
             shown = shown_of(letter, to)
-        self.on_delivered(to)  # Of a sender that has left the next scan finds it.
+        self.on_delivered(to)  # If this is cancelled earlier, the next scan finds the letter.
         return shown
 
     async def reply(
-        self, letter_id: str, to: str, said: str | dict[str, Json], sender: Sender
+        self, letter_id: str, to: str, content: str | dict[str, Json], sender: Sender
     ) -> LetterShown:
-        """Answer a letter; whoever wrote it finds the reply by its id."""
-        return await self.send(to, "reply", said, sender, correlation_id=letter_id)
+        """Answer a letter; the reply is correlated with the letter's id."""
+        return await self.send(to, "reply", content, sender, correlation_id=letter_id)
 
     async def decline(
         self, letter: Letter, address: str, why: str, *, is_answer: bool = True
     ) -> None:
-        """Who asks is told that nobody will read it."""
+        """Reply to an ask that will not be read; other letters get no reply."""
         if letter.kind == "ask" and letter.from_.agent_id is not None:
             sender = Sender(session_id=address, agent_id=address)
-            words = unanswered(f"{why}.")
             try:
                 await self.send(
                     letter.from_.agent_id,
                     "reply",
-                    words,
+                    unanswered(f"{why}."),
                     sender,
                     correlation_id=letter.id,
                     is_answer=is_answer,
                 )
             except (AppError, OSError) as exc:
-                log.info("nobody hears of letter %s: %s", letter.id, exc)
+                log.info("cannot reply to letter %s: %s", letter.id, exc)
 
     async def serve(self, caller: AgentCaller, request: MailRequest) -> CallResult:
-        """What an agent wants of the mail; raises `AppError`."""
+        """Handle a mail request of an agent; raises `AppError`."""
         sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
         match request.action:
             case "send":
                 sent = await self.send(request.to, request.kind, request.text, sender)
-                words = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
+                text = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
                 if request.kind == "ask":
-                    words += " The answer comes as a letter to you."
-                return CallResult(words)
+                    text += " The answer comes as a letter to you."
+                return CallResult(text)
             case "reply":
                 letter = await self.get(request.letter)
                 if letter.to != caller.agent_id:
@@ -202,7 +200,7 @@ class OutgoingMail:
                     f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}."
                 )
 
-    # --- looking
+    # --- queries
 
     async def get(self, letter_id: str) -> LetterShown:
         shown = await self._store.read(find_letter(letter_id))

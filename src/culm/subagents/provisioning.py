@@ -1,7 +1,7 @@
-"""An agent and its assignment, as a worker is told of them. Pure.
+"""Build the provision and the run spec that a worker gets for an agent and its assignment. Pure.
 
-What a worker is provisioned with is the same for all agents that are alike, so that one that waits
-can take the next assignment; what differs is said with the run.
+The provision is the same for all agents with the same settings, so that an idle worker can take the
+next assignment; everything else is part of the run spec.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,8 +28,13 @@ from culm.model.choice import ChosenModel
 from culm.permission.gate import HEADLESS_WAIT_S, ApprovalPolicy
 from culm.run.live_run import LiveRun
 from culm.run.project_context import ContextPaths
-from culm.subagents.roles import role_text, roles_with
-from culm.subagents.start_policy import AgentTerms, allowed_tools, places_of
+from culm.subagents.start_policy import (
+    AgentTerms,
+    allowed_tools,
+    places_of,
+    role_text,
+    roles_with,
+)
 from culm.wire.agents import Agent
 from culm.wire.codec import Json, encode
 from culm.wire.messages import (
@@ -42,19 +47,19 @@ from culm.wire.messages import (
     full_text,
 )
 
-INTERACTIVE_WAIT_S = 3600  # People who are there are given more time than a call to nobody.
+INTERACTIVE_WAIT_S = 3600  # Longer than in a headless run, because people are there to answer.
 
 
 @dataclass(frozen=True, slots=True)
-class AgentPlace:
-    """Where agents work, and what holds there."""
+class AgentEnvironment:
+    """The settings of a workspace that all its agents share."""
 
-    workspace: Path  # Real and absolute.
+    workspace: Path  # Absolute and without links.
     discovery_dir: Path
     project_key: str
     env: Mapping[str, str]
     tooling: ToolConfig
-    tools: Collection[str]  # The names of all there are.
+    tools: Collection[str]  # The names of all tools.
     context: ContextPaths
     depth_max: int
     steps_max: int
@@ -66,34 +71,36 @@ def provision_of(
     terms: AgentTerms,
     chosen: ChosenModel,
     approval: ApprovalPolicy,
-    place: AgentPlace,
+    environment: AgentEnvironment,
 ) -> Provision:
-    """For a worker that does this agent's assignments, and those of agents that are alike."""
-    allowed = allowed_tools(place.tools, terms)
-    *elsewhere, own = str(place.workspace), *places_of(agent.worktree, terms)
+    """Build the provision of a worker for this agent and for others with the same settings."""
+    allowed = allowed_tools(environment.tools, terms)
+    *elsewhere, own = str(environment.workspace), *places_of(agent.worktree, terms)
     return Provision(
         version=PROVISION_VERSION,
         identity=Identity(
             child_id=agent.agent_id,
             parent_id=agent.parent_id or None,
-            project_key=place.project_key,
+            project_key=environment.project_key,
             role=agent.role,
             depth=agent.depth,
         ),
         executor=RuntimeKind(),
-        fabric_dir=str(place.discovery_dir),
+        fabric_dir=str(environment.discovery_dir),
         workspace=own,
         model=ModelName(chosen.provider_id, chosen.settings.model),
-        # Also what is configured away: a worker has every tool that it is not told to leave out.
-        disabled_tools=sorted({*place.tooling.disabled_tools, *place.tools} - set(allowed)),
-        limits=ProvisionLimits(max_rounds=place.steps_max or None),
+        # Includes the tools disabled in the configuration: a worker has all tools not listed here.
+        disabled_tools=sorted(
+            {*environment.tooling.disabled_tools, *environment.tools} - set(allowed)
+        ),
+        limits=ProvisionLimits(max_rounds=environment.steps_max or None),
         capabilities=Capabilities(
             enforce_permissions=True,
             nested_spawn="agent" in allowed,
-            max_spawn_depth=place.depth_max,
+            max_spawn_depth=environment.depth_max,
             read_only=agent.is_read_only,
         ),
-        culm=_extension(terms, chosen, approval, place, elsewhere),
+        culm=_extension(terms, chosen, approval, environment, elsewhere),
     )
 
 
@@ -101,13 +108,13 @@ def _extension(
     terms: AgentTerms,
     chosen: ChosenModel,
     approval: ApprovalPolicy,
-    place: AgentPlace,
+    environment: AgentEnvironment,
     elsewhere: list[str],
 ) -> CulmExtension:
-    tooling = place.tooling
+    tooling = environment.tooling
     return CulmExtension(
         host_calls=True,
-        env=dict(place.env),
+        env=dict(environment.env),
         prompt=terms.prompt,
         roles=role_text(roles_with(tooling.roles)),
         chosen=_plain(chosen),
@@ -119,8 +126,10 @@ def _extension(
         hooks=_plain(tooling.hooks),
         own_tools=_plain(tooling.own_tools),
         allowed_tools=list(tooling.allowed_tools),
-        context_paths=ProvisionContext(list(place.context.project), list(place.context.user)),
-        compacts=place.compacts,
+        context_paths=ProvisionContext(
+            list(environment.context.project), list(environment.context.user)
+        ),
+        compacts=environment.compacts,
     )
 
 
@@ -130,36 +139,36 @@ def _plain(value: object) -> Json:
 
 
 def spec_of(run: LiveRun, history: Iterable[Message], above: str) -> RunSpec:
-    """The assignment, with all that was said before in its session; `above` is the session's."""
+    """Build the spec of a run, with the history of its session; `above` is the parent session."""
     top = run.duty.above[0] if run.duty is not None and run.duty.above else run.session_id
     return RunSpec(
         assignment=run.asked.prompt,
-        messages=[Raw(encode(_spoken(message))) for message in history],
+        messages=[Raw(encode(_wire_message(message))) for message in history],
         logical_session=LogicalSession(run.session_id, top, above or None),
         activation_run_id=run.id,
         execution_epoch=1,
     )
 
 
-def _spoken(message: Message) -> dict[str, Json]:
-    """A message in the words of the wire between parents and workers."""
-    spoken: dict[str, Json] = {"id": message.id, "role": message.role}
-    spoken |= {"model": message.model, "provider": message.provider}
-    spoken["content"] = full_text(message.parts)
+def _wire_message(message: Message) -> dict[str, Json]:
+    """Encode a message in the format of the wire between hosts and workers."""
+    wire: dict[str, Json] = {"id": message.id, "role": message.role}
+    wire |= {"model": message.model, "provider": message.provider}
+    wire["content"] = full_text(message.parts)
     calls: list[Json] = []
     contents: list[Json] = []
     for part in message.parts:
         match part:
             case ReasoningPart(data=reasoning):
-                spoken["reasoning"] = reasoning.thinking
-                spoken["reasoning_signature"] = reasoning.signature
+                wire["reasoning"] = reasoning.thinking
+                wire["reasoning_signature"] = reasoning.signature
             case ToolCallPart(data=call):
                 function: Json = {"name": call.name, "arguments": call.input}
                 calls.append({"id": call.id, "type": "function", "function": function})
             case ToolResultPart(data=result):
-                spoken["tool_call_id"] = result.tool_call_id
-                spoken["content"] = result.content
-                spoken["tool_success"] = not result.is_error
+                wire["tool_call_id"] = result.tool_call_id
+                wire["content"] = result.content
+                wire["tool_success"] = not result.is_error
             case ImageUrlPart(data=image):
                 contents.append({"type": "image_url", "image_url": {"url": image.url}})
             case BinaryPart(data=file):
@@ -167,11 +176,11 @@ def _spoken(message: Message) -> dict[str, Json]:
             case _:
                 pass
     if calls:
-        spoken["tool_calls"] = calls
+        wire["tool_calls"] = calls
     if contents:
-        said = {"type": "text", "text": spoken["content"]}
-        spoken["content_parts"] = [said, *contents] if spoken["content"] else contents
-    return spoken
+        text = {"type": "text", "text": wire["content"]}
+        wire["content_parts"] = [text, *contents] if wire["content"] else contents
+    return wire
 
 
 def _file(path: str, mime_type: str, data: bytes) -> Json:

@@ -1,8 +1,8 @@
-"""What a worker tells of its run, written down as the server writes down its own.
+"""Replay a worker's events into the journal of its run, as if the server had run the turn itself.
 
-Owns how far one run's events have come. A worker runs the same loop, so what it tells are the steps
-of a turn; here they are taken again with the run's journal, which is the truth. Who asks and what
-is called on the way is passed on.
+Owns the progress of one run's events. A worker runs the same loop, so its events are the steps of a
+turn; they are repeated here on the run's journal, which is authoritative. Approval requests and
+host calls are passed on to the `ReplayHost`.
 """
 
 import logging
@@ -36,8 +36,8 @@ from culm.wire.runs import Money, RunRetry, Tokens, Used
 
 log = logging.getLogger(__name__)
 
-UNNAMED = "?"  # An answer whose message nobody has told of yet.
-FILES_MAX = 1000  # Noted of one run.
+UNNAMED = "?"  # The id of an answer whose message event has not arrived yet.
+FILES_MAX = 1000  # Changed files recorded per run.
 
 
 class _Used(Struct):
@@ -68,101 +68,101 @@ _message_decoder = msgspec.json.Decoder(Message)
 
 
 class ReplayHost(Protocol):
-    """Who decides and does what a run wants of its host."""
+    """Decides the approval requests of a run and carries out its host calls."""
 
     async def decide(self, run: LiveRun, message_id: str, ask: WorkerAsk) -> bool: ...
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None: ...
 
     async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
-        """Raises `CallFailed`."""
+        """Carry out a host call; raises `HostCallFailed`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayContext:
-    """What a replay needs of the workspace."""
+    """The parts of the workspace that a replay uses."""
 
     host: ReplayHost
     publish: Callable[[TransientEvent], None]
-    on_begin: Callable[[LiveRun], None]  # A worker was heard.
+    on_begin: Callable[[LiveRun], None]  # Called when a worker starts executing the run.
 
 
 def call_of(run: LiveRun, call_id: str, name: str, message_id: str = "") -> CallRequest:
-    """A call of which only the worker knows the arguments."""
+    """Build a call whose arguments only the worker knows."""
     about = {"session_id": run.session_id, "run_id": run.id, "message_id": message_id}
     return CallRequest(call_id, name, "", None, **about)
 
 
 class WorkerReplay:
-    """Implements `Overseer`, for one run. The journal has begun its first step."""
+    """Implements `HostCallbacks` for one run. The journal has begun its first step."""
 
     def __init__(
-        self, run: LiveRun, journal: TurnJournal, around: ReplayContext, steer: Callable[[], None]
+        self, run: LiveRun, journal: TurnJournal, context: ReplayContext, steer: Callable[[], None]
     ) -> None:
         self._run = run
         self._journal = journal
-        self._around = around
-        self._steer = steer  # Says to the worker what waits to join.
-        self._open_id = ""  # The worker's own name for the answer that is open.
-        self._is_first = True  # The step that the journal began by itself is not taken yet.
-        self.admitted: set[str] = set()  # What was said to it, and it has heard.
+        self._context = context
+        self._steer = steer  # Sends the worker the prompts that wait to join.
+        self._open_id = ""  # The worker's id of the open answer.
+        self._is_first = True  # The step that the journal has already begun is not used yet.
+        self.admitted: set[str] = set()  # The prompts sent to the worker that it has read.
         self._calls: dict[str, CallRequest] = {}
-        self._offsets: dict[str, int] = {}  # How much each call has put out.
+        self._offsets: dict[str, int] = {}  # Characters of output so far, by call.
         self._used: Used | None = None
         self._has_gap = False
         self._has_text = False
-        self.ending: Ending | None = None  # As the worker's last answer says it.
-        self.answer = ""  # What the latest finished one says.
-        self.files: dict[str, None] = {}  # Those that were changed.
+        self.ending: Ending | None = None  # From the worker's last answer.
+        self.answer = ""  # The text of the latest finished answer.
+        self.files: dict[str, None] = {}  # Changed files, in order.
 
-    # --- what a fleet tells and asks
+    # --- callbacks of the fleet
 
     async def on_event(self, event: Raw) -> None:
         try:
-            told = _decoder.decode(event)
-            is_written = told.type == "session_message_written"
-            message = _message_decoder.decode(told.message) if is_written else None
-        except (msgspec.DecodeError, ValueError) as exc:  # Bytes that are no text are one.
-            log.warning("an event of run %s cannot be read: %s", self._run.id, exc)
+            decoded = _decoder.decode(event)
+            is_written = decoded.type == "session_message_written"
+            message = _message_decoder.decode(decoded.message) if is_written else None
+        except (msgspec.DecodeError, ValueError) as exc:  # ValueError: bytes that are not UTF-8.
+            log.warning("invalid event of run %s: %s", self._run.id, exc)
             return
-        if told.type == "usage_reported" and told.used is not None:
-            self._used = Used(*msgspec.structs.astuple(told.used))
-            self._run.account.settle(told.reservation, self._used)
-        elif told.type == "reservation_forfeited":
-            self._run.account.forfeit(told.reservation)
-        elif self._run.stop is None:  # Else it ends as it is, and nothing more is written.
-            await self._on_event(told, message)
+        if decoded.type == "usage_reported" and decoded.used is not None:
+            self._used = Used(*msgspec.structs.astuple(decoded.used))
+            self._run.account.settle(decoded.reservation, self._used)
+        elif decoded.type == "reservation_forfeited":
+            self._run.account.forfeit(decoded.reservation)
+        elif self._run.stop is None:  # A run that is being stopped writes nothing more.
+            await self._on_event(decoded, message)
 
-    async def _on_event(self, told: _Event, message: Message | None) -> None:
-        match told.type:
+    async def _on_event(self, event: _Event, message: Message | None) -> None:
+        match event.type:
             case "token":
                 await self._ensure_open()
                 self._has_text = True
-                self._journal.grow(TextDelta(told.content))
+                self._journal.grow(TextDelta(event.content))
             case "reasoning_token":
                 await self._ensure_open()
-                self._journal.grow(ReasoningDelta(told.content))
+                self._journal.grow(ReasoningDelta(event.content))
             case "session_message_written" if message is not None:
                 await self._on_message(message)
             case "tool_token":
-                self._put_out(told.tool_call_id, told.content)
+                self._publish_output(event.tool_call_id, event.content)
             case "tool_start":
-                await self._start(told.tool_call_id)
+                await self._start(event.tool_call_id)
             case "answer_cleared":
                 self._has_text = self._has_gap = False
                 await self._journal.clear()
             case "message_admitted":
-                self.admitted.add(told.id)
+                self.admitted.add(event.id)
             case "files_changed":
                 room = FILES_MAX - len(self.files)
-                self.files |= dict.fromkeys(told.paths[: max(0, room)])
+                self.files |= dict.fromkeys(event.paths[: max(0, room)])
             case "run_retry":
-                self._retry(told)
+                self._publish_retry(event)
             case "call_allowed":
-                self._around.host.on_allowed(self._run, told.tool_call_id, told.by)
+                self._context.host.on_allowed(self._run, event.tool_call_id, event.by)
             case "execution_started":
-                self._around.on_begin(self._run)
+                self._context.on_begin(self._run)
             case _:
                 pass
 
@@ -170,18 +170,18 @@ class WorkerReplay:
         self._has_gap = True
 
     async def on_ask(self, ask: WorkerAsk) -> bool:
-        return await self._around.host.decide(self._run, self._journal.answer_id, ask)
+        return await self._context.host.decide(self._run, self._journal.answer_id, ask)
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
         call = self._calls.get(tool_call_id)
         if call is None:
             name, message_id = str(args.get("op", "")), self._journal.answer_id
             call = call_of(self._run, tool_call_id, name, message_id)
-        return await self._around.host.carry_out(self._run, call, args)
+        return await self._context.host.carry_out(self._run, call, args)
 
     def steer(self) -> None:
-        """Something waits to join. Not before the worker's first step, which is begun already:
-        what it heard there would have no place in it."""
+        """Send the prompts that wait to join, but not before the worker's first step: the journal
+        has already begun that step, so a prompt read there could not be recorded."""
         if not self._is_first:
             self._steer()
 
@@ -205,10 +205,10 @@ class WorkerReplay:
             await self._begin(message.id)
         if finish is None and not message.parts:
             return
-        if not self._calls:  # Else it was whole before.
+        if not self._calls:  # With calls it was already complete.
             await self._repair(message)
         if finish is None:
-            await self._know_calls(message)
+            await self._record_calls(message)
         elif finish.reason == "tool_use":
             await self._journal.end_step()
             self._open_id = ""
@@ -219,15 +219,15 @@ class WorkerReplay:
             self.answer = full_text(message.parts)
 
     async def _ensure_open(self) -> None:
-        """Not every executor tells of messages; its text is one."""
+        """Open an answer for executors that send text but no message events."""
         if not self._open_id:
             await self._begin(UNNAMED)
 
     async def _begin(self, message_id: str) -> None:
-        if self.ending is not None:  # The turn went on with what was said too late for it.
+        if self.ending is not None:  # The turn continues with a prompt that arrived at its end.
             await self._journal.end_step(self.ending)
             self.ending = None
-        elif self._open_id:  # Its end was lost on the way.
+        elif self._open_id:  # The event of its end was lost.
             await self._journal.end_step()
         if not self._is_first:
             await self._journal.begin_step()
@@ -239,14 +239,14 @@ class WorkerReplay:
         self._has_text = self._has_gap = False
 
     async def finish(self, answer: str) -> None:
-        """The run has ended well: what it says is there, whoever told of it."""
+        """Complete the answer of a successful run, also for executors without text events."""
         await self._ensure_open()
         if not self._has_text:
             self._journal.grow(TextDelta(answer))
         self.count()
 
     async def _repair(self, message: Message) -> None:
-        """Have all of an answer: some of its text may have been dropped on the way."""
+        """Complete an answer from its message: some text events may have been dropped."""
         reasoning = [part.data for part in message.parts if isinstance(part, ReasoningPart)]
         text = full_text(message.parts)
         if self._has_gap:
@@ -261,18 +261,18 @@ class WorkerReplay:
         self._has_gap, self._has_text = False, True
 
     def count(self) -> None:
-        """What the latest answer used is part of it, also if the rest of it never comes."""
+        """Add the usage to the latest answer, even if the rest of the answer never arrives."""
         if self._used is not None:
             self._journal.count(self._used)
             self._used = None
 
-    async def _know_calls(self, message: Message) -> None:
+    async def _record_calls(self, message: Message) -> None:
         calls = [part.data for part in message.parts if isinstance(part, ToolCallPart)]
         for key, call in enumerate(calls):
             self._journal.grow(CallStarted(key, call.id, call.name))
             self._journal.grow(CallDelta(key, call.input))
         self.count()
-        self._calls = {call.id: call for call in await self._journal.know_calls()}
+        self._calls = {call.id: call for call in await self._journal.record_calls()}
 
     async def _start(self, call_id: str) -> None:
         call = self._calls.get(call_id)
@@ -295,19 +295,19 @@ class WorkerReplay:
         await self._journal.begin_summary()
         self._journal.grow(TextDelta(full_text(message.parts)))
         used, self._used = self._used, None
-        # What the worker's model goes on with is the worker's; here nothing is read of it.
+        # The worker keeps the context its model continues with; the server does not need it.
         await self._journal.end_summary(used or Used(0, 0, 0.0, estimated=True), "")
 
-    # --- what is only watched
+    # --- transient events
 
-    def _put_out(self, call_id: str, text: str) -> None:
+    def _publish_output(self, call_id: str, text: str) -> None:
         offset = self._offsets.get(call_id, 0)
         self._offsets[call_id] = offset + len(text)
         session_id = self._run.session_id
         output = CallOutput(SessionId(session_id), call_id, offset, clean(text))
-        self._around.publish(TransientEvent("call_output", session_id, encode(output)))
+        self._context.publish(TransientEvent("call_output", session_id, encode(output)))
 
-    def _retry(self, told: _Event) -> None:
+    def _publish_retry(self, event: _Event) -> None:
         run = self._run
-        retry = RunRetry(RunId(run.id), run.session_id, told.delay_s, told.title, told.details)
-        self._around.publish(TransientEvent("run_retry", run.session_id, encode(retry)))
+        retry = RunRetry(RunId(run.id), run.session_id, event.delay_s, event.title, event.details)
+        self._context.publish(TransientEvent("run_retry", run.session_id, encode(retry)))

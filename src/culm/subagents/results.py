@@ -1,4 +1,4 @@
-"""What a model reads of agents: what each did, what it changed, what it cost. Pure."""
+"""Tool results about agents: answers, changed files and costs. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,32 +8,32 @@ from culm.wire.agents import Agent
 from culm.wire.codec import Json, encode
 
 FILES_SHOWN = 20
-LIST_MAX = 200  # Lines of a tree that a model reads at once.
-ANSWER_CHARS_MAX = 100_000  # Of one agent's last words ...
-ANSWERS_CHARS_MAX = 800_000  # ... and of all in a result, which is cut off a little above that.
+LIST_MAX = 200  # Lines of a tree in one result.
+ANSWER_CHARS_MAX = 100_000  # Per answer of one agent.
+ANSWERS_CHARS_MAX = 800_000  # Per result, which is cut off a little above that.
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """One agent, and what came of its latest assignment."""
+    """One agent and the result of its latest assignment."""
 
     agent: Agent
-    answer: str | None = None  # What it said last; None if that is not to be told.
+    answer: str | None = None  # Its last answer; None if it is not to be shown.
     files: Sequence[str] = ()
-    note: str = ""  # Of its worktree.
+    note: str = ""  # About its worktree.
 
 
-def result_of(reports: Sequence[AgentReport], words: str = "") -> CallResult:
-    """Of agents that have ended, or were waited for long enough."""
+def result_of(reports: Sequence[AgentReport], note: str = "") -> CallResult:
+    """Format the reports of agents that have ended or that the caller stopped waiting for."""
     room = min(ANSWER_CHARS_MAX, ANSWERS_CHARS_MAX // max(1, len(reports)))
     shown = [_shown(report, room, is_alone=len(reports) == 1) for report in reports]
-    content = "\n\n".join(filter(None, (*shown, words)))
-    is_error = bool(reports) and not any(_is_good(report) for report in reports)
+    content = "\n\n".join(filter(None, (*shown, note)))
+    is_error = bool(reports) and not any(_is_success(report) for report in reports)
     return CallResult(content or "There are none.", is_error=is_error, metadata=_metadata(reports))
 
 
-def _is_good(report: AgentReport) -> bool:
-    """Who ended well and says nothing has not done what it was for."""
+def _is_success(report: AgentReport) -> bool:
+    """Return False for a failed agent, and for one that completed with an empty answer."""
     if report.agent.state != "ended":
         return True
     has_answered = report.answer is None or bool(report.answer.strip())
@@ -72,7 +72,7 @@ def _state(agent: Agent) -> str:
 
 
 def _metadata(reports: Sequence[AgentReport]) -> str:
-    """For clients."""
+    """Encode the reports for clients."""
     agents: list[Json] = [
         {
             "agent_id": report.agent.agent_id,
@@ -91,7 +91,7 @@ def _metadata(reports: Sequence[AgentReport]) -> str:
 
 
 def listing_of(agents: Sequence[Agent], top: int) -> CallResult:
-    """A tree, each agent below the one it works for."""
+    """Format a tree, each agent below its parent."""
     if not agents:
         return CallResult("No agent was started.")
     by_parent: dict[str, list[Agent]] = {}

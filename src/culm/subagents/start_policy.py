@@ -1,31 +1,52 @@
-"""What an agent is started with, decided from what was asked for and from who asks. Pure.
+"""Roles, and the policy for starting an agent: role, model, tools and limits. Pure.
 
-What is given down can only narrow: whoever may only read starts none that writes or has a branch
-made for it, and nobody hands on a tool that it does not have.
+Rights can only narrow: a read-only agent cannot start one that writes or has a branch of its own,
+and no agent can pass on a tool that it does not have.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import Struct
 
 from culm.config.schema import AgentRole
 from culm.errors import InvalidRequest
 from culm.run.limits import check_limits
-from culm.subagents.roles import DEFAULT
 from culm.tools.agent_requests import AgentAssignment
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 
-NAME_CHARS = 60  # Of a name that is made of an assignment's first line.
+NAME_CHARS = 60  # Length of a name that is derived from an assignment's first line.
+DEFAULT_ROLE: Final = "worker"
+
+BUILT_IN_ROLES: Final[Mapping[str, AgentRole]] = {
+    "explorer": AgentRole(
+        description="Looks for something and reports; it may only read.",
+        prompt="You are an explorer: find out what you were asked, and change nothing. Say where "
+        "each thing is, by file and line, and what you could not find.",
+        read_only=True,
+    ),
+    "worker": AgentRole(
+        description="Does a task on its own, from beginning to end.",
+        prompt="You work on a part of a larger task, for another agent. Do your part, check it, "
+        "and report briefly what you did, what you found and what is left.",
+    ),
+    "reviewer": AgentRole(
+        description="Judges work that was done; it may only read.",
+        prompt="You review the work of others, and change nothing. Look for what is wrong, missing "
+        "or risky. Say each finding with its place and why it matters, the worst first.",
+        read_only=True,
+    ),
+}
 
 
 class StartRefused(Exception):
-    """An agent cannot be started so. Says why, and what would be right."""
+    """The agent cannot be started like this; the message gives the reason and the valid values."""
 
 
 class KeptWorktree(Struct, frozen=True):
-    """A worktree (`worktrees.py`), as an agent's row keeps it."""
+    """A `Worktree` as stored in an agent's row."""
 
     path: str
     workspace: str
@@ -35,35 +56,47 @@ class KeptWorktree(Struct, frozen=True):
 
 
 class AgentTerms(Struct, frozen=True, omit_defaults=True):
-    """What its row keeps of it; each further assignment is done by the same."""
+    """The part of an agent's plan that is stored in its row and applies to all its assignments."""
 
-    prompt: str = ""  # Its role's words.
-    tools: list[str] | None = None  # The only ones it may use; None are all there are.
+    prompt: str = ""  # The prompt of its role.
+    tools: list[str] | None = None  # The only tools it may use; None for all.
     worktree: KeptWorktree | None = None  # Its own.
-    # Where all above it work, if not in the workspace itself; the last is its own without one.
+    # The worktrees of its ancestors, from the top; without one of its own it works in the last.
     places: list[str] = []
+
+
+def roles_with(configured: Mapping[str, AgentRole]) -> dict[str, AgentRole]:
+    """Merge the built-in roles with the configured ones, which win."""
+    return {**BUILT_IN_ROLES, **configured}
+
+
+def role_text(roles: Mapping[str, AgentRole]) -> str:
+    """Describe the roles for a model."""
+    return "; ".join(
+        f"{name}: {role.description or 'as configured'}" for name, role in roles.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ParentAgent:
-    """What whoever starts an agent has itself."""
+    """The rights and settings of the agent that starts another one."""
 
     depth: int
-    tools: Collection[str]  # The names of all that it may use ...
-    is_narrowed: bool  # ... which are not all there are.
-    places: Sequence[str]  # Where all above it and, last, it itself work, if not in the workspace.
+    tools: Collection[str]  # The names of all tools that it may use.
+    is_narrowed: bool  # True if these are not all tools.
+    places: Sequence[str]  # The worktrees of its ancestors and its own, if any, from the top.
     is_read_only: bool
     model: SelectedModel
 
 
-def top(tools: Collection[str], model: SelectedModel) -> ParentAgent:
-    """Whoever people talk to has all there is."""
+def top_agent(tools: Collection[str], model: SelectedModel) -> ParentAgent:
+    """Return the top of a tree, which has all rights."""
     return ParentAgent(0, tools, is_narrowed=False, places=(), is_read_only=False, model=model)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAgent:
-    """An agent that can be started."""
+    """An agent that passed the policy and can be started."""
 
     assignment: AgentAssignment
     name: str
@@ -86,12 +119,15 @@ def plan_agent(
     *,
     depth_max: int,
 ) -> PlannedAgent:
-    """Raises `Unfit`. `choose` finds a model by its name, beside the one above, or raises it."""
+    """Apply the policy; raises `StartRefused`.
+
+    `choose` finds a model by name, given the parent's model, or raises `StartRefused`.
+    """
     if above.depth >= depth_max:
         raise StartRefused(
             f"agents nest at most {depth_max} deep, and this one is at {above.depth}"
         )
-    name = assignment.role or DEFAULT
+    name = assignment.role or DEFAULT_ROLE
     role = roles.get(name)
     if role is None:
         raise StartRefused(f"there is no role {name!r}; roles are {', '.join(sorted(roles))}")
@@ -117,7 +153,7 @@ def _name_of(prompt: str) -> str:
 
 
 def _tools(assignment: AgentAssignment, role: AgentRole, above: ParentAgent) -> list[str] | None:
-    """Those that everybody above lets it have; what was named and is not there is an error."""
+    """Intersect the tools of the parent, the role and the assignment; an unknown name raises."""
     for named in (assignment.tools, role.tools):
         unknown = sorted(set(named or ()) - set(above.tools))
         if unknown:
@@ -130,7 +166,7 @@ def _tools(assignment: AgentAssignment, role: AgentRole, above: ParentAgent) -> 
 
 
 def _limits(asked: Limits, of_role: Limits) -> Limits:
-    """The lower of each; 0 is none."""
+    """Combine two sets of limits, the lower of each; 0 means no limit."""
     try:
         check_limits(asked)
     except InvalidRequest as exc:
@@ -148,10 +184,10 @@ def _limits(asked: Limits, of_role: Limits) -> Limits:
 
 
 def places_of(worktree: str, terms: AgentTerms) -> list[str]:
-    """Where an agent and all above it work, if not in the workspace itself; its own is the last."""
+    """List the worktrees of an agent's ancestors and its own, if any, from the top."""
     return [*terms.places, worktree] if worktree else terms.places
 
 
 def allowed_tools(names: Collection[str], terms: AgentTerms) -> list[str]:
-    """Of the tools there are now, those that an agent of these terms may use."""
+    """Filter the available tools down to those that an agent with these terms may use."""
     return sorted(name for name in names if terms.tools is None or name in terms.tools)

@@ -1,4 +1,4 @@
-"""Starting agents: all of a call's or none, each with its session, its row and its first run."""
+"""Start agents: all agents of a call or none, each with its session, its row and its first run."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,24 +19,29 @@ from culm.store.base import together
 from culm.store.sessions import add_session, count_sessions
 from culm.store.store import Store
 from culm.subagents.agent_worktrees import AgentWorktrees
-from culm.subagents.roles import roles_with
-from culm.subagents.start_policy import ParentAgent, PlannedAgent, StartRefused, plan_agent
+from culm.subagents.start_policy import (
+    ParentAgent,
+    PlannedAgent,
+    StartRefused,
+    plan_agent,
+    roles_with,
+)
 from culm.tools.agent_requests import AgentAssignment
 from culm.tools.base import CallRequest
-from culm.tools.process.waiting import within
+from culm.tools.process.running import within
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
 
-END_S = STOP_S - 0.5  # For agents to end before the call that waits for them is given up.
+END_S = STOP_S - 0.5  # Time for agents to end before the call that waits for them is abandoned.
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCaller:
-    """Who starts agents: a run and its agent, or a client that talks to none."""
+    """The starter of agents: a run of an agent, or a client without one."""
 
     agent_id: str
-    path: tuple[str, ...]  # Of agents, down to it.
-    sessions: tuple[SessionId, ...]  # Of those, where they have one.
+    path: tuple[str, ...]  # Its ancestors from the top, and itself.
+    sessions: tuple[SessionId, ...]  # The sessions of those agents.
     above: ParentAgent
     approval: ApprovalPolicy
     run: LiveRun | None = None
@@ -48,7 +53,7 @@ class AgentCaller:
 
 @dataclass(frozen=True, slots=True)
 class AgentStarter:
-    """Of one workspace."""
+    """Starts the agents of one workspace."""
 
     store: Store
     models: Models
@@ -58,7 +63,7 @@ class AgentStarter:
     clock: Clock
     ids: Ids
     settings: Settings
-    on_root: Callable[[SessionId], None]  # Told the session of an agent that a client starts.
+    on_root: Callable[[SessionId], None]  # Called with the session of an agent of a client.
 
     async def start(
         self,
@@ -68,7 +73,10 @@ class AgentStarter:
         *,
         detached: bool,
     ) -> list[LiveRun]:
-        """Their first runs, which are durable; raises `Unfit`, `AppError` if not all can be."""
+        """Return their first runs, already durable.
+
+        Raises `StartRefused` or `AppError` if not all of them can be started.
+        """
         planned = [self._plan(assignment, caller) for assignment in assignments]
         self.check_room(caller, len(planned))
         await self._check_sessions(len(planned))
@@ -80,9 +88,9 @@ class AgentStarter:
                 self._new(number, agent_id, one, caller, call, detached=detached)
                 for number, (agent_id, one) in enumerate(zip(ids, planned, strict=True), 1)
             ]
-            news = [self.worktrees.placed(new, made.get(new.id)) for new in news]
+            news = [self.worktrees.with_worktree(new, made.get(new.id)) for new in news]
             return await self._begin(news, planned, caller)
-        except Exception:  # boundary: nothing is left of what cannot be started
+        except Exception:  # boundary: nothing is left of agents that cannot be started
             await self.worktrees.undo(made.values())
             raise
 
@@ -92,7 +100,7 @@ class AgentStarter:
         return plan_agent(assignment, caller.above, roles, self._choose, depth_max=depth_max)
 
     def _choose(self, wanted: str, above: SelectedModel) -> SelectedModel:
-        """A model by its name; without one, that of whoever starts the agent."""
+        """Find a model by name; without a name, return the parent's model."""
         if not wanted:
             return above
         if wanted in ("large", "small"):
@@ -117,7 +125,7 @@ class AgentStarter:
             raise StartRefused(used)
 
     async def _check_sessions(self, more: int) -> None:
-        """Each has one; what would be refused one by one is refused before there is any."""
+        """Check the session limit for all agents before any of them is created."""
         limit = self.settings.sessions_max
         if await self.store.read(count_sessions) + more > limit:
             raise LimitExceeded("sessions in this workspace", limit)
@@ -152,18 +160,18 @@ class AgentStarter:
     async def _begin(
         self, news: Sequence[NewAgent], planned: Sequence[PlannedAgent], caller: AgentCaller
     ) -> list[LiveRun]:
-        """Accept them in one step; if one cannot be, none goes on."""
+        """Accept all runs in one step; if one is refused, all end."""
         check_going(caller.run)
         self.check_room(caller, len(news))  # Others may have been started meanwhile.
-        wanted = [_asked(one, caller) for one in planned]
-        self.runs.check_room(wanted)
+        requests = [_request_of(one, caller) for one in planned]
+        self.runs.check_room(requests)
         runs: list[LiveRun] = []
         try:
-            for new, asked in zip(news, wanted, strict=True):
-                runs.append(self._accept(new, asked, caller))
+            for new, request in zip(news, requests, strict=True):
+                runs.append(self._accept(new, request, caller))
             for run in runs:
                 await asyncio.shield(run.accepted)
-        except Exception:  # boundary: what a store says of it ends the others, too
+        except Exception:  # boundary: an error of the store ends the other runs, too
             await self.end(runs)
             raise
         except asyncio.CancelledError:
@@ -171,8 +179,8 @@ class AgentStarter:
             raise
         return runs
 
-    def _accept(self, new: NewAgent, asked: RunRequest, caller: AgentCaller) -> LiveRun:
-        """Its row, its session and its first run are there together, or not at all."""
+    def _accept(self, new: NewAgent, request: RunRequest, caller: AgentCaller) -> LiveRun:
+        """Create the agent's row, its session and its first run together, or none of them."""
         if not new.parent_id:
             self.on_root(new.session_id)
         session = add_session(
@@ -183,7 +191,7 @@ class AgentStarter:
         )
         return self.runs.accept(
             new.session_id,
-            asked,
+            request,
             duty=AgentDuty(
                 new.id,
                 (*new.path, new.id),
@@ -195,14 +203,14 @@ class AgentStarter:
         )
 
     async def end(self, runs: Sequence[LiveRun]) -> None:
-        """Whoever wanted their results is gone: they end before it does. Bounded."""
+        """Stop runs whose caller is ending, and wait for them. Bounded."""
         for run in runs:
             self.runs.orphan(run)
         stopping = [run for run in runs if run.task is not None or run.state == "accepted"]
         await within(self.clock, END_S, all_ended(stopping))
 
 
-def _asked(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
+def _request_of(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
     return RunRequest(
         prompt=planned.assignment.prompt,
         limits=planned.limits,
@@ -212,13 +220,13 @@ def _asked(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
 
 
 def check_going(run: LiveRun | None) -> None:
-    """In the step in which something is accepted for a run: raises `Unfit` if that is over."""
+    """Raise `StartRefused` if the run is over; call it in the step that accepts work for it."""
     if run is not None and (run.stop is not None or run.ended.is_set()):
-        raise StartRefused("the run that wants it is being stopped")
+        raise StartRefused("the calling run is being stopped")
 
 
 def session_id_of(call: CallRequest, number: int) -> SessionId:
-    """As a Crush client expects it of a call's first; further ones are numbered."""
+    """Derive a session id from a call as Crush clients expect; further agents are numbered."""
     of_call = f"{call.message_id}$${call.id}"
     return SessionId(of_call if number == 1 else f"{of_call}.{number}")
 
@@ -229,5 +237,5 @@ async def all_ended(runs: Sequence[LiveRun]) -> None:
 
 
 def _used_up(account: Account) -> str:
-    limit = account.is_used_up()
+    limit = account.reached_limit()
     return f"the budget is used up: {limit}" if limit else ""

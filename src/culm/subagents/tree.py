@@ -1,14 +1,14 @@
-"""The agents of one workspace: who there is, what each waits for, and the turns of their runs.
+"""The agents of one workspace, their wait states, and the turns of their runs.
 
-Owns what is only true while a server runs: slots, what an agent waits for, which process works for
-it. Their runs are `run/`'s, their rows the store's; what agents want of each other is `office.py`.
+Owns the state that exists only while a server runs: slots, wait states, worker processes. The runs
+belong to `run/`, the rows to the store, and requests between agents to `delegation.py`.
 """
 
 import asyncio
 import logging
 import math
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from culm.run.limits import UsageEstimate
 from culm.run.live_run import AgentDuty, LiveRun
 from culm.run.rules import ending_of_error
 from culm.run.runs import Runs
-from culm.run.turn import World
+from culm.run.turn import TurnContext
 from culm.store.agents import (
     StoredAgent,
     children_of,
     find_agent,
-    note_agent,
+    set_agent_activity,
     set_budget,
     set_worktree,
     shown_below,
@@ -43,9 +43,8 @@ from culm.store.messages import conversation
 from culm.store.sessions import sessions_above
 from culm.subagents.agent_worktrees import AgentWorktrees, stored_worktree
 from culm.subagents.bounded_dict import BoundedDict
-from culm.subagents.provisioning import AgentPlace
+from culm.subagents.provisioning import AgentEnvironment
 from culm.subagents.replay import ReplayContext, call_of
-from culm.subagents.slots import AgentSlots
 from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
 from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
 from culm.subagents.worktree_sweeper import WorktreeSweeper
@@ -58,16 +57,16 @@ from culm.wire.codec import Json, decode, encode
 from culm.wire.endings import Ending
 from culm.wire.messages import full_text
 from culm.wire.runs import Limits
-from culm.worktrees.worktree import describe
+from culm.worktrees.worktree import describe_outcome
 
 log = logging.getLogger(__name__)
 
-DONE_MAX = 10_000  # Runs of which it is known which files they changed.
+DONE_MAX = 10_000  # Ended runs for which the changed files are remembered.
 GONE = Ending("error", "The agent is gone", "Its session was deleted.")
 
 
 class _Questions(msgspec.Struct):
-    """A host call `question`."""
+    """The arguments of a host call `question`."""
 
     questions: list[Question]
     confirm_title: str = ""
@@ -76,97 +75,137 @@ class _Questions(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What is known of a run that has ended here, beyond what is stored."""
+    """Facts about an ended run that are not stored."""
 
     files: tuple[str, ...] = ()
     note: str = ""
 
 
+class AgentSlots:
+    """Limits how many agents of one tree work at once. First come, first served.
+
+    An agent that waits for its children gives up its slot, so no tree can deadlock. When it resumes
+    it takes a slot without waiting, so the limit can be exceeded for a moment.
+    """
+
+    def __init__(self, slots_max: int) -> None:
+        self._max = slots_max
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        return self._taken >= self._max
+
+    async def acquire(self) -> None:
+        """Wait for a slot. If this is cancelled, no slot is taken."""
+        if self._taken < self._max and not self._waiting:
+            self._taken += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()  # It was assigned to us at the same moment.
+            raise
+
+    def reacquire(self) -> None:
+        """Take a slot without waiting, for an agent that resumes."""
+        self._taken += 1
+
+    def release(self) -> None:
+        self._taken -= 1
+        while self._waiting and self._taken < self._max:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)
+
+
 class AgentTree:
-    """Made with its workspace. Implements `Desk`."""
+    """The agents of one workspace, created with it. Implements `ReplayHost`."""
 
     def __init__(
         self,
-        world: World,
+        world: TurnContext,
         fleet: Fleet,
         worktrees: AgentWorktrees,
-        place: Callable[[], AgentPlace],
+        environment: Callable[[], AgentEnvironment],
     ) -> None:
         self._world = world
         self._worktrees = worktrees
-        # By the top of a tree, as long as somebody works in it.
+        # By the top of a tree, while any of its agents works.
         self._slots: weakref.WeakValueDictionary[str, AgentSlots] = weakref.WeakValueDictionary()
-        self._waits: dict[str, list[Waiting]] = {}  # By agent, what it waits for, the latest last.
-        self._away: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
+        self._waits: dict[str, list[Waiting]] = {}  # The waits of each agent, the latest last.
+        self._calls_waiting: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
         self._done = BoundedDict[FinishedRun](DONE_MAX)  # By run.
         self.sweeper = WorktreeSweeper(worktrees, world.store, world.tasks, self._live)
         self.roots: set[str] = set()  # Sessions of agents that a client started.
         self._fleet = fleet
-        self._place = place
+        self._environment = environment
         self.runs: Runs | None = None
         self.delegation: Delegation | None = None
-        self._holder: WorkerTurns | None = None
+        self._turns: WorkerTurns | None = None
 
     def join(self, runs: Runs, delegation: Delegation) -> None:
-        """Know who accepts their runs, and who does what they want of each other."""
+        """Connect the tree to the runs and the delegation, which in turn need the tree."""
         self.runs, self.delegation = runs, delegation
-        around = ReplayContext(self, self._world.publish, self._note)
-        self._holder = WorkerTurns(self._fleet, self._world.models, runs, self._place, around)
+        context = ReplayContext(self, self._world.publish, self._note)
+        self._turns = WorkerTurns(self._fleet, self._world.models, runs, self._environment, context)
 
-    # --- a turn
+    # --- turns
 
     async def run_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
-        """Hold the turn of an agent's run; only a cancel gets out of here as an exception.
-
-        To cancel this ends its worker.
-        """
+        """Run the turn of an agent's run; raises nothing but a cancel, which ends the worker."""
         try:
             return await self._run_turn(run, journal)
         except AppError as exc:
             return ending_of_error(exc)
-        except Exception:  # boundary: a bug in one run is that run's error
+        except Exception:  # boundary: a bug in one run is an error of that run only
             log.exception("run %s failed", run.id)
             return Ending("error", "Internal error", "See the server's log.")
 
     async def _run_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
-        assert self._holder is not None, "they were joined"
-        await self.sweeper.make_way(_duty(run).path)
+        assert self._turns is not None, "join was called"
+        await self.sweeper.begin_work(_duty(run).path)
         stored = await self._world.store.read(find_agent(run.agent_id))
         if stored is None:
             return GONE
         try:
-            stored = await self._placed(stored)
+            stored = await self._ensure_worktree(stored)
         except StartRefused as exc:
-            return Ending("error", "There is nowhere to work", str(exc))
+            return Ending("error", "No worktree", str(exc))
         slots = self._slots_of(run)
         async with self._waiting(run, "slot", when=slots.is_full):
             await slots.acquire()
         try:
-            held = await self._holder.run_turn(run, journal, stored)
+            result = await self._turns.run_turn(run, journal, stored)
         except AppError as exc:
-            held = WorkerTurnResult(ending_of_error(exc))
+            result = WorkerTurnResult(ending_of_error(exc))
         finally:
-            slots.leave()
+            slots.release()
         try:
-            done = await self._finish(stored, held.files)
-        except Exception:  # boundary: how a turn ended does not depend on its worktree
-            log.exception("the worktree of agent %s cannot be looked at", run.agent_id)
-            done = FinishedRun(held.files, "Its worktree could not be looked at; it is kept.")
+            done = await self._finish(stored, result.files)
+        except Exception:  # boundary: the ending of a turn does not depend on its worktree
+            log.exception("cannot inspect the worktree of agent %s", run.agent_id)
+            done = FinishedRun(result.files, "Its worktree could not be inspected; it is kept.")
         self._done.put(run.id, done)
-        return held.ending
+        return result.ending
 
     async def forget(self, stored: StoredAgent) -> None:
-        """Its session is deleted; its worktree goes, too, unless there is work in it."""
+        """Clean up after the session was deleted; remove the worktree unless work is in it."""
         self.roots.discard(stored.agent.session_id)
         await self._worktrees.finish(decode(stored.terms, AgentTerms))
         self.sweeper.sweep(stored.path[:-1])
 
-    async def _placed(self, stored: StoredAgent) -> StoredAgent:
-        """An agent whose worktree went, unchanged, gets another for its further work."""
+    async def _ensure_worktree(self, stored: StoredAgent) -> StoredAgent:
+        """Make a new worktree for an agent whose unchanged one was removed."""
         agent, terms = stored.agent, decode(stored.terms, AgentTerms)
         if terms.worktree is None or agent.worktree:
             return stored
-        await self._worktrees.clear(agent.agent_id)  # A server was killed as it had this one made.
+        await self._worktrees.clear(agent.agent_id)  # A killed server may have left one behind.
         made = await self._worktrees.make([agent.agent_id])
         kept = stored_worktree(made[agent.agent_id])
         terms = with_(terms, worktree=kept)
@@ -180,22 +219,22 @@ class AgentTree:
         return await self.get(agent.agent_id)
 
     async def _finish(self, stored: StoredAgent, files: tuple[str, ...]) -> FinishedRun:
-        """Which files were changed; of a worktree git says so, and it goes if none was."""
+        """Determine the changed files, by git in a worktree; remove an unchanged worktree."""
         terms = decode(stored.terms, AgentTerms)
         if terms.worktree is not None and self.sweeper.has_below(stored.agent.agent_id):
             note = f"Others still work in its worktree, {terms.worktree.path}."
             return FinishedRun(files, note)
-        settled = await self.sweeper.finish(stored)
-        if settled is None:
-            return FinishedRun(tuple(map(self._seen_from_here, files)))
-        return FinishedRun(tuple(settled.files), describe(settled))
+        outcome = await self.sweeper.finish(stored)
+        if outcome is None:
+            return FinishedRun(tuple(map(self._relative_path, files)))
+        return FinishedRun(tuple(outcome.files), describe_outcome(outcome))
 
     def _live(self) -> Sequence[LiveRun]:
-        assert self.runs is not None, "they were joined"
+        assert self.runs is not None, "join was called"
         return self.runs.live()
 
-    def _seen_from_here(self, file: str) -> str:
-        """A file of the workspace by its path in it."""
+    def _relative_path(self, file: str) -> str:
+        """Make the path of a file in the workspace relative to it."""
         inside = PurePosixPath(file)
         path = PurePosixPath(self._world.path)
         return str(inside.relative_to(path)) if inside.is_relative_to(path) else file
@@ -204,58 +243,58 @@ class AgentTree:
         return self._done.find(run_id) or FinishedRun()
 
     def _slots_of(self, run: LiveRun) -> AgentSlots:
-        """Those of all that are below one whom people talk to, or whom a client started."""
+        """Return the slots that all agents below the same top share."""
         top = _duty(run).path[0]
         return self._slots.setdefault(top, AgentSlots(self._world.settings.agents_at_once))
 
     @asynccontextmanager
-    async def away(self, run: LiveRun) -> AsyncGenerator[None]:
-        """A run waits for agents. If it is one's own, others work meanwhile."""
+    async def waiting_for_agents(self, run: LiveRun) -> AsyncGenerator[None]:
+        """Mark a run as waiting for agents; an agent's run gives up its slot meanwhile."""
         if run.duty is None:
             yield
             return
         slots = self._slots_of(run)
         async with self._waiting(run, "agents"):
-            self._away[run] += 1
-            if self._away[run] == 1:  # Calls that are made side by side wait side by side.
-                slots.leave()
+            self._calls_waiting[run] += 1
+            if self._calls_waiting[run] == 1:  # Parallel calls of a run share its one slot.
+                slots.release()
             try:
                 yield
             finally:
-                self._away[run] -= 1
-                if not self._away[run]:
-                    del self._away[run]
+                self._calls_waiting[run] -= 1
+                if not self._calls_waiting[run]:
+                    del self._calls_waiting[run]
                     slots.reacquire()
 
-    # --- what an agent waits for
+    # --- wait states
 
     @asynccontextmanager
     async def _waiting(
-        self, run: LiveRun, what: Waiting, *, when: bool = True
+        self, run: LiveRun, reason: Waiting, *, when: bool = True
     ) -> AsyncGenerator[None]:
         if not when:
             yield
             return
         waits = self._waits.setdefault(run.agent_id, [])
-        waits.append(what)
+        waits.append(reason)
         self._note(run)
         try:
             yield
         finally:
-            waits.remove(what)
+            waits.remove(reason)
             if not waits:
                 self._waits.pop(run.agent_id, None)
             self._note(run)
 
     def _note(self, run: LiveRun) -> None:
-        """Let everybody know what it waits for, and which process it is."""
+        """Store and publish the agent's wait state and process id."""
         waits = self._waits.get(run.agent_id)
         waiting_for: Waiting = waits[-1] if waits else ""
         if run.stop is None:
-            unit = note_agent(run.agent_id, waiting_for=waiting_for, pid=run.pid())
+            unit = set_agent_activity(run.agent_id, waiting_for=waiting_for, pid=run.pid())
             self._world.store.write(unit)
 
-    # --- what a worker asks of its host
+    # --- requests of workers to their host
 
     async def decide(self, run: LiveRun, message_id: str, ask: WorkerAsk) -> bool:
         duty, body = _duty(run), ask.body
@@ -287,7 +326,7 @@ class AgentTree:
             raise ApprovalUnavailable(str(exc)) from exc
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
-        """Its rules let a call through, and nobody was asked."""
+        """Publish that the worker's rules allowed a call without an approval request."""
         self._world.gate.notify_allowed(call_of(run, call_id, ""), by)
 
     async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
@@ -300,8 +339,8 @@ class AgentTree:
                 case _:
                     request = msgspec.convert(args, AgentRequest)
         except msgspec.ValidationError as exc:
-            raise HostCallFailed(f"it cannot be read: {exc}") from exc
-        assert self.delegation is not None, "they were joined"
+            raise HostCallFailed(f"invalid host call: {exc}") from exc
+        assert self.delegation is not None, "join was called"
         result = await self.delegation.do(call, request, lambda _: None)
         return {
             "content": result.content,
@@ -321,7 +360,7 @@ class AgentTree:
             raise HostCallFailed(f"there is no tool {QUESTION!r} for this agent")
         inquiry = QuestionPlan(
             asked.questions,
-            lambda _request, _responses: CallResult(""),  # The worker says what its model reads.
+            lambda _request, _responses: CallResult(""),  # The worker builds the result itself.
             asked.confirm_title,
             asked.confirm_description,
         )
@@ -337,12 +376,12 @@ class AgentTree:
         return msgspec.to_builtins({"request": request, "responses": list(responses)})
 
     async def _may_ask(self, run: LiveRun) -> bool:
-        """Whether it has the tool; as with errands, a worker's word for it is not enough."""
+        """Check that the agent has the tool; as with requests, the worker is not trusted."""
         terms = decode((await self.get(run.agent_id)).terms, AgentTerms)
         has_tool = QUESTION in allowed_tools(self._world.tools(), terms)
         return has_tool and not run.asked.approval.headless
 
-    # --- looking, and what people do
+    # --- queries and budgets
 
     async def get(self, agent_id: str) -> StoredAgent:
         stored = await self._world.store.read(find_agent(agent_id))
@@ -351,7 +390,7 @@ class AgentTree:
         return stored
 
     async def list(self, agent_id: str = "") -> list[RawAgent]:
-        """All agents, or those below one, in the order they were started: `Agent`s in JSON."""
+        """List all agents, or those below one, in the order they were started, as JSON."""
         return await self._world.store.read(shown_below(agent_id))
 
     async def details(self, agent_id: str) -> AgentDetails:
@@ -359,9 +398,9 @@ class AgentTree:
         agent = stored.agent
         children = await self._world.store.read(children_of(agent.agent_id))
         found = await self._world.store.read(conversation(agent.session_id))
-        said = () if found is None else found[1]
-        users = [message for message in said if message.role == "user"]
-        answers = [message for message in said if message.role == "assistant"]
+        messages = () if found is None else found[1]
+        users = [message for message in messages if message.role == "user"]
+        answers = [message for message in messages if message.role == "assistant"]
         return AgentDetails(
             agent=agent,
             path=list(stored.path),
@@ -374,15 +413,15 @@ class AgentTree:
         return await self._world.store.read(children_of(agent_id))
 
     async def sessions_above(self, session_id: SessionId) -> tuple[SessionId, ...]:
-        """From the top down to the one above it."""
+        """List the ancestors of a session, from the top."""
         return tuple(reversed(await self._world.store.read(sessions_above(session_id))))
 
     def has_session(self, session_id: str) -> bool:
-        """Whether an agent works there, and not the session's own."""
+        """Return True if the session belongs to an agent, not to people."""
         return "$$" in session_id or session_id in self.roots
 
     async def find_duty(self, agent_id: str) -> tuple[Agent, AgentDuty] | None:
-        """That of a run which somebody outside wants of an agent, by its id or its session's."""
+        """Find an agent by its id or its session's, with the duty of a run from outside."""
         stored = await self._world.store.read(find_agent(agent_id))
         if stored is None:
             return None
@@ -390,9 +429,9 @@ class AgentTree:
         return stored.agent, AgentDuty(stored.agent.agent_id, stored.path, above, is_detached=True)
 
     async def set_budget(self, agent_id: str, budget: Limits) -> Agent:
-        """For its present assignment and for further ones; raises `AgentNotFound`."""
+        """Set the budget of its current and later assignments; raises `AgentNotFound`."""
         agent = (await self.get(agent_id)).agent
-        assert self.runs is not None, "they were joined"
+        assert self.runs is not None, "join was called"
         for run in self.runs.line(agent.session_id):
             if run.agent_id == agent.agent_id:
                 self.runs.set_limits(run, budget)
@@ -400,7 +439,7 @@ class AgentTree:
 
 
 def _duty(run: LiveRun) -> AgentDuty:
-    assert run.duty is not None, "only agents' runs are held elsewhere"
+    assert run.duty is not None, "only runs of agents get here"
     return run.duty
 
 

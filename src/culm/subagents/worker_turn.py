@@ -1,7 +1,7 @@
-"""The turn of an agent's run, held by a worker: from its provision to how it ended.
+"""The turn of an agent's run in a worker, from its provision to its ending.
 
-Owns what one such turn needs while it lasts. The run itself is `run/`'s, which also stops it: the
-task that awaits this is cancelled, and with it the worker ends.
+Owns the state of one such turn. The run itself belongs to `run/`, which also stops it by cancelling
+the task that awaits the turn; that ends the worker, too.
 """
 
 import logging
@@ -17,7 +17,7 @@ from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store.agents import StoredAgent
-from culm.subagents.provisioning import AgentPlace, provision_of, spec_of
+from culm.subagents.provisioning import AgentEnvironment, provision_of, spec_of
 from culm.subagents.replay import ReplayContext, WorkerReplay
 from culm.subagents.start_policy import AgentTerms
 from culm.wire.codec import decode
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerTurnResult:
-    """How a turn went, for who wants to know more than its end."""
+    """The ending of a turn and the files it changed."""
 
     ending: Ending
     files: tuple[str, ...] = ()
@@ -36,25 +36,25 @@ class WorkerTurnResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTurns:
-    """What all turns of a workspace's agents are held with."""
+    """Runs the turns of a workspace's agents."""
 
     fleet: Fleet
     models: Models
     runs: Runs
-    place: Callable[[], AgentPlace]
+    environment: Callable[[], AgentEnvironment]
     context: ReplayContext
 
     async def run_turn(
         self, run: LiveRun, journal: TurnJournal, stored: StoredAgent
     ) -> WorkerTurnResult:
-        """Raises `AppError`."""
+        """Run one turn in a worker; raises `AppError`."""
         agent, terms = stored.agent, decode(stored.terms, AgentTerms)
         history = list(journal.history)
         await journal.begin_step()  # Durable before the worker does anything.
         chosen = await self.models.resolve(self.models.get(run.provider, run.model))
         approval = run.asked.approval
-        provision = provision_of(agent, terms, chosen, approval, self.place())
-        spec = spec_of(run, [*history, *journal.said_messages], agent.parent_session_id)
+        provision = provision_of(agent, terms, chosen, approval, self.environment())
+        spec = spec_of(run, [*history, *journal.user_messages], agent.parent_session_id)
         controls = RunControl()
         replay = WorkerReplay(run, journal, self.context, lambda: self._steer(run, controls))
         run.hears = lambda other: other.id in replay.admitted
@@ -66,14 +66,14 @@ class WorkerTurns:
             replay.count()
             run.on_join, run.pid = lambda: None, lambda: 0
             for other in self.runs.line(run.session_id):
-                other.is_shared = False  # What was said in vain waits for its own turn.
+                other.is_shared = False  # A prompt that was not read waits for its own turn.
         ending = _ending_of(driven.outcome, replay.ending if driven.is_from_worker else None)
         if ending.outcome == "end_turn" and replay.ending is None:
             await replay.finish(replay.answer or driven.outcome.result or "")
         return WorkerTurnResult(ending, tuple(replay.files))
 
     def _steer(self, run: LiveRun, controls: RunControl) -> None:
-        """Say to the worker what waits to join, each once."""
+        """Send the worker the prompts that wait to join the run, each once."""
         for other in self.runs.joining(run):
             if other.is_shared or other.asked.attachments:
                 continue
@@ -84,18 +84,18 @@ class WorkerTurns:
                 return
 
 
-def _ending_of(outcome: Outcome, told: Ending | None) -> Ending:
-    """As the last answer says it, or else as the worker's last word does."""
+def _ending_of(outcome: Outcome, replayed: Ending | None) -> Ending:
+    """Prefer the ending of the last answer to the worker's own outcome."""
     error = outcome.error or ""
     match outcome.status:
         case "completed":
-            return told or Ending("end_turn")
+            return replayed or Ending("end_turn")
         case "cancelled" | "suspended":
-            return Ending("error", "The worker stopped", "It ended its run, and nobody told it to.")
+            return Ending("error", "The worker stopped", "It ended its run without being asked to.")
         case "error" if error.startswith(DENIED_PREFIX):
             return Ending("denied", "Denied", error.partition(": ")[2])
-        case "error" if told is not None and told.outcome not in ("end_turn", "canceled"):
-            return told
+        case "error" if replayed is not None and replayed.outcome not in ("end_turn", "canceled"):
+            return replayed
         case "error" if error.startswith(LIMIT_PREFIX):
             return Ending("budget", "Limit reached", error.partition(": ")[2] or error)
         case "error":

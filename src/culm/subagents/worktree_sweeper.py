@@ -1,8 +1,8 @@
-"""Worktrees that nobody works in any more: looked at, and removed if nothing was changed in them.
+"""Inspect unused worktrees and remove the unchanged ones.
 
-Owns which are being looked at now; who is about to work in one waits for that. Looked at is a
-worktree whenever a run of its agent, or of one below that works in it, has ended in whatever way,
-and at every start. What counts as a change is `worktrees.py`'s.
+Owns the set of worktrees being inspected now; an agent that is about to work in one waits for that.
+A worktree is inspected at every start, and whenever a run of its agent, or of a sub-agent that
+works in it, has ended in any way. `worktrees/worktree.py` defines what counts as a change.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from culm.worktrees.worktree import WorktreeOutcome
 
 log = logging.getLogger(__name__)
 
-SWEEPS_MAX = 2  # At once: each is a few commands of git.
+SWEEPS_MAX = 2  # At once; each runs a few git commands.
 
 
 class WorktreeSweeper:
-    """Of one workspace. Sweeps from `start` until `close`."""
+    """Sweeps the worktrees of one workspace, from `start` until `close`."""
 
     def __init__(
         self,
@@ -44,31 +44,33 @@ class WorktreeSweeper:
         self._store = store
         self._tasks = tasks
         self._live = live
-        self._looked_at: dict[str, asyncio.Event] = {}  # Now, by agent.
-        self._seen: set[str] = set()  # There is work in it, and nobody was there since.
-        self._known: list[str] = []  # Agents that had one when the server started.
-        self._left: set[str] = set()  # There is one, and it is nobody's.
+        self._inspecting: dict[str, asyncio.Event] = {}  # By agent; set when done.
+        self._changed: set[str] = set()  # Known to have work in it, and not used since.
+        self._known: list[str] = []  # Agents that had a worktree when the server started.
+        self._orphaned: set[str] = set()  # Worktrees without an agent, by its id.
         self._sweeping: set[asyncio.Task[None]] = set()
         self._sweeps = asyncio.Semaphore(SWEEPS_MAX)
         self._is_open = False
 
-    # --- when
+    # --- triggers
 
-    async def find_left(self) -> None:
-        """What the last server left. Before anybody goes on, who could begin worktrees himself."""
+    async def find_orphans(self) -> None:
+        """Find the worktrees that the last server left. Call it before any run continues, because
+        a run could make worktrees itself."""
         noted = await self._worktrees.noted()
         self._known = await self._store.read(agents_in_worktrees)
-        self._left = set(noted).difference(self._known)
+        self._orphaned = set(noted).difference(self._known)
 
     def start(self) -> None:
-        """Who goes on is live by now. Nothing here is waited for."""
+        """Start sweeping in the background. Continued runs must be live by now."""
         self._is_open = True
-        agent_ids = iter([*self._left, *self._known])
+        agent_ids = iter([*self._orphaned, *self._known])
         for _ in range(SWEEPS_MAX):
             self._begin(self._sweep_each(agent_ids))
 
     def on_run_ended(self, agent_id: str) -> None:
-        """Nobody may be left where it worked: in its own worktree, or in one of those above."""
+        """Sweep the worktrees that the agent may have been the last to use: its own and those of
+        its ancestors."""
         if self._is_open:
             self._begin(self._sweep_around(agent_id))
 
@@ -77,7 +79,7 @@ class WorktreeSweeper:
             self._begin(self._sweep_each(iter(tuple(agent_ids))))
 
     def close(self) -> None:
-        """The workspace closes; what is not removed yet is at its next opening."""
+        """Stop sweeping; the next start of the workspace removes the rest."""
         self._is_open = False
         for task in self._sweeping:
             task.cancel()
@@ -87,13 +89,13 @@ class WorktreeSweeper:
         self._sweeping.add(task)
         task.add_done_callback(self._sweeping.discard)
 
-    # --- what
+    # --- sweeping
 
     async def _sweep_around(self, agent_id: str) -> None:
         try:
             owners = await self._store.read(worktrees_around(agent_id))
         except Exception:  # boundary: the next start finds them
-            log.exception("worktrees that agent %s worked in are not looked at", agent_id)
+            log.exception("cannot list the worktrees that agent %s worked in", agent_id)
             return
         await self._sweep_each(iter(owners))
 
@@ -102,48 +104,48 @@ class WorktreeSweeper:
             try:
                 async with self._sweeps:
                     await self._sweep(agent_id)
-            except Exception:  # boundary: it stays, and the others are looked at
-                log.exception("the worktree of agent %s cannot be removed", agent_id)
+            except Exception:  # boundary: it stays, and the others are inspected
+                log.exception("cannot remove the worktree of agent %s", agent_id)
 
     async def _sweep(self, agent_id: str) -> None:
         stored = await self._store.read(find_to_sweep(agent_id))
-        # From here to the first wait nobody can begin to work there; who comes later waits for us.
-        in_use = self._is_used(agent_id) or agent_id in self._looked_at
-        if in_use or agent_id in self._seen:
+        # From here to the first await no agent can begin to work there; later ones wait for us.
+        in_use = self._is_used(agent_id) or agent_id in self._inspecting
+        if in_use or agent_id in self._changed:
             return
         if stored is not None:
             await self.finish(stored)
-        elif agent_id in self._left:
-            self._left.discard(agent_id)
-            with self._looking_at(agent_id):
+        elif agent_id in self._orphaned:
+            self._orphaned.discard(agent_id)
+            with self._inspect(agent_id):
                 await self._worktrees.clear(agent_id)
 
     async def finish(self, stored: StoredAgent) -> WorktreeOutcome | None:
-        """What was changed in the agent's own worktree, which goes if nothing was."""
+        """Determine the changes in the agent's own worktree; remove it if it is unchanged."""
         agent_id, terms = stored.agent.agent_id, decode(stored.terms, AgentTerms)
-        with self._looking_at(agent_id):
-            settled = await self._worktrees.finish(terms)
-            if settled is None:
+        with self._inspect(agent_id):
+            outcome = await self._worktrees.finish(terms)
+            if outcome is None:
                 return None
-            if not settled.kept:
+            if not outcome.kept:
                 gone = set_worktree(agent_id, worktree="", branch="", terms=stored.terms)
                 await asyncio.shield(self._store.write(gone))
-            elif not settled.error:
-                self._seen.add(agent_id)
-        return settled
+            elif not outcome.error:
+                self._changed.add(agent_id)
+        return outcome
 
-    # --- who works where
+    # --- agents at work
 
-    async def make_way(self, path: Iterable[str]) -> None:
-        """Somebody who is live begins to work in what the last of these agents works in."""
+    async def begin_work(self, path: Iterable[str]) -> None:
+        """Wait for inspections before a live run begins to work as the last agent of the path."""
         for agent_id in path:
-            if (looked_at := self._looked_at.get(agent_id)) is not None:
-                await looked_at.wait()
-            self._seen.discard(agent_id)
-            self._left.discard(agent_id)
+            if (inspected := self._inspecting.get(agent_id)) is not None:
+                await inspected.wait()
+            self._changed.discard(agent_id)
+            self._orphaned.discard(agent_id)
 
     def has_below(self, agent_id: str) -> bool:
-        """Whether others work for it still."""
+        """Return True while the agent has sub-agents at work."""
         return any(agent_id in path[:-1] for path in self._paths())
 
     def _is_used(self, agent_id: str) -> bool:
@@ -153,10 +155,10 @@ class WorktreeSweeper:
         return (run.duty.path for run in self._live() if run.duty is not None)
 
     @contextmanager
-    def _looking_at(self, agent_id: str) -> Generator[None]:
-        looked_at = self._looked_at[agent_id] = asyncio.Event()
+    def _inspect(self, agent_id: str) -> Generator[None]:
+        inspected = self._inspecting[agent_id] = asyncio.Event()
         try:
             yield
         finally:
-            del self._looked_at[agent_id]
-            looked_at.set()
+            del self._inspecting[agent_id]
+            inspected.set()

@@ -1,7 +1,7 @@
-"""What is noted of a worktree, in a file beside it, for who comes after a server that was killed.
+"""Note files beside worktrees, for recovery after a server was killed.
 
-A note is there from the beginning of a worktree until that is gone. So what was left half made, or
-before it was written down who works there, can be told from what somebody has worked in.
+A note exists from the start of a worktree's creation until its removal. It distinguishes a worktree
+that was left incomplete, or whose agent was not stored yet, from one that an agent has worked in.
 """
 
 import logging
@@ -19,25 +19,26 @@ NOTE_BYTES_MAX = 64 << 10  # A few paths.
 
 
 class WorktreeNote(Struct, frozen=True):
-    common: str  # What all working trees of the repository share.
+    common: str  # The git directory that all working trees of the repository share.
     base: str
-    branch: str = ""  # Once there may be one.
-    workspace: str = ""  # This and the next, once it is whole.
+    branch: str = ""  # Set before the branch is created.
+    workspace: str = ""  # This and `entry` are set once the worktree is complete.
     entry: str = ""
 
 
 def noted_in(folders: Path) -> list[str]:
-    """The names of all worktrees there, also of those half made. Blocks as the disk does."""
+    """List the names of all worktrees there, incomplete ones included. Blocks on disk I/O."""
     try:
         return [note.stem for note in folders.glob(f"*{SUFFIX}")]
     except OSError as exc:
-        log.warning("the worktrees in %s cannot be listed: %s", folders, exc)
+        log.warning("cannot list the worktrees in %s: %s", folders, exc)
         return []
 
 
 def write_note(folder: Path, note: WorktreeNote) -> None:
-    """Raises `OSError`."""
-    # After a crash of the machine nobody knows what else is there: it is left for people.
+    """Write or replace the note of a worktree; raises `OSError`."""
+    # After a crash of the machine the state of the other files is unknown anyway, so the worktree
+    # is left for people to clean up.
     replace_file(_file_of(folder), encode(note), durable=False)
 
 
@@ -47,7 +48,7 @@ def find_note(folder: Path) -> WorktreeNote | None:
     except FileNotFoundError:
         return None
     except (UnreadableFile, MsgspecError) as exc:
-        log.warning("%s is left, as its note cannot be read: %s", folder, exc)
+        log.warning("worktree %s is kept because its note cannot be read: %s", folder, exc)
         return None
 
 
@@ -55,7 +56,7 @@ def remove_note(folder: Path) -> None:
     try:
         _file_of(folder).unlink(missing_ok=True)
     except OSError as exc:
-        log.warning("the note of worktree %s is left: %s", folder, exc)
+        log.warning("cannot remove the note of worktree %s: %s", folder, exc)
 
 
 def _file_of(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What agents of all workspaces of a server work with: picked once, by `assemble.py`."""
+"""Services for the sub-agents of all workspaces of a server; `assemble.py` creates them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class BlockingCall(Protocol):
-    """Does what blocks as the disk does, beside the event loop."""
+    """Run a blocking function in a thread."""
 
     async def __call__(self, job: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    fleet: Fleet  # Whose workers do what agents are given.
-    discovery_dir: Path  # Where those are found.
-    make_post: Callable[[Path], PostOffice]  # The mailboxes in a folder.
+class FleetServices:
+    fleet: Fleet  # Its workers run the assignments.
+    discovery_dir: Path  # Where workers register.
+    make_post: Callable[[Path], PostOffice]  # Opens the mailboxes in a folder.
     blocking: BlockingCall
