@@ -1,8 +1,9 @@
-"""Time as a value that is passed in: the real one here, a hand-wound one in tests."""
+"""Time as a dependency: the real clock here, a manual one in tests."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -24,14 +25,14 @@ class LoopClock:
     """The wall clock, with timers on the running event loop."""
 
     def now_s(self) -> float:
-        return time.time()  # noqa: TID251 - this is the clock that the others take
+        return time.time()  # noqa: TID251 - all others use this clock
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, action)
 
 
 async def pause(clock: Clock, delay_s: float) -> None:
-    """Wait for so long by that clock."""
+    """Wait for `delay_s` on this clock."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end() -> None:
@@ -43,3 +44,18 @@ async def pause(clock: Clock, delay_s: float) -> None:
         await over
     finally:
         timer.cancel()
+
+
+def format_time(at_s: float) -> str:
+    """Format a time as RFC 3339 in UTC, to the millisecond and with a `Z`."""
+    text = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> float | None:
+    """Parse an RFC 3339 time into seconds since 1970; None if it is malformed."""
+    try:
+        found = datetime.fromisoformat(text.upper())  # RFC 3339 allows lowercase `t` and `z`.
+        return found.timestamp() if found.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None

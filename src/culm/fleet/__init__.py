@@ -1,7 +1,7 @@
-"""Sub-agents: workers that take assignments over a link, and parents that give them.
+"""Sub-agents: workers that accept assignments over a link, and hosts that send them.
 
-`serve` makes a worker of an executor, `connect` is a parent's way to one. What they need is
-imported when it is asked for: whoever needs only the frames does not pay for the rest.
+`serve` turns an executor into a worker, `connect` connects a host to one. Their dependencies are
+imported on first use, so that a user of the frames alone does not load the rest.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         failed,
     )
     from culm.fleet.host.callbacks import DenyAll, WorkerAsk
-    from culm.fleet.host.peer import WorkerPeer
     from culm.fleet.host.run_control import RunControl
+    from culm.fleet.host.run_driver import WorkerPeer
     from culm.fleet.protocol.frames import RunSpec
     from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnce
 
@@ -56,7 +56,7 @@ _HOMES: Final = {
         *("completed", "failed"),
     ),
     "host.callbacks": ("DenyAll", "WorkerAsk"),
-    "host.peer": ("WorkerPeer",),
+    "host.run_driver": ("WorkerPeer",),
     "host.run_control": ("RunControl",),
     "protocol.frames": ("RunSpec",),
     "worker_server.base": ("ServeInTurn", "ServeMany", "ServeOnce"),
@@ -80,11 +80,11 @@ async def serve(
     tls: tuple[Path, Path] | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Take assignments until `mode` (`One()` if none is given) says that it is over.
+    """Accept assignments until `mode` (default `ServeOnce()`) ends.
 
-    `tls` is a certificate and its key, as PEM files. `on_ready` is told the endpoint once parents
-    can connect. What is not loopback needs a token and TLS. Raises `ListenFailed`, `NobodyCame`,
-    and `InvalidRequest` for a door that stands open or a TLS file that cannot be used.
+    `tls` is a certificate and its key, as PEM files. `on_ready` is called with the endpoint once
+    hosts can connect. An address that is not loopback needs a token and TLS. Raises `ListenFailed`,
+    `ConnectTimeout`, and `InvalidRequest` for an unprotected address or an unusable TLS file.
     """
     from culm.clock import LoopClock
     from culm.fleet.transport.tls import ServerTls
@@ -104,12 +104,12 @@ async def serve(
 async def connect(
     endpoint: str, *, token: str | None = None, ca: Path | None = None
 ) -> AsyncGenerator["WorkerPeer"]:
-    """A worker that takes runs until the block ends; raises `ConnectFailed`.
+    """Connect to a worker that accepts runs until the block ends; raises `ConnectFailed`.
 
     `ca` is a PEM file that is trusted instead of the usual roots.
     """
     from culm.clock import LoopClock
-    from culm.fleet.host.peer import WorkerPeer
+    from culm.fleet.host.run_driver import WorkerPeer
     from culm.fleet.transport.websocket import connect_websocket
 
     link = await connect_websocket(endpoint, token, ca)

@@ -1,7 +1,7 @@
-"""The seam towards whoever does the work of a run in a worker.
+"""Interface between a worker and the executor that carries out a run.
 
-An executor is `async def run(spec, events, steer, cancel, host) -> Outcome`. It is called once a
-run, with things that end with it: after it returned, `events` and `host` refuse.
+An executor is `async def run(spec, events, steer, cancel, host) -> Outcome`. It is called once per
+run, with objects that end with the run: after it returned, `events` and `host` refuse.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from culm.wire.codec import Json
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `completed` has a result, `error` an error, `cancelled` neither."""
+    """The end of a run. `completed` has a result, `error` an error, `cancelled` neither."""
 
     status: Status
     result: str | None = None
@@ -32,50 +32,50 @@ def failed(error: str) -> Outcome:
     return Outcome("error", error=error)
 
 
-# How an error begins that is no failure of the work, for hosts to tell by.
+# Prefixes by which hosts recognize errors that are not failures of the work.
 LIMIT_PREFIX = "limit:"
 DENIED_PREFIX = "denied:"
 
 
-def limit_error(name: str, words: str) -> str:
-    """What a run says that a limit has ended."""
-    return f"{LIMIT_PREFIX}{name}: {words}"
+def limit_error(name: str, text: str) -> str:
+    """Error text of a run that a limit has ended."""
+    return f"{LIMIT_PREFIX}{name}: {text}"
 
 
 class RunEnded(Exception):
-    """What is said to a run's host after the run has ended, or the host is gone."""
+    """The run has ended or its host is gone, so nothing can be sent any more."""
 
 
 class EventSink(Protocol):
     async def emit(self, event: Mapping[str, Json]) -> None:
-        """Tell the host; `type` says what it is. Waits while 256 of a run are not sent yet.
+        """Send an event to the host; `type` names its kind. Waits while 256 are unsent.
 
-        Of what only grows a text (`token`, …) or repeats a state, some may be dropped towards a
-        slow host; that is counted and told. Raises `RunOver`.
+        Events that only extend a text (`token`, …) or repeat a state may be dropped if the host is
+        slow; drops are counted and reported. Raises `RunEnded`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SteerMessage:
-    """What the host says in the middle of a run."""
+    """A message from the host in the middle of a run."""
 
     text: str
-    id: str = ""  # If there is one, the host waits to hear `message_admitted` with it.
+    id: str = ""  # If set, the host waits for `message_admitted` with this id.
 
 
 class SteerInbox(Protocol):
     async def next(self) -> SteerMessage:
-        """Wait for the next one. Never ends by itself: a cancel of the run ends the wait."""
+        """Wait for the next message. Only a cancel of the run ends the wait."""
         ...
 
     def take_nowait(self) -> list[SteerMessage]:
-        """All that wait now."""
+        """Return all waiting messages."""
         ...
 
 
 class CancelToken(Protocol):
-    """Told that the run shall end. Who does not end within seconds is ended."""
+    """Set when the run shall end. A run that does not end within seconds is aborted."""
 
     def is_set(self) -> bool: ...
 
@@ -83,31 +83,32 @@ class CancelToken(Protocol):
 
 
 class RunHost(Protocol):
-    """What a run may ask of its host while it goes on."""
+    """The requests that a run may send to its host."""
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it is one of ours, and was told at provisioning to take `call`s."""
+        """True if the host is one of ours and accepts `call`s, as stated at provisioning."""
         ...
 
     async def ask(self, body: Mapping[str, Json]) -> bool:
-        """Whether it may: False if it was denied, if nobody answered, or the host is gone.
+        """Ask for approval: False if denied, if no answer came or if the host is gone.
 
-        If the host takes calls, raises `NotAsked` where nobody has decided, as far as is known.
+        If the host takes calls, raises `ApprovalUnavailable` where no decision is known to have
+        been made.
         """
         ...
 
     async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
-        """Have a host call done; raises `CallFailed` with the host's reason, `RunOver`."""
+        """Make a host call; raises `HostCallFailed` with the host's reason, and `RunEnded`."""
         ...
 
 
 class ApprovalUnavailable(Exception):
-    """It may not, and that is nobody's decision. Says why, in words."""
+    """Not approved, though nobody decided so. The message gives the reason."""
 
 
 class HostCallFailed(Exception):
-    """The host did not do it. Says why, in words."""
+    """The host did not carry out the call. The message gives the reason."""
 
 
 class Executor(Protocol):

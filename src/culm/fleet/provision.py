@@ -1,11 +1,13 @@
-"""The provision document: all that a worker is given, once, on its standard input.
+"""The provision document: everything a worker is given, once, on its standard input.
 
-Unknown fields are ignored and missing ones have defaults, so parent and worker need not be
-upgraded together. What is ours alone is under `culm`.
+Unknown fields are ignored and missing ones have defaults, so host and worker need not be upgraded
+together. Our own extensions are under `culm`.
 """
 
 import json
 import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -17,20 +19,26 @@ from culm.wire.codec import Json, printable
 
 PROVISION_BYTES_MAX: Final = 8 << 20
 PROVISION_VERSION: Final = 2
-DEPTH_MAX: Final = 4  # Of a tree, unless a document says less.
-SECONDS_MAX: Final = 10 * 365 * 86_400.0  # No timer takes any number.
+DEPTH_MAX: Final = 4  # For a tree, unless a document sets a lower limit.
+SECONDS_MAX: Final = 10 * 365 * 86_400.0  # Timers do not accept arbitrary numbers.
 IDLE_S: Final = 300.0
 ACCEPT_S: Final = 120.0
 ExecutorKind = Literal["echo", "bamboo_runtime", "cli_adapter", "claude_code", "codex"]
 KINDS: Final = get_args(ExecutorKind)
-WORDS_CHARS_MAX: Final = 500  # Of what the reader of JSON has to say.
+ERROR_CHARS_MAX: Final = 500  # For the error text of the JSON decoder.
 _REQUESTED: Final = ("default", "bypass", "auto")
-_INT_MAX: Final = (1 << 31) - 1  # Of a process or a descriptor.
+_INT_MAX: Final = (1 << 31) - 1  # For a process id or a descriptor.
 _EFFECTIVE: Final = ("default", "plan", "accept_edits", "dont_ask", "bypass", "auto")
+_NEEDED: Final = frozenset(
+    (
+        *("HOME", "PATH", "SHELL", "TERM", "LANG", "LANGUAGE", "TMPDIR", "TZ", "USER", "LOGNAME"),
+        *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    )
+)
 
 
 class BadProvision(Exception):
-    """It cannot be worked with. Says why in one line."""
+    """The document cannot be used. The message gives the reason in one line."""
 
 
 class Identity(Struct, frozen=True, omit_defaults=True):
@@ -38,7 +46,7 @@ class Identity(Struct, frozen=True, omit_defaults=True):
     parent_id: str | None = None
     project_key: str | None = None
     role: str = ""
-    depth: int = 0  # 0 is the root; a direct worker of it is 1.
+    depth: int = 0  # 0 is the root; its direct workers are 1.
 
 
 class EchoKind(Struct, frozen=True, tag_field="kind", tag="echo"):
@@ -52,8 +60,8 @@ class RuntimeKind(Struct, frozen=True, tag_field="kind", tag="bamboo_runtime"):
 class CliKind(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="cli_adapter"):
     command: str
     args: list[str] = []
-    # Ours; a foreign host leaves them out.
-    profile: str = ""  # claude, codex, crush: how that program is spoken to.
+    # Our extensions; a foreign host leaves them out.
+    profile: str = ""  # claude, codex or crush: the command line and output format to use.
     input: Literal["stdin", "argument"] = "stdin"
     output: Literal["lines", "json"] = "lines"
 
@@ -101,7 +109,7 @@ class OwnerStamp(Struct, frozen=True, omit_defaults=True):
     process_id: int
     instance_id: str
     worker_spawned_at: str
-    process_start_id: int | str | None = None  # Ours are clock ticks since the machine started.
+    process_start_id: int | str | None = None  # Ours are clock ticks since boot.
     session_id: str | None = None
 
 
@@ -171,22 +179,22 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     native_tool_ceiling: Json | UnsetType = UNSET
 
     def __repr__(self) -> str:
-        # The way to MCP is one with a token.
+        # The MCP settings contain a token.
         return f"Capabilities(mode={self.mode!r}, is_read_only={self.is_read_only}, …)"
 
     @property
     def is_read_only(self) -> bool:
-        """By its old name or by its new one."""
+        """True by either its old or its new name."""
         return self.read_only or self.guardian_read_only
 
     @property
     def depth_max(self) -> int:
-        """Of the tree: who is so deep starts no other."""
+        """Maximum depth of the tree: an agent at this depth starts no others."""
         return DEPTH_MAX if self.max_spawn_depth is None else self.max_spawn_depth
 
     @property
     def mode(self) -> str:
-        """The permission mode in effect: as it was named, else by the older booleans."""
+        """The effective permission mode: the named one, else the one the older booleans imply."""
         if self.permission_effective_mode:
             return self.permission_effective_mode
         if self.auto_approve_permissions:
@@ -195,37 +203,38 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
 
 
 class ProvisionContext(Struct, frozen=True, omit_defaults=True):
-    """Files that agents read first: of the project, and of the user wherever they are."""
+    """Context files that agents read first: those of the project and those of the user."""
 
     project: list[str] = []
     user: list[str] = []
 
 
 class CulmExtension(Struct, frozen=True, omit_defaults=True):
-    """What only our parent says to our worker; what is Json is checked by who works with it."""
+    """Settings from our host for our worker; Json values are checked where they are used."""
 
-    control_fd: int | None = None  # The socket to whoever launched it; its end is the owner's.
-    host_calls: bool = False  # Host calls, and receipts of steering, are understood above.
-    env: dict[str, str] | None = None  # Of the processes that tools start.
-    prompt: str = ""  # A role's words, behind the system prompt.
-    roles: str = ""  # What its model is told of the roles that it may start agents as.
-    # A `model.choice.Chosen`, with how to reach it and what it costs: instead of credentials.
+    # The socket to the launching process; its end means that the owner is gone.
+    control_fd: int | None = None
+    host_calls: bool = False  # The host understands host calls and receipts of steering messages.
+    env: dict[str, str] | None = None  # For the processes that tools start.
+    prompt: str = ""  # The text of a role, appended to the system prompt.
+    roles: str = ""  # The description of the roles as which its model may start agents.
+    # A `model.choice.ChosenModel` with endpoint and prices, used instead of credentials.
     chosen: Json | UnsetType = UNSET
-    questions: bool = False  # People may be asked questions, by a host call.
-    ask_s: float | None = None  # So long somebody may think about an ask.
-    approve: Json | UnsetType = UNSET  # What decides instead of a person, as with a prompt.
+    questions: bool = False  # Questions to people are possible, by a host call.
+    ask_s: float | None = None  # Time limit for the answer to an ask.
+    approve: Json | UnsetType = UNSET  # An automatic decision, as with a prompt.
     # As in the configuration of the workspace, as far as it is trusted.
     rules: Json | UnsetType = UNSET
-    # Paths in rules that deny or ask are not only from the workspace, but from these, too.
+    # Deny and ask rules also apply to paths relative to these directories.
     rules_also_from: list[str] = []
     hooks: Json | UnsetType = UNSET
     own_tools: Json | UnsetType = UNSET
-    allowed_tools: list[str] = []  # Need not be asked about.
-    context_paths: ProvisionContext | None = None  # None are the usual ones.
-    compacts: bool = True  # A conversation that becomes too long is summarized.
+    allowed_tools: list[str] = []  # Allowed without an ask.
+    context_paths: ProvisionContext | None = None  # None means the default files.
+    compacts: bool = True  # Summarize a conversation that becomes too long.
 
     def __repr__(self) -> str:
-        # An environment is full of keys, and a chosen model has one.
+        # An environment may contain keys, and a chosen model has one.
         return f"Extension(control_fd={self.control_fd}, host_calls={self.host_calls}, …)"
 
 
@@ -253,7 +262,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def parse_provision(data: bytes) -> Provision:
-    """Raises `BadProvision`, which never repeats what the document says of secrets."""
+    """Raises `BadProvision`, whose message never repeats secrets of the document."""
     if len(data) > PROVISION_BYTES_MAX:
         raise BadProvision(f"the provision has more than {PROVISION_BYTES_MAX >> 20} MiB")
     if not data.strip():
@@ -261,21 +270,21 @@ def parse_provision(data: bytes) -> Provision:
     try:
         provision = _decoder.decode(data)
     except msgspec.ValidationError as exc:
-        words = printable(str(exc))[:WORDS_CHARS_MAX]
-        if "$.executor.kind" in words:
-            words += f"; this worker knows {', '.join(KINDS)}"
-        raise BadProvision(f"the provision cannot be used: {words}") from exc
+        text = printable(str(exc))[:ERROR_CHARS_MAX]
+        if "$.executor.kind" in text:
+            text += f"; this worker knows {', '.join(KINDS)}"
+        raise BadProvision(f"the provision cannot be used: {text}") from exc
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise BadProvision("the provision is not valid JSON") from exc
     check_provision(provision)
-    # What is written again to the very same bytes has no key twice: so are all of ours.
+    # A document that encodes to the same bytes has no duplicate key; all of ours do.
     if _encode(provision) != data:
         _refuse_duplicates(data)
     return provision
 
 
 def encode_provision(provision: Provision) -> bytes:
-    """Raises `BadProvision` for what no worker would take."""
+    """Raises `BadProvision` for a document that no worker would accept."""
     check_provision(provision)
     data = _encode(provision)
     if len(data) > PROVISION_BYTES_MAX:
@@ -284,7 +293,7 @@ def encode_provision(provision: Provision) -> bytes:
 
 
 def _encode(provision: Provision) -> bytes:
-    """Whole seconds are written as whole numbers: workers of another kind take no others."""
+    """Encode whole seconds as integers: workers of another kind accept no other numbers."""
     limits = provision.limits
     written = replace(
         limits,
@@ -302,7 +311,7 @@ def _refuse_duplicates(data: bytes) -> None:
     def check(pairs: list[tuple[str, Json]]) -> Json:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise BadProvision("the provision has a key twice, and so two readings")
+            raise BadProvision("the provision contains a key twice")
         return found
 
     try:
@@ -311,18 +320,18 @@ def _refuse_duplicates(data: bytes) -> None:
         raise BadProvision("the provision is not valid JSON") from exc
 
 
-# --- what it may not say
+# --- checks
 
 
 def check_provision(provision: Provision) -> None:
     """Raises `BadProvision`."""
     if provision.version < 1:
-        raise BadProvision("version is not a version")
+        raise BadProvision("version must be at least 1")
     if provision.bus is not None:
-        raise BadProvision("a bus is not supported: leave out `bus`, and connect directly")
+        raise BadProvision("a bus is not supported: leave out `bus` and connect directly")
     _check_identity(provision.identity)
     _check_owner(provision.owner)
-    _check_places(provision)
+    _check_paths(provision)
     _check_limits(provision.limits)
     _check_capabilities(provision.capabilities)
     _check_extension(provision.culm)
@@ -331,7 +340,7 @@ def check_provision(provision: Provision) -> None:
 def _check_identity(identity: Identity) -> None:
     if not is_safe_stem(identity.child_id):
         raise BadProvision(
-            "identity.child_id is no safe id: letters, digits, _ - . and no .., "
+            "identity.child_id is not a safe id: use letters, digits, _ - . and no .., "
             f"at most {STEM_CHARS_MAX}"
         )
     if identity.depth < 0:
@@ -342,20 +351,20 @@ def _check_owner(owner: OwnerStamp | None) -> None:
     if owner is None:
         return
     if not 1 <= owner.process_id <= _INT_MAX:
-        raise BadProvision("owner.process_id is no process")
+        raise BadProvision("owner.process_id is not a process id")
     if isinstance(owner.process_start_id, int) and owner.process_start_id < 0:
         raise BadProvision("owner.process_start_id is negative")
 
 
-def _check_places(provision: Provision) -> None:
-    places = {
+def _check_paths(provision: Provision) -> None:
+    paths = {
         "fabric_dir": provision.fabric_dir,
         "storage_dir": provision.storage_dir,
         "workspace": provision.workspace,
     }
-    for name, place in places.items():
-        if place is not None and (not place or "\0" in place):
-            raise BadProvision(f"{name} is no path")
+    for name, path in paths.items():
+        if path is not None and (not path or "\0" in path):
+            raise BadProvision(f"{name} is not a path")
 
 
 def _check_limits(limits: ProvisionLimits) -> None:
@@ -364,14 +373,14 @@ def _check_limits(limits: ProvisionLimits) -> None:
         ("idle_timeout_secs", limits.idle_timeout_secs),
         ("max_rounds", limits.max_rounds),
     ):
-        # What is not above 0 is also what is no number.
+        # Written as `not value > 0` to exclude NaN, too.
         if value is not None and (not value > 0 or value == math.inf):
             raise BadProvision(f"limits.{name} must be a number above 0")
 
 
 def _check_extension(given: CulmExtension) -> None:
     if given.control_fd is not None and not 3 <= given.control_fd <= _INT_MAX:
-        raise BadProvision("culm.control_fd is not a descriptor of its own")
+        raise BadProvision("culm.control_fd must be a descriptor above 2")
     if given.ask_s is not None and not 0 < given.ask_s <= SECONDS_MAX:
         raise BadProvision("culm.ask_s must be a number above 0")
 
@@ -381,7 +390,7 @@ def _check_capabilities(given: Capabilities) -> None:
         raise BadProvision("capabilities.mcp and mcp_proxy exclude each other")
     if given.max_spawn_depth is not None and given.max_spawn_depth < 0:
         raise BadProvision("capabilities.max_spawn_depth is negative")
-    # Each narrows what a worker may do. To pass over what is not known here would widen it.
+    # Each restricts the worker. To ignore one that is unknown here would lift the restriction.
     for name, is_given in (
         ("initial_input_release_required", given.initial_input_release_required),
         ("child_creation_identity", given.child_creation_identity),
@@ -395,7 +404,7 @@ def _check_capabilities(given: Capabilities) -> None:
 
 
 def _check_modes(given: Capabilities) -> None:
-    """Both modes or none, and the older booleans as the modes have it."""
+    """Require both modes or none, and older booleans that agree with them."""
     requested, effective = given.permission_requested_mode, given.permission_effective_mode
     if given.bypass and given.auto_approve_permissions:
         raise BadProvision("capabilities.bypass and auto_approve_permissions exclude each other")
@@ -407,11 +416,34 @@ def _check_modes(given: Capabilities) -> None:
     if not requested:
         return
     if requested not in _REQUESTED or effective not in _EFFECTIVE:
-        raise BadProvision("capabilities name a permission mode that there is not")
-    # A configured `plan` outweighs every request; else a request outweighs what is configured.
+        raise BadProvision("capabilities contain an unknown permission mode")
+    # A configured `plan` overrides every request; otherwise a request overrides the configuration.
     may_be = ("default", effective) if effective in ("auto", "bypass") else ("default",)
     if effective != "plan" and requested not in may_be:
-        raise BadProvision("the requested and the effective permission mode do not fit")
+        raise BadProvision("the requested and the effective permission mode are inconsistent")
     is_auto = "auto" in (requested, effective)
     if (given.bypass, given.auto_approve_permissions) != (effective == "bypass", is_auto):
-        raise BadProvision("the permission modes and the booleans beside them disagree")
+        raise BadProvision("the permission modes contradict the older booleans")
+
+
+# --- storage and environment of a worker
+
+
+def storage_beside(discovery_dir: Path, child_id: str) -> Path:
+    """Default storage of a worker: next to the discovery directory in which it is published."""
+    return discovery_dir.absolute().parent / "workers" / child_id
+
+
+def storage_of(provision: Provision) -> Path:
+    if provision.storage_dir is not None:
+        return Path(provision.storage_dir)
+    return storage_beside(Path(provision.fabric_dir), provision.identity.child_id)
+
+
+def keyless_env(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
+    """Return the environment a program needs on this machine, without keys except those named."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _NEEDED or name.startswith(("LC_", "XDG_")) or name in also
+    }

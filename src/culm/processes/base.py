@@ -1,4 +1,4 @@
-"""The seam towards processes: what is started for whom, and how it is ended for certain."""
+"""Interfaces for starting processes and for ending them, with all their descendants, reliably."""
 
 import asyncio
 import socket
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-KILL_GRACE_S = 1.0  # Between asking a process to end and ending it.
-KILL_BOUND_S = 4.0  # All of a kill, with its verification; a stopped run has 5 seconds.
+KILL_GRACE_S = 1.0  # Between SIGTERM and SIGKILL.
+KILL_BOUND_S = 4.0  # For a whole kill with its verification; a stopped run has 5 seconds.
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """For whom a process runs. Shown in `GET …/processes`."""
+    """The workspace, session, run and call that a process runs for, shown in `GET …/processes`."""
 
     workspace_id: str
     kind: str  # call, job, hook, tool, shell, agent
@@ -27,111 +27,130 @@ class ProcessRequest:
 
     argv: Sequence[str]
     cwd: str
-    env: Mapping[str, str]  # All of it: nothing is inherited.
+    env: Mapping[str, str]  # The complete environment: nothing is inherited.
     owner: ProcessOwner
-    # Ours, passed on as descriptors 0, 1, 2 and further; the caller closes its own copies.
+    # Our descriptors, which become descriptors 0, 1, 2 and up in the process. The caller closes its
+    # own copies.
     descriptors: Sequence[int]
-    title: str = ""  # What people are shown; the command as they know it.
-    started_s: float = 0.0  # Seconds since 1970; 0 means when it is started.
+    title: str = ""  # The command as displayed to people.
+    started_s: float = 0.0  # Seconds since 1970; 0 means the time of the start.
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How the process that was ordered ended, and what became of what it had started."""
+    """The exit status of a requested process, and the fate of the processes it started."""
 
     code: int | None  # None if a signal ended it ...
     signal: int | None = None  # ... which is this one.
-    swept: int = 0  # Processes it left behind, which were ended.
-    left: tuple[int, ...] = ()  # Pids that could not be ended in time; they stay listed.
-    lost: bool = False  # Its keeper died: how it ended is not known.
+    swept: int = 0  # Processes it left behind that were killed.
+    left: tuple[int, ...] = ()  # Pids that could not be killed in time; they stay listed.
+    lost: bool = False  # Its supervisor died, so the exit status is unknown.
 
 
 class ProcessStartFailed(Exception):
-    """The process could not be started. Says why, in words."""
+    """The process could not be started. The message gives the reason."""
 
 
 class ProcessHandle(Protocol):
-    """A process in custody, with everything that descends from it."""
+    """A supervised process with all its descendants."""
 
     @property
     def pid(self) -> int: ...
 
     @property
-    def order(self) -> ProcessRequest: ...
+    def request(self) -> ProcessRequest: ...
 
     async def wait(self) -> ProcessExit:
-        """Wait until it, and all that descends from it, has ended. May be awaited by several."""
+        """Wait until the process and all its descendants have ended. Several tasks may wait."""
         ...
 
     async def kill(self, grace_s: float = KILL_GRACE_S) -> ProcessExit:
-        """Ask all of it to end, then end it, and verify. At most `KILL_BOUND_S`.
+        """Terminate the whole tree, then kill it, and verify. Takes at most `KILL_BOUND_S`.
 
-        Once begun it goes on, whether or not it is awaited. A grace that would not leave the
-        time to verify is shortened.
+        Once begun, the kill continues even if it is no longer awaited. A grace period that would
+        not leave time for the verification is shortened.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """What custody holds, as people see it."""
+    """A supervised process as displayed to people."""
 
     pid: int
     title: str
     owner: ProcessOwner
     age_s: float
-    rss_bytes: int  # Of it and all that descends from it.
+    rss_bytes: int  # Sum over the process and its descendants.
     pids: Sequence[int] = field(default_factory=tuple[int, ...])
-    stopping: bool = False  # It was killed, and is not gone yet.
+    stopping: bool = False  # It was killed but has not ended yet.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChannel:
-    """A way for another process to order from our keeper, as long as that lives."""
+    """A connection by which another process may use our supervisor while that supervisor lives."""
 
     socket: socket.socket  # To be passed on; the caller closes its own copy.
     process_tag: int
     base: int
-    # Set when whoever had the socket is gone, and with it every process it had ordered.
+    # Set when the peer is gone and every process it had requested has ended.
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WorkerSupervisor(Protocol):
-    """What a keeper does for processes of our own, which are in nobody's custody: workers."""
+    """The supervisor's services for our own worker processes, which are not commands of a tool."""
 
-    async def start_sidecar(self, order: ProcessRequest) -> None:
-        """Have it started by the keeper, with which it dies; raises `StartFailed`.
+    async def start_sidecar(self, request: ProcessRequest) -> None:
+        """Start a process that dies with the supervisor. Raises `ProcessStartFailed`.
 
-        What it forks outlives it, and falls to the keeper or to us. Nothing is told of it: who
-        starts one holds the other end of something that it was given.
+        Its forks outlive it and are adopted by the supervisor or by us. Its end is not reported:
+        the caller detects it by holding the other end of a descriptor that was passed on.
         """
         ...
 
     async def connect(self) -> WorkerChannel:
-        """Raises `StartFailed`."""
+        """Open a channel for one more client. Raises `ProcessStartFailed`."""
         ...
 
 
 class Processes(Protocol):
-    """Who starts and ends every process a tool needs."""
+    """Starts and ends every process that a tool needs."""
 
     @property
-    def nursery(self) -> WorkerSupervisor | None:
-        """None where there is no keeper."""
+    def worker_supervisor(self) -> WorkerSupervisor | None:
+        """The services for workers; None where no supervisor exists."""
         ...
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
-        """Start it; raises `StartFailed`. If it is cancelled meanwhile, it is killed first."""
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
+        """Start a process; raises `ProcessStartFailed`. A canceled start kills the process."""
         ...
 
     def warm_nowait(self) -> None:
-        """A process will be wanted soon: get ready, without waiting."""
+        """Prepare for a process that will be needed soon, without waiting."""
         ...
 
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
-        """What is held for a workspace, also what could not be ended yet."""
+        """List the processes of a workspace, including those that could not be ended yet."""
         ...
 
     async def end_all(self, workspace_id: str) -> list[int]:
-        """End everything of a workspace; returns the pids that could not be ended."""
+        """End all processes of a workspace; return the pids that could not be ended."""
         ...
+
+
+class NoProcesses:
+    """Implements `Processes` without starting any: for simulations and for tools that need none."""
+
+    worker_supervisor = None
+
+    def warm_nowait(self) -> None:
+        pass
+
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
+        raise ProcessStartFailed("processes are disabled here")
+
+    async def processes(self, workspace_id: str) -> list[ProcessInfo]:
+        return []
+
+    async def end_all(self, workspace_id: str) -> list[int]:
+        return []

@@ -1,4 +1,4 @@
-"""The door to custody, and the one place that decides which kind the platform allows."""
+"""Opens the kind of process supervision that the platform allows."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def missing_feature() -> str | None:
-    """What the platform lacks for a keeper; None if it has all."""
+    """Name the platform feature that the supervisor lacks; None if all are present."""
     if not sys.platform.startswith("linux"):
         return "it is not Linux"
     if not hasattr(socket, "SOCK_SEQPACKET") or not hasattr(os, "memfd_create"):
@@ -37,17 +37,17 @@ def missing_feature() -> str | None:
 
 @asynccontextmanager
 async def open_processes(data_dir: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Processes]:
-    """At the end of the block nothing that was started in it is left.
+    """Open process supervision; at the end of the block, no process it started is left.
 
-    What an earlier server with this data directory left behind is ended first.
+    Processes that an earlier server left behind in this data directory are ended first.
     """
     lack = missing_feature()
     if lack is not None:
-        _log.warning("processes are held without a keeper, and may escape: %s", lack)
+        _log.warning("processes run without a supervisor and may escape: %s", lack)
         async with open_direct_processes(clock) as direct:
             yield direct
         return
-    # Only here: these modules use what other platforms do not have.
+    # Imported here because these modules use features that other platforms lack.
     from culm.processes.supervisor_client import open_supervised_processes
 
     async with open_supervised_processes(data_dir, clock, ids) as processes:

@@ -1,4 +1,4 @@
-"""An order in the kernel's terms, and why one could not be carried out, in words."""
+"""Translate a process request into the kernel's terms, and a start failure into a message."""
 
 import errno
 import os
@@ -8,47 +8,49 @@ from culm.processes.base import ProcessRequest, ProcessStartFailed
 from culm.processes.linux import TOKEN_NAME
 from culm.processes.packets import PASSED_MAX, SpawnCommand
 
-DESCRIPTORS_MAX = PASSED_MAX - 2  # Beside the channel and the command.
+DESCRIPTORS_MAX = PASSED_MAX - 2  # Besides the channel and the command.
 
 
-def parse_order(order: ProcessRequest, token: str | None) -> SpawnCommand:
-    """Raises `StartFailed` for what no kernel takes. Without a token it is no set's command."""
-    if not order.argv or not order.argv[0]:
-        raise ProcessStartFailed("there is no command to start")
-    if len(order.descriptors) > DESCRIPTORS_MAX:
-        raise ProcessStartFailed(f"more than {DESCRIPTORS_MAX} descriptors are passed on")
-    for name in order.env:
+def make_command(request: ProcessRequest, token: str | None) -> SpawnCommand:
+    """Raises `ProcessStartFailed` for values no kernel accepts. Sidecars have no token."""
+    if not request.argv or not request.argv[0]:
+        raise ProcessStartFailed("the command is empty")
+    if len(request.descriptors) > DESCRIPTORS_MAX:
+        raise ProcessStartFailed(
+            f"too many descriptors: at most {DESCRIPTORS_MAX} can be passed on"
+        )
+    for name in request.env:
         if not name or "=" in name:
-            raise ProcessStartFailed(f"{name!r} is no name of an environment variable")
-    env = order.env if token is None else {**order.env, TOKEN_NAME: token}
+            raise ProcessStartFailed(f"invalid environment variable name: {name!r}")
+    env = request.env if token is None else {**request.env, TOKEN_NAME: token}
     return SpawnCommand(
-        [_encode(word, "an argument") for word in order.argv],
-        _encode(order.cwd, "the working directory"),
+        [_encode(argument, "an argument") for argument in request.argv],
+        _encode(request.cwd, "the working directory"),
         [_encode(f"{name}={value}", f"the variable {name!r}") for name, value in env.items()],
     )
 
 
 def _encode(text: str, what: str) -> bytes:
     if "\0" in text:
-        raise ProcessStartFailed(f"{what} holds a NUL, which no process can be given")
+        raise ProcessStartFailed(f"{what} contains a NUL character")
     try:
         return os.fsencode(text)
     except UnicodeEncodeError as exc:
-        raise ProcessStartFailed(f"{what} holds what cannot be encoded") from exc
+        raise ProcessStartFailed(f"{what} cannot be encoded") from exc
 
 
-def describe_failure(order: ProcessRequest, step: str, number: int) -> str:
-    """Why it could not be started. May look at the file system."""
-    name = order.argv[0]
+def describe_failure(request: ProcessRequest, step: str, number: int) -> str:
+    """Describe why a start failed. May access the file system."""
+    name = request.argv[0]
     reason = os.strerror(number).lower()
     if step == "chdir":
-        return _describe_directory(order.cwd, number, reason)
+        return _describe_directory(request.cwd, number, reason)
     if step == "fork":
         return f"no further process can be started: {reason}"
     if step != "exec":
         return f"`{name}` could not be prepared: {reason}"
     match number:
-        case errno.ENOENT if "/" in name and Path(order.cwd, name).exists():
+        case errno.ENOENT if "/" in name and Path(request.cwd, name).exists():
             return f"`{name}` cannot be executed: the interpreter it names is missing"
         case errno.ENOENT:
             where = "" if "/" in name else " in PATH"
@@ -58,7 +60,7 @@ def describe_failure(order: ProcessRequest, step: str, number: int) -> str:
         case errno.E2BIG:
             return f"`{name}` cannot be executed: its arguments and environment are too long"
         case errno.ENOEXEC:
-            return f"`{name}` cannot be executed: it is no program and names no interpreter"
+            return f"`{name}` cannot be executed: it is not a program and names no interpreter"
         case _:
             return f"`{name}` cannot be executed: {reason}"
 
@@ -68,10 +70,10 @@ def _describe_directory(cwd: str, number: int, reason: str) -> str:
         case errno.ENOENT:
             return f"the working directory {cwd} does not exist"
         case errno.ENOTDIR:
-            return f"{cwd} is no directory"
+            return f"{cwd} is not a directory"
         case _:
             return f"the working directory {cwd} cannot be entered: {reason}"
 
 
-def title_of(order: ProcessRequest) -> str:
-    return order.title or " ".join(order.argv)
+def title_of(request: ProcessRequest) -> str:
+    return request.title or " ".join(request.argv)

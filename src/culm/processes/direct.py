@@ -1,7 +1,8 @@
-"""Custody without a keeper, for platforms that lack a piece of it: the server starts processes.
+"""Processes without a supervisor, for platforms that lack a feature it needs.
 
-Each gets a session of its own and is ended by its process group. What leaves that group is not
-found, and a server that is killed leaves its processes behind. Made by `open_custody`.
+The server starts each process in a session of its own and ends it by its process group. A process
+that leaves the group is not found, and a killed server leaves its processes behind. Opened by
+`open_processes`.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from culm.processes.base import (
     ProcessRequest,
     ProcessStartFailed,
 )
-from culm.processes.commands import describe_failure, parse_order, title_of
+from culm.processes.commands import describe_failure, make_command, title_of
 from culm.processes.linux import TOKEN_NAME, read_table
 
-SETTLE_S = 0.1  # For what the command left and that is about to end.
+SETTLE_S = 0.1  # For processes that the command left and that are about to end.
 SWEEP_GRACE_S = 0.5
 SWEEP_BOUND_S = 2.0
 _PAUSE_S = 0.01
-# Out of the way first: the place of one may be the number of another.
+# Moved out of the way first: the target of one may be the number of another.
 _PLACE = """
 import fcntl, os, sys
 numbers = [int(n) for n in sys.argv[1].split(",")]
@@ -50,12 +51,12 @@ except OSError as exc:
 
 
 class DirectProcess:
-    """Implements `Held`. A thread of its own waits for the process."""
+    """Implements `ProcessHandle`. A thread of its own waits for the process."""
 
     def __init__(
-        self, order: ProcessRequest, process: subprocess.Popen[bytes], started_s: float
+        self, request: ProcessRequest, process: subprocess.Popen[bytes], started_s: float
     ) -> None:
-        self.order = order
+        self.request = request
         self.started_s = started_s
         self.pid = process.pid
         self.is_stopping = False
@@ -92,12 +93,12 @@ class DirectProcess:
             return
 
     def _hold(self) -> None:
-        """In the thread: wait for the process, then end what it left in its group."""
+        """Wait for the process in its thread, then end what it left in its group."""
         status = self._process.wait()
         swept, left = _sweep_group(self.pid)
         code, number = (None, -status) if status < 0 else (status, None)
         exit_ = ProcessExit(code, number, swept, (self.pid,) if left else ())
-        with suppress(RuntimeError):  # The loop is closed: it took too long to end.
+        with suppress(RuntimeError):  # The loop is closed because the process took too long to end.
             self._loop.call_soon_threadsafe(self._end, exit_)
 
     def _end(self, exit_: ProcessExit) -> None:
@@ -106,7 +107,7 @@ class DirectProcess:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Whether there is somebody in it. A group lives as long as a member, so it is ours."""
+    """Signal a group; False if it is empty. A group with a member keeps its id, so it is ours."""
     try:
         os.killpg(group, number)
     except OSError:
@@ -115,7 +116,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _is_alive(group: int) -> bool:
-    """Whether one of it is more than a zombie; where there is no /proc, it may be."""
+    """Return True if a member is not a zombie, or if /proc is missing."""
     try:
         table = read_table()
     except OSError:
@@ -124,7 +125,7 @@ def _is_alive(group: int) -> bool:
 
 
 def _sweep_group(group: int) -> tuple[int, bool]:
-    """How many were swept, as far as it can be told (one), and whether something is left."""
+    """Return how many were killed (known only as 0 or 1) and whether something is left."""
     begun_s = time.monotonic()  # noqa: TID251 - in a thread, where no timer of the loop reaches
     is_asked = False
     while _signal_group(group, 0) and _is_alive(group):
@@ -140,9 +141,9 @@ def _sweep_group(group: int) -> tuple[int, bool]:
 
 
 class DirectProcesses:
-    """Implements `Custody`."""
+    """Implements `Processes`."""
 
-    nursery = None
+    worker_supervisor = None
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -150,20 +151,22 @@ class DirectProcesses:
         self._held: list[DirectProcess] = []
         self._is_closing = False
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
-        """Does not wait: there is no moment at which it could be cancelled."""
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
+        """Start without waiting, so that a cancel cannot interrupt it."""
         if self._is_closing:
             raise ProcessStartFailed("the server is stopping")
-        held = DirectProcess(order, self._spawn(order), order.started_s or self._clock.now_s())
+        held = DirectProcess(
+            request, self._spawn(request), request.started_s or self._clock.now_s()
+        )
         self._forget_ended()
         self._held.append(held)
         return held
 
-    def _spawn(self, order: ProcessRequest) -> subprocess.Popen[bytes]:
+    def _spawn(self, request: ProcessRequest) -> subprocess.Popen[bytes]:
         token = f"direct.{next(self._numbers)}"
-        command = parse_order(order, token)
-        null = [subprocess.DEVNULL] * (3 - len(order.descriptors))
-        stdin, stdout, stderr, *further = [*order.descriptors, *null]
+        command = make_command(request, token)
+        null = [subprocess.DEVNULL] * (3 - len(request.descriptors))
+        stdin, stdout, stderr, *further = [*request.descriptors, *null]
         try:
             return subprocess.Popen(
                 _placing(further, command.argv) if further else command.argv,
@@ -172,36 +175,36 @@ class DirectProcesses:
                 stdout=stdout,
                 stderr=stderr,
                 cwd=command.cwd,
-                env={**order.env, TOKEN_NAME: token},
+                env={**request.env, TOKEN_NAME: token},
                 start_new_session=True,
             )
         except OSError as exc:
-            step = "exec" if Path(order.cwd).is_dir() else "chdir"
-            raise ProcessStartFailed(describe_failure(order, step, exc.errno or 0)) from exc
+            step = "exec" if Path(request.cwd).is_dir() else "chdir"
+            raise ProcessStartFailed(describe_failure(request, step, exc.errno or 0)) from exc
 
     def warm_nowait(self) -> None:
-        """There is no keeper to have ready."""
+        """Do nothing: there is no supervisor to prepare."""
 
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
-        """How much memory they use is not known here."""
+        """List the processes; their memory use is unknown here."""
         self._forget_ended()
         return [
             ProcessInfo(
                 held.pid,
-                title_of(held.order),
-                held.order.owner,
+                title_of(held.request),
+                held.request.owner,
                 max(0.0, self._clock.now_s() - held.started_s),
                 0,
                 (held.pid,),
                 held.is_stopping,
             )
             for held in self._held
-            if held.order.owner.workspace_id == workspace_id
+            if held.request.owner.workspace_id == workspace_id
         ]
 
     async def end_all(self, workspace_id: str) -> list[int]:
         return await self._end(
-            [held for held in self._held if held.order.owner.workspace_id == workspace_id]
+            [held for held in self._held if held.request.owner.workspace_id == workspace_id]
         )
 
     async def close(self) -> None:
@@ -218,10 +221,10 @@ class DirectProcesses:
 
 
 def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:
-    """A command by way of an interpreter that puts further descriptors into their places.
+    """Wrap a command in an interpreter that moves further descriptors to their numbers.
 
-    They come by their numbers here; what runs in between must be a program, for nothing else may
-    happen in a fork of a threaded server.
+    `pass_fds` keeps our numbers. The move needs a program, because running Python code in a fork of
+    a threaded server is unsafe.
     """
     numbers = ",".join(map(str, descriptors))
     before = (sys.executable, "-I", "-S", "-c", _PLACE, numbers)
@@ -230,7 +233,7 @@ def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:
 
 @asynccontextmanager
 async def open_direct_processes(clock: Clock) -> AsyncGenerator[DirectProcesses]:
-    """At the end of the block, what is still in its group is gone."""
+    """At the end of the block, every process still in its group has ended."""
     processes = DirectProcesses(clock)
     try:
         yield processes

@@ -1,7 +1,7 @@
-"""What Linux knows of processes: /proc as values, and the three `prctl` calls custody needs.
+"""Linux process facts: /proc as values, and the three `prctl` calls that supervision needs.
 
-Imported by the bare keeper, so it imports nothing that is slow to import. Who is killed is
-decided elsewhere.
+Imported by the bare supervisor, so it imports nothing that is slow to import. The decision which
+processes to kill is made elsewhere.
 """
 
 import ctypes
@@ -13,15 +13,16 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-_library = ctypes.CDLL(None, use_errno=True)  # Once: each fork would spend half a millisecond.
+# Loaded once: each fork would spend half a millisecond on it.
+_library = ctypes.CDLL(None, use_errno=True)
 
 TOKEN_NAME = "CULM_PROCESS_TOKEN"  # In the environment of every command.
-_MARK_ROW = b"Max realtime timeout"
+_TAG_ROW = b"Max realtime timeout"
 _ENVIRON_BYTES_MAX = 1 << 20
 
 
 class ProcStat:
-    """One line of /proc/<pid>/stat. A plain class: `dataclasses` is slow to import."""
+    """One line of /proc/<pid>/stat. A plain class, because `dataclasses` is slow to import."""
 
     __slots__ = ("comm", "group", "parent", "pid", "rss_bytes", "start_ticks", "state")
 
@@ -33,12 +34,12 @@ class ProcStat:
         self.state = state
         self.parent = parent
         self.group = group
-        self.start_ticks = start_ticks  # Since the machine started; with the pid it is unique.
+        self.start_ticks = start_ticks  # Since boot; unique together with the pid.
         self.rss_bytes = rss
 
     @property
     def is_alive(self) -> bool:
-        """Whether a signal still means something to it: a zombie only waits to be collected."""
+        """False for a zombie, which only waits to be reaped and ignores signals."""
         return self.state not in "ZXx"
 
 
@@ -47,7 +48,7 @@ def now_s() -> float:
 
 
 def parse_stat(line: bytes, page_bytes: int = 4096) -> ProcStat | None:
-    """None if it is not such a line. The name may hold blanks and parentheses."""
+    """Parse a stat line; None if malformed. The name may contain blanks and parentheses."""
     opening, closing = line.find(b"("), line.rfind(b")")
     fields = line[closing + 1 :].split()
     if opening < 0 or closing < opening or len(fields) < 22:
@@ -67,10 +68,10 @@ def parse_stat(line: bytes, page_bytes: int = 4096) -> ProcStat | None:
 
 
 def parse_process_tag(limits: bytes) -> int | None:
-    """The hard limit on uninterrupted real-time CPU, if there is one: /proc/<pid>/limits."""
+    """Find the process tag in /proc/<pid>/limits: the hard limit on real-time CPU time, if set."""
     for line in limits.splitlines():
-        if line.startswith(_MARK_ROW):
-            fields = line[len(_MARK_ROW) :].split()
+        if line.startswith(_TAG_ROW):
+            fields = line[len(_TAG_ROW) :].split()
             return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
     return None
 
@@ -84,7 +85,7 @@ def parse_token(environ: bytes) -> str | None:
 
 
 def _read(path: str, bytes_max: int = 1 << 16) -> bytes:
-    """What a file of /proc says; nothing if the process is gone or is not ours to ask."""
+    """Read a file of /proc; empty if the process is gone or not accessible to us."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -106,13 +107,13 @@ def find_stat(pid: int) -> ProcStat | None:
 
 
 def start_ticks_of(pid: int) -> int:
-    """0 if there is no such process."""
+    """Return the start time of a process; 0 if it does not exist."""
     stat = find_stat(pid)
     return 0 if stat is None else stat.start_ticks
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Whether that very process still is, and not a later one with its pid."""
+    """Return True if this very process lives, and not a later one with the same pid."""
     stat = find_stat(pid)
     return stat is not None and stat.is_alive and stat.start_ticks == start_ticks
 
@@ -125,21 +126,24 @@ def find_token(pid: int) -> str | None:
     return parse_token(_read(f"/proc/{pid}/environ", _ENVIRON_BYTES_MAX))
 
 
-def token_of(mark: int, number: int) -> str:
-    """What a command of the set with that mark has in its environment."""
-    return f"{mark:x}.{number}"
+def token_of(process_tag: int, number: int) -> str:
+    """Return the token in the environment of one command of a process set."""
+    return f"{process_tag:x}.{number}"
 
 
-def is_of(mark: int, pid: int) -> bool:
-    """Whether a command of that set is this process or an ancestor: forks and execs keep both."""
-    if find_process_tag(pid) == mark:
+def has_process_tag(process_tag: int, pid: int) -> bool:
+    """Return True if the process is a command of that set or descends from one.
+
+    Tag and token both survive fork and exec.
+    """
+    if find_process_tag(pid) == process_tag:
         return True
     token = find_token(pid)
-    return token is not None and token.startswith(f"{mark:x}.")
+    return token is not None and token.startswith(f"{process_tag:x}.")
 
 
 def read_table() -> dict[int, ProcStat]:
-    """Every process there is. Not one moment's picture: processes come and go meanwhile."""
+    """Read every process. Not an atomic snapshot: processes come and go meanwhile."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     table: dict[int, ProcStat] = {}
     for entry in os.scandir("/proc"):
@@ -155,7 +159,7 @@ def read_boot_id() -> str:
 
 
 def read_world_id() -> str:
-    """The same for processes whose pids mean the same: of one boot, in one namespace of pids."""
+    """Identify the scope in which a pid is unique: one boot, one pid namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - `pathlib` is slow to import
     except OSError:
@@ -164,24 +168,24 @@ def read_world_id() -> str:
 
 
 def become_subreaper(*, on: bool = True) -> None:
-    """Orphaned descendants become our children instead of init's. Raises OSError."""
+    """Make orphaned descendants our children instead of init's. Raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def is_subreaper() -> bool:
-    """Raises OSError where the kernel does not know of it."""
+    """Return the subreaper setting. Raises OSError where the kernel lacks it."""
     found = ctypes.c_int(0)
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(found))
     return bool(found.value)
 
 
 def set_death_signal(number: int) -> None:
-    """Get this signal when the thread that started us dies. A fork forgets it."""
+    """Receive this signal when the thread that started us dies. Not inherited by a fork."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def set_name(name: bytes) -> None:
-    """What `ps` shows."""
+    """Set the name that `ps` shows."""
     buffer = ctypes.create_string_buffer(name[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 

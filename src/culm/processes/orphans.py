@@ -1,7 +1,7 @@
-"""What falls to the server when its keeper dies alone: waited for, ended, verified.
+"""End and verify the processes that fall to the server when its supervisor dies alone.
 
-Blocks; runs in a thread. The wardens end what they hold by themselves once their keeper is gone;
-here they are collected, and ended if they do not.
+Blocks; runs in a thread. The shims end their process trees by themselves once their supervisor is
+gone; they are reaped here, and killed if they take too long.
 """
 
 import os
@@ -11,40 +11,41 @@ import time
 from culm.processes.linux import ProcStat, now_s, read_table
 from culm.processes.process_set import end_tagged, reap, reap_tagged
 
-SHIMS_S = 2.5  # They ask for 0.3 seconds, then end; the rest is a busy machine.
+SHIMS_S = 2.5  # They allow 0.3 seconds before SIGKILL; the rest is for a busy machine.
 STRAYS_S = 1.0
 _PAUSE_S = 0.01
 WORKER_NAME = "culm-worker"
 ZYGOTE_NAME = "culm-zygote"
-PREFORK_NAME = "culm-bud"
+PREFORK_NAME = "culm-prefork"
 
 
 def end_orphans(
-    mark: int, shims: frozenset[int], sidecars: frozenset[int]
+    process_tag: int, shims: frozenset[int], sidecars: frozenset[int]
 ) -> tuple[int, list[int]]:
-    """How many had to be ended that no warden ended, and the pids that are left."""
+    """Return how many processes were killed that no shim had ended, and the pids left."""
     until_s = now_s() + SHIMS_S
     while (waiting := _shims(shims)) and now_s() < until_s + STRAYS_S:
         for stat in waiting:
             if now_s() > until_s:
-                os.kill(stat.pid, signal.SIGKILL)  # Our child: the pid is not another's.
+                # It is our child, so the pid cannot have been reused.
+                os.kill(stat.pid, signal.SIGKILL)
             reap(stat.pid)
         time.sleep(_PAUSE_S)
-    ended, left = end_tagged(mark, {}, STRAYS_S)
-    reap_tagged(mark)
+    ended, left = end_tagged(process_tag, {}, STRAYS_S)
+    reap_tagged(process_tag)
     _reap_ours(sidecars)
     return ended, left
 
 
 def _reap_ours(sidecars: frozenset[int]) -> None:
-    """Collect the zygote and its bud, which end with the keeper, and workers that had ended.
+    """Reap the zygote and its prefork, which end with the supervisor, and workers that ended.
 
-    Workers that live are nobody's remains: they go on, and fell to us.
+    Living workers are not leftovers: they go on as our children.
     """
     until_s = now_s() + STRAYS_S
     while True:
         ours = [stat for stat in read_table().values() if stat.parent == os.getpid()]
-        # By its pid: one that only just started has no name yet.
+        # Compared by pid as well: a process that only just started has no name yet.
         ending = [
             stat
             for stat in ours
@@ -58,10 +59,10 @@ def _reap_ours(sidecars: frozenset[int]) -> None:
 
 
 def _shims(known: frozenset[int]) -> list[ProcStat]:
-    """Those that became our children, also those that had not introduced themselves yet."""
+    """Find the shims that became our children, including those that had not reported yet."""
     own = os.getpid()
     return [
         stat
         for stat in read_table().values()
-        if stat.parent == own and (stat.pid in known or stat.comm == "culm-warden")
+        if stat.parent == own and (stat.pid in known or stat.comm == "culm-shim")
     ]

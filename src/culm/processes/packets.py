@@ -1,21 +1,21 @@
-"""The words between server, keeper and warden. Imported by the bare keeper, hence no JSON.
+"""Packets between server, supervisor and shim. The bare supervisor imports this: no JSON.
 
-client → keeper   start <number> <descriptors>    with the channel, the command and its descriptors
-                  end <number>                    kill that warden and all it holds
-keeper → client   lost <number> <swept> <left>    that warden died; what it held was ended
-server → keeper   connect <base>                  with a socket: one more client, a worker
-                  hold <descriptors>              start a companion: the command and its descriptors
-keeper → server   connected <base>
-                  over <base>                     that client is gone, and all that ran for it
-                  held <pid>                      a companion was started
-                  unheld <pid>                    it ended
-client → warden   kill <grace in ms>
-warden → client   begun                           before it does anything
-                  started <pid> <start ticks> <warden's pid>
-                  failed <step> <errno>
-                  ended <code> <signal> <swept> <lost> <left>
+client → supervisor   start <number> <descriptors>  with the channel, the command, its descriptors
+                      end <number>                  kill that shim and its process tree
+supervisor → client   lost <number> <swept> <left>  the shim died; its process tree was killed
+server → supervisor   connect <base>                with a socket: one more client, a worker
+                      hold <descriptors>            start a sidecar: command and descriptors
+supervisor → server   connected <base>
+                      over <base>                   that client and all its commands are gone
+                      held <pid>                    a sidecar was started
+                      unheld <pid>                  the sidecar ended
+client → shim         kill <grace in ms>
+shim → client         begun                         before it does anything
+                      started <pid> <start ticks> <shim's pid>
+                      failed <step> <errno>
+                      ended <code> <signal> <swept> <lost> <left>
 
-A client is the server, or one of its workers: its own wardens speak with it, whoever it is.
+A client is the server or one of its workers; the shims of a client talk to it directly.
 """
 
 import os
@@ -23,24 +23,24 @@ import socket
 import struct
 
 PACKET_BYTES_MAX = 4096
-PASSED_MAX = 250  # Descriptors in one packet; the kernel takes 253.
-NUMBERS = 1 << 32  # Of the orders of one client, from its base on.
-LEFT_MAX = 100  # Pids named as left; more say nothing more.
+PASSED_MAX = 250  # Descriptors in one packet; the kernel allows 253.
+NUMBERS = 1 << 32  # Requests of one client are numbered from its base on.
+LEFT_MAX = 100  # Pids listed as left; a longer list would add nothing.
 
 
 class SpawnCommand:
-    """What to execute, as the kernel takes it: bytes, in whatever locale."""
+    """A command in the kernel's terms: bytes, independent of the locale."""
 
     __slots__ = ("argv", "cwd", "env")
 
     def __init__(self, argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
         self.argv = argv
         self.cwd = cwd
-        self.env = env  # NAME=value each.
+        self.env = env  # One NAME=value per entry.
 
 
 def encode_command(command: SpawnCommand) -> bytes:
-    """None of its texts may hold a NUL, nor can they for the kernel."""
+    """Encode a command, none of whose texts may contain a NUL."""
     count = str(len(command.argv)).encode()
     return b"\0".join([count, command.cwd, *command.argv, *command.env])
 
@@ -51,7 +51,7 @@ def parse_command(body: bytes) -> SpawnCommand:
 
 
 class CommandEnded:
-    """How a command ended, in the warden's words."""
+    """The end of a command as its shim reports it."""
 
     __slots__ = ("code", "left", "lost", "signal", "swept")
 
@@ -72,8 +72,8 @@ def encode_ended(ended: CommandEnded) -> bytes:
     return f"ended {code} {number} {ended.swept} {int(ended.lost)} {left}".encode()
 
 
-def parse_ended(words: list[str]) -> CommandEnded:
-    code, number, swept, lost, left = words
+def parse_ended(fields: list[str]) -> CommandEnded:
+    code, number, swept, lost, left = fields
     return CommandEnded(
         None if code == "-" else int(code),
         None if number == "-" else int(number),
@@ -92,7 +92,7 @@ def parse_left(text: str) -> list[int]:
 
 
 def receive(channel: socket.socket) -> tuple[list[list[str]], bool]:
-    """The packets that wait, and whether the other end is gone. Never waits."""
+    """Return the packets that wait, and whether the other end is gone. Never waits."""
     packets: list[list[str]] = []
     resets = 0
     while resets < 2:
@@ -101,8 +101,8 @@ def receive(channel: socket.socket) -> tuple[list[list[str]], bool]:
         except BlockingIOError:
             return packets, False
         except ConnectionResetError:
-            # The other end died without reading all of ours. That is said once, and before
-            # what it had sent, which follows.
+            # The other end died without reading all of our packets. The kernel reports this once,
+            # before the packets that the other end had sent.
             resets += 1
             continue
         if not packet:
@@ -112,7 +112,7 @@ def receive(channel: socket.socket) -> tuple[list[list[str]], bool]:
 
 
 def send(channel: socket.socket, packet: bytes) -> bool:
-    """Whether it was taken; if the other end is gone, or deaf, it is not. Never waits."""
+    """Send one packet; return False if the peer is gone or its queue is full. Never waits."""
     try:
         channel.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
@@ -121,14 +121,17 @@ def send(channel: socket.socket, packet: bytes) -> bool:
 
 
 def send_with(channel: socket.socket, packet: bytes, descriptors: list[int]) -> None:
-    """Never waits. Raises OSError if it was not taken. (`socket.send_fds` ignores its flags.)"""
+    """Send a packet with descriptors; raises OSError on failure. Never waits.
+
+    (`socket.send_fds` ignores its flags.)
+    """
     passed = struct.pack(f"{len(descriptors)}i", *descriptors)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
     channel.sendmsg([packet], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def receive_with(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet and its descriptors, which no exec inherits. Never waits; raises OSError."""
+    """Receive one packet and its close-on-exec descriptors. Never waits; raises OSError."""
     size = struct.calcsize("i")
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     packet, rights, _, _ = channel.recvmsg(
@@ -143,7 +146,7 @@ def receive_with(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def receive_or_end(channel: socket.socket) -> tuple[bytes, list[int]] | None:
-    """As `receive_with`: None while nothing waits, and an empty packet if the other end is gone."""
+    """As `receive_with`, but None if no packet waits and an empty packet at the end."""
     try:
         return receive_with(channel)
     except BlockingIOError:
@@ -153,7 +156,7 @@ def receive_or_end(channel: socket.socket) -> tuple[bytes, list[int]] | None:
 
 
 def read_all(descriptor: int) -> bytes:
-    """All of a file from its beginning, wherever its writer left off."""
+    """Read a whole file from its beginning, regardless of the current offset."""
     parts: list[bytes] = []
     offset = 0
     while part := os.pread(descriptor, 1 << 20, offset):

@@ -1,4 +1,4 @@
-"""One process in the keeper's custody, as who ordered it sees it: a channel to its warden."""
+"""A client's handle for one supervised process: the channel to its shim."""
 
 import asyncio
 import socket
@@ -9,45 +9,50 @@ from culm.processes.channel import SupervisorChannel
 from culm.processes.packets import parse_ended, receive, send
 from culm.processes.shim import VERIFY_S
 
-MARGIN_S = 0.3  # For the words to travel on a busy machine.
+MARGIN_S = 0.3  # For packets on a busy machine.
 GRACE_S_MAX = KILL_BOUND_S - VERIFY_S - 2 * MARGIN_S - 0.4
 TAKE_OVER_S = KILL_BOUND_S - MARGIN_S
 
 
 class SupervisedProcess:
-    """Implements `Held`. It is `gone` when its warden is: nothing is left then."""
+    """Implements `ProcessHandle`. `is_gone` means that the shim is gone, so nothing is left."""
 
     def __init__(
-        self, number: int, order: ProcessRequest, channel: socket.socket, line: SupervisorChannel
+        self,
+        number: int,
+        request: ProcessRequest,
+        channel: socket.socket,
+        supervisor_channel: SupervisorChannel,
     ) -> None:
         self.number = number
-        self.order = order
+        self.request = request
         self.started_s = 0.0
-        self.line = line  # By which it was ordered.
+        self.supervisor_channel = supervisor_channel  # On which it was requested.
         self.pid = 0
         self.shim = 0
         self.failure: tuple[str, int] | None = None  # The step and errno of a failed start.
         self.exit: ProcessExit | None = None
-        self.is_begun = False  # A warden has it; before that, nothing can have happened.
+        self.is_begun = False  # A shim has it; before that, nothing can have happened.
         self.is_stopping = False
         self.is_gone = False
         self.started = asyncio.Event()  # Or failed, or ended.
         self._ended = asyncio.Event()
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        # What the custody does: told when the warden is gone, and how the keeper takes over.
+        # Set by the process table: the shim is gone, or it does not respond and the supervisor must
+        # take over.
         self.on_gone: Callable[[SupervisedProcess], None] = lambda _: None
-        self.on_deaf: Callable[[SupervisedProcess], None] = lambda _: None
+        self.on_unresponsive: Callable[[SupervisedProcess], None] = lambda _: None
         self._loop.add_reader(channel, self._read)
 
     @property
     def is_untouched(self) -> bool:
-        """Over before anything was done about it."""
+        """The process was lost before a shim began it."""
         return self.exit is not None and self.exit.lost and not self.is_begun
 
     @property
     def is_shown(self) -> bool:
-        """Started, and not known to have ended whole."""
+        """The process started, and its tree is not known to have ended completely."""
         return bool(self.pid) and (self.exit is None or bool(self.exit.left))
 
     async def wait(self) -> ProcessExit:
@@ -64,8 +69,8 @@ class SupervisedProcess:
         if not self.is_gone:
             send(self._channel, f"kill {int(grace_s * 1000)}".encode())
         if not await self._ends_by(begun_s + grace_s + VERIFY_S + MARGIN_S):
-            # The warden does not do it: it may be stopped, or starved.
-            self.on_deaf(self)
+            # The shim does not respond: it may be stopped or starved.
+            self.on_unresponsive(self)
             await self._ends_by(begun_s + TAKE_OVER_S)
         if self.exit is None:
             return ProcessExit(None, left=(self.pid,) if self.pid else ())
@@ -80,14 +85,14 @@ class SupervisedProcess:
         return True
 
     def end(self, exit_: ProcessExit) -> None:
-        """Say how it ended; only the first word counts."""
+        """Record the end; only the first call has an effect."""
         if self.exit is None:
             self.exit = exit_
             self._ended.set()
             self.started.set()
 
     def close(self) -> None:
-        """Let go of the channel: if there is a warden, it ends all it holds."""
+        """Close the channel: the shim, if it lives, then ends its process tree."""
         if not self.is_gone:
             self.is_gone = True
             self._loop.remove_reader(self._channel)
@@ -96,13 +101,13 @@ class SupervisedProcess:
 
     def _read(self) -> None:
         packets, is_over = receive(self._channel)
-        for words in packets:
-            self._on_packet(words)
+        for fields in packets:
+            self._on_packet(fields)
         if is_over:
             self.close()
 
-    def _on_packet(self, words: list[str]) -> None:
-        match words:
+    def _on_packet(self, fields: list[str]) -> None:
+        match fields:
             case ["begun"]:
                 self.is_begun = True
             case ["started", pid, _, shim]:
@@ -117,4 +122,4 @@ class SupervisedProcess:
                 self.is_stopping = self.is_stopping or bool(left)
                 self.end(ProcessExit(ended.code, ended.signal, ended.swept, left, ended.lost))
             case _:
-                raise AssertionError(f"no word of a warden: {words}")
+                raise AssertionError(f"unknown packet from a shim: {fields}")

@@ -1,7 +1,7 @@
-"""What is held by a keeper's wardens for one client: the server, or one of its workers.
+"""The supervised processes of one client: the server, or one of its workers.
 
-Owns the processes, from the order to the end. Which keeper they are ordered from, and what to do
-when it dies, is the matter of whoever has the lines: `keeper_custody.py` and `remote.py`.
+Owns the processes from the request to the end. The `ChannelSource` picks the supervisor and
+recovers from its death: `supervisor_client.py` and `remote.py`.
 """
 
 import asyncio
@@ -19,37 +19,41 @@ from culm.processes.base import (
     ProcessStartFailed,
 )
 from culm.processes.channel import SupervisorChannel
-from culm.processes.commands import describe_failure, parse_order, title_of
-from culm.processes.linux import ProcStat, is_of, read_table
+from culm.processes.commands import describe_failure, make_command, title_of
+from culm.processes.linux import ProcStat, has_process_tag, read_table
 from culm.processes.packets import encode_command, parse_left
 from culm.processes.process_handle import SupervisedProcess
 from culm.processes.tree import descendants_of
 
 _log = logging.getLogger(__name__)
 
-PROCESSES_MAX = 256  # Each is a warden of 3 MB beside the command; a flood is refused.
-STARTS_MAX = 16  # At once; so their packets always fit into the keeper's socket.
+PROCESSES_MAX = 256  # Each is a shim of 3 MB besides the command; more are refused.
+STARTS_MAX = 16  # At once, so that their packets always fit into the supervisor's socket.
 START_BOUND_S = 10.0  # For the exec, which may have to wait for a slow disk.
-LOSS_BOUND_S = 3.0  # For the keeper's word on a warden that died; else the keeper is stuck.
+# For the report on a shim that died; without it the supervisor is considered stuck.
+LOSS_BOUND_S = 3.0
 
 
 class ChannelSource(Protocol):
-    """Who has the line to the keeper of today."""
+    """Provides the channel to the current supervisor."""
 
     async def get(self) -> SupervisorChannel:
-        """Waits while what a dead keeper held is ended. Raises `StartFailed`, OSError."""
+        """Return the channel, after the remains of a dead supervisor were ended.
+
+        Raises `ProcessStartFailed` and OSError.
+        """
         ...
 
-    def drop(self, line: SupervisorChannel) -> None:
-        """Its keeper is dead, or as good as dead. May be said twice."""
+    def drop(self, channel: SupervisorChannel) -> None:
+        """Drop the channel of a dead or stuck supervisor. Idempotent."""
         ...
 
 
 class ProcessTable:
-    """The part of `Custody` that has to do with processes."""
+    """The part of `Processes` that is the same for server and worker."""
 
-    def __init__(self, lines: ChannelSource, clock: Clock) -> None:
-        self._lines = lines
+    def __init__(self, channels: ChannelSource, clock: Clock) -> None:
+        self._channels = channels
         self._clock = clock
         self._numbers = itertools.count(1)
         self._held: dict[int, SupervisedProcess] = {}
@@ -60,157 +64,165 @@ class ProcessTable:
     def held(self) -> list[SupervisedProcess]:
         return list(self._held.values())
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
         async with self._starts:
-            kept = await self._start(order)
-            if kept.is_untouched:
-                # The keeper died with the order unread: the next one gets it.
-                kept = await self._start(order)
-        if kept.failure is not None:
-            step, number = kept.failure
-            raise ProcessStartFailed(await asyncio.to_thread(describe_failure, order, step, number))
-        if not kept.pid:
+            process = await self._start(request)
+            if process.is_untouched:
+                # The supervisor died with the request unread: the next one gets it.
+                process = await self._start(request)
+        if process.failure is not None:
+            step, number = process.failure
             raise ProcessStartFailed(
-                f"`{order.argv[0]}` was lost while it was started; nothing of it is left"
+                await asyncio.to_thread(describe_failure, request, step, number)
             )
-        return kept
+        if not process.pid:
+            raise ProcessStartFailed(
+                f"`{request.argv[0]}` was lost during its start; no process of it is left"
+            )
+        return process
 
-    async def _start(self, order: ProcessRequest) -> SupervisedProcess:
-        """What became of it, one way or the other."""
-        kept = await self._begin(order)
+    async def _start(self, request: ProcessRequest) -> SupervisedProcess:
+        """Start the process and wait until the result is known."""
+        process = await self._begin(request)
         try:
             async with asyncio.timeout(START_BOUND_S):
-                await kept.started.wait()
+                await process.started.wait()
         except TimeoutError:
-            await kept.kill(0)
-            raise ProcessStartFailed(f"`{order.argv[0]}` did not start in time") from None
+            await process.kill(0)
+            raise ProcessStartFailed(f"`{request.argv[0]}` did not start in time") from None
         except asyncio.CancelledError:
-            await kept.kill(0)  # Bounded; whoever cancelled waits until nothing is left.
+            await process.kill(0)  # Bounded; the canceling task waits until nothing is left.
             raise
-        return kept
+        return process
 
-    async def _begin(self, order: ProcessRequest) -> SupervisedProcess:
-        """Send the order; from here on the process is held."""
-        failed = f"`{order.argv[0] if order.argv else ''}` could not be started:"
+    async def _begin(self, request: ProcessRequest) -> SupervisedProcess:
+        """Send the request; from here on the process is supervised."""
+        failed = f"`{request.argv[0] if request.argv else ''}` could not be started:"
         for _ in range(2):
-            line: SupervisorChannel | None = None
+            channel: SupervisorChannel | None = None
             try:
-                line = await self._lines.get()
-                return self._send(order, line)
+                channel = await self._channels.get()
+                return self._send(request, channel)
             except OSError as exc:
-                if line is None or not isinstance(exc, BrokenPipeError | ConnectionResetError):
+                if channel is None or not isinstance(exc, BrokenPipeError | ConnectionResetError):
                     raise ProcessStartFailed(f"{failed} {exc.strerror}") from exc
-                # The keeper died just now, and has read nothing of it: another one gets it.
-                self._lines.drop(line)
-        raise ProcessStartFailed(f"{failed} its keeper died")
+                # The supervisor died just now and has read nothing: another one gets the request.
+                self._channels.drop(channel)
+        raise ProcessStartFailed(f"{failed} the supervisor died")
 
-    def _send(self, order: ProcessRequest, line: SupervisorChannel) -> SupervisedProcess:
+    def _send(self, request: ProcessRequest, channel: SupervisorChannel) -> SupervisedProcess:
         if len(self._held) >= PROCESSES_MAX:
             raise ProcessStartFailed(f"{PROCESSES_MAX} processes are running already")
-        number = line.base + next(self._numbers)
-        body = encode_command(parse_order(order, line.token(number)))
+        number = channel.base + next(self._numbers)
+        body = encode_command(make_command(request, channel.token(number)))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                line.start(number, theirs.fileno(), body, order.descriptors)
+                channel.start(number, theirs.fileno(), body, request.descriptors)
             except OSError:
                 ours.close()
                 raise
-        kept = SupervisedProcess(number, order, ours, line)
-        kept.started_s = order.started_s or self._clock.now_s()
-        kept.on_gone = self._on_gone
-        kept.on_deaf = self._on_deaf
-        self._held[number] = kept
-        return kept
+        process = SupervisedProcess(number, request, ours, channel)
+        process.started_s = request.started_s or self._clock.now_s()
+        process.on_gone = self._on_gone
+        process.on_unresponsive = self._on_unresponsive
+        self._held[number] = process
+        return process
 
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
-        held = [kept for kept in self._held.values() if _is_for(kept, workspace_id)]
+        held = [process for process in self._held.values() if _is_for(process, workspace_id)]
         if not held:
             return []
         found = await asyncio.to_thread(find_members, held)
-        for kept, members in found:
-            if kept.is_gone and kept.exit is not None and not members:
-                self._held.pop(kept.number, None)  # What was left of it has ended since.
+        for process, members in found:
+            if process.is_gone and process.exit is not None and not members:
+                self._held.pop(process.number, None)  # Its leftovers have ended since.
         return [
-            self._show(kept, members)
-            for kept, members in found
-            if kept.is_shown and (members or not kept.is_stopping)
+            self._show(process, members)
+            for process, members in found
+            if process.is_shown and (members or not process.is_stopping)
         ]
 
     async def end_all(self, workspace_id: str) -> list[int]:
-        return await self.end([kept for kept in self.held if _is_for(kept, workspace_id)])
+        return await self.end([process for process in self.held if _is_for(process, workspace_id)])
 
     async def end(self, held: list[SupervisedProcess]) -> list[int]:
-        """The pids that could not be ended."""
+        """Kill processes; return the pids that could not be killed."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(kept.kill(), name=f"end {kept.pid}") for kept in held]
+            tasks = [
+                group.create_task(process.kill(), name=f"end {process.pid}") for process in held
+            ]
         return sorted({pid for task in tasks for pid in task.result().left})
 
     def on_lost(self, number: str, swept: str, left: str) -> None:
-        """The keeper's word on a warden that died."""
-        kept = self._held.get(int(number))
-        if kept is not None:
-            self._lose(kept, int(swept), parse_left(left))
+        """Handle the supervisor's report on a shim that died."""
+        process = self._held.get(int(number))
+        if process is not None:
+            self._lose(process, int(swept), parse_left(left))
 
     def lose(self, held: list[SupervisedProcess], left: list[int]) -> None:
-        """Their keeper died, and what it held was ended but for those left."""
-        for kept in held:
-            self._lose(kept, 0, left)
+        """Record that their supervisor died; their trees have ended, except for `left`."""
+        for process in held:
+            self._lose(process, 0, left)
 
-    def _lose(self, kept: SupervisedProcess, swept: int, left: list[int]) -> None:
-        kept.end(ProcessExit(None, swept=swept, left=tuple(left), lost=True))
-        kept.close()
+    def _lose(self, process: SupervisedProcess, swept: int, left: list[int]) -> None:
+        process.end(ProcessExit(None, swept=swept, left=tuple(left), lost=True))
+        process.close()
         if not left:
-            self._held.pop(kept.number, None)
+            self._held.pop(process.number, None)
 
     def close(self) -> None:
-        """Let go of all that is left: the wardens end it."""
-        for kept in self.held:
-            kept.close()
+        """Close all channels: the shims end what is left."""
+        for process in self.held:
+            process.close()
 
-    def _on_gone(self, kept: SupervisedProcess) -> None:
-        if kept.exit is None:
-            # Its warden was killed. The keeper says so when it has ended what that held.
-            self._loop.call_later(LOSS_BOUND_S, self._on_silence, kept)
-        elif not kept.exit.lost or not kept.exit.left:
-            self._held.pop(kept.number, None)
+    def _on_gone(self, process: SupervisedProcess) -> None:
+        if process.exit is None:
+            # Its shim was killed. The supervisor reports that when it has killed the shim's tree.
+            self._loop.call_later(LOSS_BOUND_S, self._on_no_report, process)
+        elif not process.exit.lost or not process.exit.left:
+            self._held.pop(process.number, None)
 
-    def _on_silence(self, kept: SupervisedProcess) -> None:
-        if kept.exit is None and not kept.line.is_dropped:
-            _log.error("the keeper does not answer; it is replaced")
-            self._lines.drop(kept.line)
+    def _on_no_report(self, process: SupervisedProcess) -> None:
+        if process.exit is None and not process.supervisor_channel.is_dropped:
+            _log.error("the supervisor does not respond and is replaced")
+            self._channels.drop(process.supervisor_channel)
 
-    def _on_deaf(self, kept: SupervisedProcess) -> None:
-        """A warden does not end what it holds: the keeper shall."""
-        if not kept.line.is_dropped:
-            kept.line.end(kept.number)
-            self._loop.call_later(LOSS_BOUND_S, self._on_silence, kept)
+    def _on_unresponsive(self, process: SupervisedProcess) -> None:
+        """Let the supervisor end a tree that its shim does not end."""
+        if not process.supervisor_channel.is_dropped:
+            process.supervisor_channel.end(process.number)
+            self._loop.call_later(LOSS_BOUND_S, self._on_no_report, process)
 
-    def _show(self, kept: SupervisedProcess, members: list[ProcStat]) -> ProcessInfo:
+    def _show(self, process: SupervisedProcess, members: list[ProcStat]) -> ProcessInfo:
         return ProcessInfo(
-            kept.pid,
-            title_of(kept.order),
-            kept.order.owner,
-            max(0.0, self._clock.now_s() - kept.started_s),
+            process.pid,
+            title_of(process.request),
+            process.request.owner,
+            max(0.0, self._clock.now_s() - process.started_s),
             sum(stat.rss_bytes for stat in members),
             tuple(stat.pid for stat in members),
-            kept.is_stopping,
+            process.is_stopping,
         )
 
 
-def _is_for(kept: SupervisedProcess, workspace_id: str) -> bool:
-    return kept.order.owner.workspace_id == workspace_id
+def _is_for(process: SupervisedProcess, workspace_id: str) -> bool:
+    return process.request.owner.workspace_id == workspace_id
 
 
 def find_members(held: list[SupervisedProcess]) -> list[tuple[SupervisedProcess, list[ProcStat]]]:
-    """What lives of each: below its warden or, without one, by name and mark. Blocks."""
+    """Find the living processes of each: below its shim, or else by pid and tag. Blocks."""
     table = read_table()
     found: list[tuple[SupervisedProcess, list[ProcStat]]] = []
-    for kept in held:
-        if kept.exit is None or not kept.is_gone:
-            members = descendants_of(kept.shim, table) if kept.shim else []
+    for process in held:
+        if process.exit is None or not process.is_gone:
+            members = descendants_of(process.shim, table) if process.shim else []
         else:
-            left = [table[pid] for pid in kept.exit.left if pid in table]
-            members = [stat for stat in left if is_of(kept.line.mark, stat.pid)]
-        found.append((kept, [stat for stat in members if stat.is_alive]))
+            left = [table[pid] for pid in process.exit.left if pid in table]
+            members = [
+                stat
+                for stat in left
+                if has_process_tag(process.supervisor_channel.process_tag, stat.pid)
+            ]
+        found.append((process, [stat for stat in members if stat.is_alive]))
     return found

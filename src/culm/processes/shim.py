@@ -1,8 +1,8 @@
-"""One command and everything that descends from it, until nothing of it is left.
+"""The shim: runs one command and supervises all its descendants until none is left.
 
-A warden is a fork of the keeper and a child subreaper: whatever escapes from the command becomes
-its child, so "I have no child" is the proof that all has ended. It ends what it holds when it is
-told to, when the command has ended, and when the server or the keeper is gone.
+A shim is a fork of the supervisor and a child subreaper: every process that escapes from the
+command becomes its child, so "I have no child" proves that all have ended. It ends the tree on
+request, when the command has ended, and when the server or the supervisor is gone.
 """
 
 import enum
@@ -33,57 +33,57 @@ from culm.processes.packets import (
 from culm.processes.spawn import ForkedCommand, fork_command, parse_report
 from culm.processes.tree import alive_below, ask_to_end, end
 
-DEATH_SIGNAL = signal.SIGUSR1  # "Your parent died"; checked by asking for the parent.
-SETTLE_S = 0.1  # What a command leaves may be about to end: `tee` in `> >(tee log)`.
-SWEEP_GRACE_S = 0.5  # Then it is asked to end, for so long ...
-VERIFY_S = 1.5  # ... and ended; what lives after this is reported as left.
-ORPHAN_GRACE_S = 0.3  # Nobody waits any more, and nobody must be left.
-ORPHAN_BOUND_S = 60.0  # Without a server; the next one finds what is left then.
+DEATH_SIGNAL = signal.SIGUSR1  # "Your parent died"; verified by `getppid`.
+SETTLE_S = 0.1  # Leftovers of a command may be about to end: `tee` in `> >(tee log)`.
+SWEEP_GRACE_S = 0.5  # Then they get SIGTERM and this long ...
+VERIFY_S = 1.5  # ... and SIGKILL; survivors after this are reported as left.
+ORPHAN_GRACE_S = 0.3  # Without a client there is no reason for a longer grace period.
+ORPHAN_BOUND_S = 60.0  # Without a server; the next server finds what is left then.
 _ROUND_S_MIN = 0.002
 _ROUND_S_MAX = 0.5
-_NEXT_PIDS = 4  # Others fork meanwhile, too.
+_NEXT_PIDS = 4  # Other processes fork meanwhile, too.
 
 
 class EndPhase(enum.Enum):
-    """How far the end has come. It only goes forward."""
+    """The progress of the end. It only goes forward."""
 
-    RUNNING = 0  # The command lives, and nobody wants it to end.
-    SETTLING = 1  # It ended; what it left may end by itself.
-    ASKED = 2  # All were asked to end.
-    ENDING = 3  # All are ended, in rounds, until nothing is left.
+    RUNNING = 0  # The command lives, and no end was requested.
+    SETTLING = 1  # The command ended; its leftovers may end by themselves.
+    ASKED = 2  # All received SIGTERM.
+    ENDING = 3  # All are killed, in rounds, until none is left.
 
 
 class Shim:
-    """Made in a fork of the keeper, which ends when `run` returns."""
+    """Created in a fork of the supervisor, which exits when `run` returns."""
 
     def __init__(
-        self, channel: socket.socket, record: str, supervisor: int, mark: int, woken: int
+        self, channel: socket.socket, record: str, supervisor: int, process_tag: int, woken: int
     ) -> None:
         self._channel = channel
         self._record = record
         self._supervisor = supervisor
-        self._mark = mark
+        self._process_tag = process_tag
         self._woken = woken
         self._child: ForkedCommand | None = None
         self._start_ticks = 0
-        self._status: int | None = None  # As waitpid gave it; None while the command lives.
+        self._status: int | None = None  # From waitpid; None while the command lives.
         self._phase = EndPhase.RUNNING
-        self._due_s = 0.0  # When the phase is over, or its next round is due.
+        self._due_s = 0.0  # When the phase is over or its next round is due.
         self._report_by_s = 0.0
         self._round_s = _ROUND_S_MIN
         self._swept: set[int] = set()
         self._ended_with_it: set[int] = set()
         self._is_started = False
-        self._is_told = False
-        self._is_orphan = False  # The server or the keeper is gone.
+        self._is_reported = False
+        self._is_orphan = False  # The client or the supervisor is gone.
         self._give_up_s = math.inf
-        self._is_lost = False  # The keeper is gone.
+        self._is_lost = False  # The supervisor is gone.
 
     def run(self, command: SpawnCommand, descriptors: list[int]) -> bool:
-        """Whether nothing is left."""
+        """Run the command to its end; return whether nothing is left."""
         send(self._channel, b"begun")
         try:
-            self._child = fork_command(command, descriptors, self._mark)
+            self._child = fork_command(command, descriptors, self._process_tag)
         except OSError as failure:
             send(self._channel, f"failed fork {failure.errno or 0}".encode())
             return True
@@ -95,39 +95,39 @@ class Shim:
         poller.register(self._channel, select.POLLIN)
         poller.register(self._child.report, select.POLLIN)
         while True:
-            self._look(poller)
+            self._read_inputs(poller)
             now = now_s()
             if not self._collect():
                 break
-            self._go_on(now)
+            self._advance(now)
             if now > self._give_up_s:
                 return False
             poller.poll(self._timeout_ms(now_s()))
         self._report([])
-        self._forget()
+        self._remove_record()
         return True
 
-    def _look(self, poller: select.poll) -> None:
-        """Take in what happened outside: words of the server, deaths of others, the exec."""
+    def _read_inputs(self, poller: select.poll) -> None:
+        """Process the inputs: packets of the client, deaths of other processes, the exec."""
         drain(self._woken)
         if not self._is_orphan:
             packets, is_over = receive(self._channel)
-            for words in packets:
-                if words[0] == "kill":
-                    self._ask(int(words[1]) / 1000)
+            for fields in packets:
+                if fields[0] == "kill":
+                    self._request_end(int(fields[1]) / 1000)
             self._is_lost = os.getppid() != self._supervisor
             if is_over or self._is_lost:
                 poller.unregister(self._channel)
                 self._is_orphan = True
                 self._give_up_s = now_s() + ORPHAN_BOUND_S
-                self._ask(ORPHAN_GRACE_S)
+                self._request_end(ORPHAN_GRACE_S)
         if not self._is_started and self._on_exec():
             assert self._child is not None
             poller.unregister(self._child.report)
             os.close(self._child.report)
 
     def _on_exec(self) -> bool:
-        """Whether it is known by now if the command executes."""
+        """Report the result of the exec; return False while it is not known."""
         assert self._child is not None
         try:
             report = os.read(self._child.report, 100)
@@ -136,22 +136,22 @@ class Shim:
         self._is_started = True
         failure = parse_report(report)
         if failure is not None:
-            self._is_told = True
+            self._is_reported = True
             send(self._channel, f"failed {failure[0]} {failure[1]}".encode())
         else:
-            self._remember()
-            words = f"started {self._child.pid} {self._start_ticks} {os.getpid()}"
-            send(self._channel, words.encode())
+            self._write_record()
+            packet = f"started {self._child.pid} {self._start_ticks} {os.getpid()}"
+            send(self._channel, packet.encode())
         return True
 
     def _collect(self) -> bool:
-        """Reap all that ended. Whether anything is left."""
+        """Reap all that ended; return whether anything is left."""
         assert self._child is not None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                # Its last word may have come after we listened.
+                # The report may have arrived after we last read it.
                 if not self._is_started:
                     self._on_exec()
                 return False
@@ -163,53 +163,53 @@ class Shim:
                 self._chase(pid)
 
     def _chase(self, ended: int) -> None:
-        """End what forks and exits, over and over, faster than a look at all processes takes.
+        """Kill a process that forks and exits repeatedly, faster than a scan of all processes.
 
-        Its next self has one of the next pids, and is our child already: nobody else's pid.
+        Its next fork has one of the next pids. Only a process that is already our child is killed.
         """
         for pid in range(ended + 1, ended + 1 + _NEXT_PIDS):
             stat = find_stat(pid)
             if stat is not None and stat.is_alive and stat.parent == os.getpid():
                 end([stat])
-                self._count([pid])
+                self._count_swept([pid])
 
-    def _ask(self, grace_s: float) -> None:
-        """All shall end, and will be ended after `grace_s`."""
+    def _request_end(self, grace_s: float) -> None:
+        """Terminate all processes, and kill them after `grace_s`."""
         now = now_s()
         if self._phase in (EndPhase.RUNNING, EndPhase.SETTLING):
             self._phase = EndPhase.ASKED
             self._due_s = now + grace_s
             if grace_s > 0:
-                self._ask_all()
+                self._terminate_all()
         elif self._phase is EndPhase.ASKED:
             self._due_s = min(self._due_s, now + grace_s)
 
-    def _go_on(self, now: float) -> None:
-        """What is due now. Something is left."""
+    def _advance(self, now: float) -> None:
+        """Do the next due step. Something is left."""
         if self._phase is EndPhase.RUNNING and self._status is not None:
             self._phase = EndPhase.SETTLING
             self._due_s = now + SETTLE_S
         elif self._phase is EndPhase.SETTLING and now >= self._due_s:
-            self._ask(SWEEP_GRACE_S)
+            self._request_end(SWEEP_GRACE_S)
         elif self._phase is EndPhase.ASKED and now >= self._due_s:
             self._phase = EndPhase.ENDING
             self._report_by_s = now + VERIFY_S
         if self._phase is EndPhase.ENDING and now >= self._due_s:
             members = alive_below(os.getpid())
-            self._count([stat.pid for stat in members])
+            self._count_swept([stat.pid for stat in members])
             end(members)
             self._due_s = now_s() + self._round_s
             self._round_s = min(self._round_s * 1.5, _ROUND_S_MAX)
             if members and now > self._report_by_s:
                 self._report([stat.pid for stat in members])
 
-    def _ask_all(self) -> None:
+    def _terminate_all(self) -> None:
         members = alive_below(os.getpid())
-        self._count([stat.pid for stat in members])
+        self._count_swept([stat.pid for stat in members])
         ask_to_end(members)
 
-    def _count(self, pids: list[int]) -> None:
-        """Swept is what outlived the command, unless it was being ended together with it."""
+    def _count_swept(self, pids: list[int]) -> None:
+        """Count the processes that outlived the command, except those killed along with it."""
         if self._status is not None:
             self._swept.update(pid for pid in pids if pid not in self._ended_with_it)
         elif self._phase is EndPhase.ENDING:
@@ -217,14 +217,14 @@ class Shim:
 
     def _timeout_ms(self, now: float) -> int | None:
         if self._phase is EndPhase.RUNNING:
-            return None  # A signal or a word ends the wait.
+            return None  # A signal or a packet ends the wait.
         return max(0, int((self._due_s - now) * 1000) + 1)
 
     def _report(self, left: list[int]) -> None:
-        """Say once how it ended."""
-        if self._is_told:
+        """Report the end, once."""
+        if self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         code = number = None
         if self._status is not None and not self._is_lost:
             if os.WIFSIGNALED(self._status):
@@ -234,8 +234,8 @@ class Shim:
         ended = CommandEnded(code, number, len(self._swept), left, lost=self._is_lost)
         send(self._channel, encode_ended(ended))
 
-    def _remember(self) -> None:
-        """For the next server, should all of us be killed at once."""
+    def _write_record(self) -> None:
+        """Record the command for the next server, in case all our processes are killed at once."""
         assert self._child is not None
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -245,9 +245,9 @@ class Shim:
             finally:
                 os.close(file)
         except OSError:
-            return  # The mark and the token remain.
+            return  # The process tag and the token remain.
 
-    def _forget(self) -> None:
+    def _remove_record(self) -> None:
         try:
             os.remove(self._record)  # noqa: PTH107 - pathlib is slow to import
         except OSError:
@@ -259,27 +259,27 @@ def run_shim(
     body: int,
     descriptors: list[int],
     supervisor: int,
-    mark: int,
+    process_tag: int,
     record: str,
 ) -> bool:
-    """Be the warden of one command, in a fork of the keeper. Whether nothing is left of it."""
+    """Run one command as its shim, in a fork of the supervisor; return whether nothing is left."""
     woken, waking = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    set_name(b"culm-warden")
+    set_name(b"culm-shim")
     become_subreaper()
     set_death_signal(DEATH_SIGNAL)
     command = parse_command(read_all(body))
     os.close(body)
-    shim = Shim(channel, record, supervisor, mark, woken)
+    shim = Shim(channel, record, supervisor, process_tag, woken)
     is_clean = shim.run(command, descriptors)
     sys.stderr.flush()
     return is_clean
 
 
 def drain(descriptor: int) -> None:
-    """Take what the signals wrote; they only wake."""
+    """Discard the bytes that signals wrote; they only wake the loop."""
     try:
         while os.read(descriptor, 512):
             continue

@@ -1,4 +1,4 @@
-"""One command: forked, made ready, executed; and why that failed. Imported by the bare keeper."""
+"""Fork, prepare and execute one command, and report failures. Used by the bare supervisor."""
 
 import errno
 import fcntl
@@ -9,11 +9,11 @@ import signal
 from culm.processes.linux import set_death_signal
 from culm.processes.packets import SpawnCommand
 
-_ABOVE = 300  # Descriptors are moved here first, so that putting one in place covers no other.
+_ABOVE = 300  # Descriptors are first moved up here, so that placing one does not overwrite another.
 
 
 class ForkedCommand:
-    """A command that was forked. `report` is at its end, and empty, once it executes."""
+    """A forked command. `report` reaches its end, without data, when the command executes."""
 
     __slots__ = ("pid", "report")
 
@@ -22,64 +22,66 @@ class ForkedCommand:
         self.report = report
 
 
-def fork_command(command: SpawnCommand, descriptors: list[int], mark: int | None) -> ForkedCommand:
-    """Raises OSError if there can be no further process. It dies with us, the parent."""
+def fork_command(
+    command: SpawnCommand, descriptors: list[int], process_tag: int | None
+) -> ForkedCommand:
+    """Fork a command that dies with this process. Raises OSError if the fork fails."""
     parent = os.getpid()
-    report, said = os.pipe()
+    report, report_end = os.pipe()
     os.set_blocking(report, False)
     try:
         pid = os.fork()
     except OSError:
         os.close(report)
-        os.close(said)
+        os.close(report_end)
         raise
     if pid != 0:
-        os.close(said)
+        os.close(report_end)
         return ForkedCommand(pid, report)
     step = "setup"
     try:
         signal.set_wakeup_fd(-1)
-        _reset_signals()  # First: a request to end may come at once.
+        _reset_signals()  # First, because a SIGTERM may arrive at once.
         os.setsid()
-        # If its parent is killed the command does not outlive it; an exec keeps this.
+        # If its parent is killed, the command dies too; exec keeps this setting.
         set_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)
-        said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-        _limit(mark)
-        _place(descriptors)
+        report_end = fcntl.fcntl(report_end, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        _limit(process_tag)
+        _install(descriptors)
         step = "chdir"
         os.chdir(command.cwd)
         step = "exec"
         _execute(command)
     except OSError as failure:
-        os.write(said, f"{step} {failure.errno or 0}".encode())
+        os.write(report_end, f"{step} {failure.errno or 0}".encode())
     finally:
         os._exit(127)
 
 
 def parse_report(report: bytes) -> tuple[str, int] | None:
-    """The step that failed and its errno; None if nothing failed."""
+    """Return the step that failed and its errno; None if nothing failed."""
     step, _, number = report.decode().partition(" ")
     return (step, int(number)) if step else None
 
 
-def _limit(mark: int | None) -> None:
-    """No core files; and the mark by which the command's descendants are known, whatever they do.
+def _limit(process_tag: int | None) -> None:
+    """Disable core files and set the process tag by which descendants are recognized.
 
-    A limit on real-time scheduling that nobody reaches: it passes through fork, exec and an
-    emptied environment, and /proc shows it.
+    The tag is a limit on real-time scheduling that no process reaches: it survives fork, exec and a
+    cleared environment, and /proc shows it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if mark is None:
+    if process_tag is None:
         return
     try:
-        resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
+        resource.setrlimit(resource.RLIMIT_RTTIME, (process_tag, process_tag))
     except (OSError, ValueError):
-        return  # The mark is a second means; the tree below the warden is the first.
+        return  # The tag is the second safeguard; the tree below the shim is the first.
 
 
-def _place(descriptors: list[int]) -> None:
+def _install(descriptors: list[int]) -> None:
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in descriptors]
     if len(moved) < 3:
         null = os.open(os.devnull, os.O_RDWR)
@@ -99,7 +101,7 @@ def _reset_signals() -> None:
 
 
 def _execute(command: SpawnCommand) -> None:
-    """As a shell finds it: by its path, or in the PATH of its own environment."""
+    """Find the program as a shell does: by its path, or in the PATH of its own environment."""
     env = dict(entry.split(b"=", 1) for entry in command.env)
     name = command.argv[0]
     if b"/" in name:
@@ -113,5 +115,5 @@ def _execute(command: SpawnCommand) -> None:
         except OSError as failure:
             if failure.errno != errno.EACCES:
                 raise
-            refused = failure  # There may be another one further on.
+            refused = failure  # A later folder may hold an executable one.
     raise refused or OSError(errno.ENOENT, "")

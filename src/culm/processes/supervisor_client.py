@@ -1,7 +1,7 @@
-"""Custody with a keeper: the server's side of it.
+"""Processes started through a supervisor: the server's side.
 
-Owns the keeper, who else may order from it, and what to do when it dies. The processes themselves
-are `holding.py`'s. Made by `open_custody`.
+Owns the supervisor, the worker channels to it, and the recovery after its death. The processes
+themselves are in `process_table.py`. Opened by `open_processes`.
 """
 
 import asyncio
@@ -23,65 +23,66 @@ from culm.processes.base import (
     WorkerSupervisor,
 )
 from culm.processes.channel import SupervisorChannel
-from culm.processes.commands import parse_order
+from culm.processes.commands import make_command
 from culm.processes.linux import become_subreaper, is_subreaper
 from culm.processes.orphans import end_orphans
 from culm.processes.packets import NUMBERS, encode_command, receive
-from culm.processes.process_set import end_leftovers, make_set
+from culm.processes.process_set import end_leftovers, make_process_set
 from culm.processes.process_table import LOSS_BOUND_S, ProcessTable
 from culm.processes.supervisor import CONNECTIONS_MAX
 from culm.processes.supervisor_process import SupervisorProcess
 
 _log = logging.getLogger(__name__)
 
-CLOSE_BOUND_S = 5.0  # For the keeper to end; it holds nothing then.
+CLOSE_BOUND_S = 5.0  # For the supervisor to end; it has no processes left then.
 
 
 class SupervisedProcesses:
-    """Implements `Custody`, `Nursery` and `Lines`."""
+    """Implements `Processes`, `WorkerSupervisor` and `ChannelSource`."""
 
     def __init__(self, data_dir: Path, clock: Clock, ids: Ids) -> None:
         self._data_dir = data_dir
         self._ids = ids
-        self._holding = ProcessTable(self, clock)
+        self._table = ProcessTable(self, clock)
         self._supervisor: SupervisorProcess | None = None
         self._is_closing = False
         self._dead: asyncio.Queue[SupervisorProcess] = asyncio.Queue(1)
-        self._idle = asyncio.Event()  # Not while the remains of a keeper are ended.
+        # Clear while the remains of a dead supervisor are being ended.
+        self._idle = asyncio.Event()
         self._idle.set()
-        self._sidecars: set[int] = set()  # They die with the keeper, and fall to us.
+        self._sidecars: set[int] = set()  # They die with the supervisor and become our children.
         self._bases = itertools.count(1)
         self._worker_channels: dict[int, WorkerChannel] = {}
         self._connecting: dict[int, asyncio.Event] = {}
         self._loop = asyncio.get_running_loop()
 
     @property
-    def nursery(self) -> WorkerSupervisor:
+    def worker_supervisor(self) -> WorkerSupervisor:
         return self
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
-        return await self._holding.start(order)
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
+        return await self._table.start(request)
 
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
-        return await self._holding.processes(workspace_id)
+        return await self._table.processes(workspace_id)
 
     async def end_all(self, workspace_id: str) -> list[int]:
-        return await self._holding.end_all(workspace_id)
+        return await self._table.end_all(workspace_id)
 
     def warm_nowait(self) -> None:
-        """Have a keeper ready: the first start then does not wait for one."""
+        """Have a supervisor ready, so that the first start does not wait for one."""
         if self._supervisor is None and self._idle.is_set() and not self._is_closing:
-            with suppress(OSError):  # The first start tries again, and says why not.
+            with suppress(OSError):  # The first start tries again and reports the reason.
                 self._get_supervisor()
 
-    async def start_sidecar(self, order: ProcessRequest) -> None:
-        body = encode_command(parse_order(order, None))
+    async def start_sidecar(self, request: ProcessRequest) -> None:
+        body = encode_command(make_command(request, None))
         try:
             supervisor = await self._wait_for_supervisor()
-            supervisor.hold(body, order.descriptors)
+            supervisor.start_sidecar(body, request.descriptors)
         except OSError as exc:
             raise ProcessStartFailed(
-                f"`{order.argv[0]}` could not be started: {exc.strerror}"
+                f"`{request.argv[0]}` could not be started: {exc.strerror}"
             ) from exc
 
     async def connect(self) -> WorkerChannel:
@@ -89,18 +90,20 @@ class SupervisedProcesses:
             try:
                 worker_channel = await self._connect(await self._wait_for_supervisor())
             except OSError as exc:
-                raise ProcessStartFailed(f"no keeper can be reached: {exc.strerror}") from exc
+                raise ProcessStartFailed(
+                    f"the supervisor cannot be reached: {exc.strerror}"
+                ) from exc
             if worker_channel is not None:
                 return worker_channel
-        raise ProcessStartFailed("no keeper can be reached: it died")
+        raise ProcessStartFailed("the supervisor cannot be reached: it died")
 
     async def _connect(self, supervisor: SupervisorProcess) -> WorkerChannel | None:
-        """None if the keeper is dead, which also one is that does not answer."""
+        """Return None if the supervisor is dead or does not answer."""
         if len(self._worker_channels) >= CONNECTIONS_MAX:
-            raise ProcessStartFailed(f"{CONNECTIONS_MAX} workers have a keeper already")
+            raise ProcessStartFailed(f"{CONNECTIONS_MAX} workers already use the supervisor")
         base = next(self._bases) * NUMBERS
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        worker_channel = WorkerChannel(ours, supervisor.set.process_tag, base)
+        worker_channel = WorkerChannel(ours, supervisor.process_set.process_tag, base)
         self._worker_channels[base] = worker_channel
         self._connecting[base] = answered = asyncio.Event()
         is_connected = False
@@ -111,42 +114,43 @@ class SupervisedProcesses:
                 await answered.wait()
             is_connected = not worker_channel.over.is_set()
         except (TimeoutError, BrokenPipeError, ConnectionResetError):
-            self.drop(supervisor.line)
+            self.drop(supervisor.channel)
         finally:
             del self._connecting[base]
             if not is_connected:
                 self._worker_channels.pop(base, None)
-                ours.close()  # Should the keeper have the other end, it sees that.
+                ours.close()  # If the supervisor has the other end, it sees the close.
         return worker_channel if is_connected else None
 
     async def close(self) -> None:
-        """End everything, verify it, and end the keeper. Bounded."""
+        """End and verify everything, then end the supervisor. Bounded."""
         self._is_closing = True
         try:
-            left = await self._holding.end(self._holding.held)
+            left = await self._table.end(self._table.held)
             await self._idle.wait()
             if (supervisor := self._supervisor) is not None:
                 await self._close_supervisor(supervisor, left)
         finally:
-            # If that was cut short: without these, keeper and wardens end all by themselves.
+            # If that was interrupted: the closed sockets make the supervisor and the shims end
+            # everything by themselves.
             if self._supervisor is not None:
-                self._loop.remove_reader(self._supervisor.line.control)
-                self._supervisor.line.control.close()
-            self._holding.close()
+                self._loop.remove_reader(self._supervisor.channel.control)
+                self._supervisor.channel.control.close()
+            self._table.close()
 
     async def watch(self) -> None:
-        """Deal with every keeper that dies, one after the other."""
+        """Clean up after each supervisor that dies, one after the other."""
         while True:
             supervisor = await self._dead.get()
             try:
                 await self._inherit(supervisor)
-            except Exception:  # boundary: the server lives on, and the next start gets a keeper
-                _log.exception("what a dead keeper held could not be dealt with")
+            except Exception:  # boundary: the server goes on; the next start gets a supervisor
+                _log.exception("the processes of a dead supervisor could not be ended")
             finally:
                 self._idle.set()
 
     async def get(self) -> SupervisorChannel:
-        return (await self._wait_for_supervisor()).line
+        return (await self._wait_for_supervisor()).channel
 
     async def _wait_for_supervisor(self) -> SupervisorProcess:
         await self._idle.wait()
@@ -156,21 +160,21 @@ class SupervisedProcesses:
 
     def _get_supervisor(self) -> SupervisorProcess:
         if self._supervisor is None:
-            process_set = make_set(self._data_dir, self._ids.chance())
+            process_set = make_process_set(self._data_dir, self._ids.chance())
             try:
                 self._supervisor = SupervisorProcess(process_set)
             except OSError:
                 process_set.close(keep=False)
                 raise
-            self._loop.add_reader(self._supervisor.line.control, self._read, self._supervisor)
+            self._loop.add_reader(self._supervisor.channel.control, self._read, self._supervisor)
         return self._supervisor
 
     def _read(self, supervisor: SupervisorProcess) -> None:
-        packets, is_over = receive(supervisor.line.control)
-        for words in packets:
-            match words:
+        packets, is_over = receive(supervisor.channel.control)
+        for fields in packets:
+            match fields:
                 case ["lost", number, swept, left]:
-                    self._holding.on_lost(number, swept, left)
+                    self._table.on_lost(number, swept, left)
                 case ["connected", base]:
                     self._answer(int(base))
                 case ["over", base]:
@@ -180,9 +184,9 @@ class SupervisedProcesses:
                 case ["unheld", pid]:
                     self._sidecars.discard(int(pid))
                 case _:
-                    raise AssertionError(f"no word of a keeper: {words}")
+                    raise AssertionError(f"unknown packet from the supervisor: {fields}")
         if is_over:
-            self.drop(supervisor.line)
+            self.drop(supervisor.channel)
 
     def _answer(self, base: int) -> None:
         if (answered := self._connecting.get(base)) is not None:
@@ -193,39 +197,41 @@ class SupervisedProcesses:
             worker_channel.over.set()
         self._answer(base)
 
-    def drop(self, line: SupervisorChannel) -> None:
-        """What it held is ended before the next keeper starts."""
+    def drop(self, channel: SupervisorChannel) -> None:
+        """Drop a dead supervisor; its processes are ended before the next one starts."""
         supervisor = self._supervisor
-        if supervisor is not None and supervisor.line is line:
+        if supervisor is not None and supervisor.channel is channel:
             self._supervisor = None
-            line.is_dropped = True
-            self._loop.remove_reader(line.control)
+            channel.is_dropped = True
+            self._loop.remove_reader(channel.control)
             self._idle.clear()
             self._dead.put_nowait(supervisor)
 
     async def _inherit(self, supervisor: SupervisorProcess) -> None:
-        _log.error("the keeper died; what it held is ended. %s", supervisor.stderr_tail())
+        _log.error(
+            "the supervisor died; its processes are being ended. %s", supervisor.stderr_tail()
+        )
         supervisor.kill()
-        held = self._holding.held
-        shims = frozenset(kept.shim for kept in held if kept.shim)
-        for kept in held:
-            kept.is_stopping = True
+        held = self._table.held
+        shims = frozenset(process.shim for process in held if process.shim)
+        for process in held:
+            process.is_stopping = True
         sidecars = frozenset(self._sidecars)
         self._sidecars.clear()
         ended, left = await asyncio.to_thread(_end_remains, supervisor, shims, sidecars)
         if ended:
-            _log.warning("ended %d processes that no warden had ended", ended)
-        self._holding.lose(self._holding.held, left)
+            _log.warning("ended %d processes that no shim had ended", ended)
+        self._table.lose(self._table.held, left)
         for base in list(self._worker_channels):
             self._end_channel(base)
-        supervisor.line.control.close()
-        supervisor.set.close(keep=bool(left))
+        supervisor.channel.control.close()
+        supervisor.process_set.close(keep=bool(left))
 
     async def _close_supervisor(self, supervisor: SupervisorProcess, left: list[int]) -> None:
         self._supervisor = None
-        self._loop.remove_reader(supervisor.line.control)
-        supervisor.line.control.close()  # It ends by this.
-        self._holding.close()
+        self._loop.remove_reader(supervisor.channel.control)
+        supervisor.channel.control.close()  # This makes it end.
+        self._table.close()
         if not await asyncio.to_thread(supervisor.collect, CLOSE_BOUND_S):
             supervisor.kill()
             sidecars = frozenset(self._sidecars)
@@ -233,28 +239,28 @@ class SupervisedProcesses:
             _, left = await asyncio.to_thread(_end_remains, supervisor, nobody, sidecars)
         if left:
             _log.error("processes could not be ended: %s", left)
-        supervisor.set.close(keep=bool(left))
+        supervisor.process_set.close(keep=bool(left))
 
 
 def _end_remains(
     supervisor: SupervisorProcess, shims: frozenset[int], sidecars: frozenset[int]
 ) -> tuple[int, list[int]]:
     supervisor.collect(CLOSE_BOUND_S)
-    return end_orphans(supervisor.set.process_tag, shims, sidecars)
+    return end_orphans(supervisor.process_set.process_tag, shims, sidecars)
 
 
 @asynccontextmanager
 async def open_supervised_processes(
     data_dir: Path, clock: Clock, ids: Ids
 ) -> AsyncGenerator[SupervisedProcesses]:
-    """At the end of the block nothing it started is left. First ends what a crash had left."""
+    """At the end of the block, no process it started is left. Ends leftovers of a crash first."""
     await asyncio.to_thread(end_leftovers, data_dir)
     was_subreaper = is_subreaper()
     become_subreaper()
     processes = SupervisedProcesses(data_dir, clock, ids)
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(processes.watch(), name="custody")
+            watch = group.create_task(processes.watch(), name="supervisor watch")
             try:
                 yield processes
             finally:

@@ -1,4 +1,4 @@
-"""The server's end of one keeper process: started, spoken to, collected."""
+"""The server's end of one supervisor process: start it, send it packets, reap it."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from culm.processes.channel import SupervisorChannel
 from culm.processes.packets import send_with
 from culm.processes.process_set import ProcessSet
 
-# The path comes last: nothing beside our package stands in for a module of Python.
+# The path is appended last, so that nothing beside our package shadows a module of Python.
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop()); "
     "from culm.processes.supervisor import main; main()"
@@ -20,11 +20,11 @@ _PROGRAM = (
 
 
 class SupervisorProcess:
-    """A keeper, and our line to it."""
+    """A supervisor and our channel to it."""
 
     def __init__(self, process_set: ProcessSet) -> None:
-        """Raises OSError if there can be no further process."""
-        self.set = process_set
+        """Raises OSError if the process cannot be started."""
+        self.process_set = process_set
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(process_set.folder / "keeper.log", flags, 0o600)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -47,25 +47,25 @@ class SupervisorProcess:
         finally:
             theirs.close()
             os.close(log)
-        self.line = SupervisorChannel(control, process_set.process_tag)
+        self.channel = SupervisorChannel(control, process_set.process_tag)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def hold(self, body: bytes, descriptors: Sequence[int]) -> None:
-        """Have a companion started. Raises OSError if the keeper is gone or deaf."""
-        self.line.pass_on("hold", [], body, descriptors)
+    def start_sidecar(self, body: bytes, descriptors: Sequence[int]) -> None:
+        """Start a sidecar. Raises OSError if the supervisor is gone or its queue is full."""
+        self.channel.pass_on("hold", [], body, descriptors)
 
     def connect(self, base: int, channel: int) -> None:
-        """Have one more client listened to. Raises OSError if the keeper is gone or deaf."""
-        send_with(self.line.control, f"connect {base}".encode(), [channel])
+        """Register a client. Raises OSError if the supervisor is gone or its queue is full."""
+        send_with(self.channel.control, f"connect {base}".encode(), [channel])
 
     def kill(self) -> None:
         self._process.kill()
 
     def collect(self, bound_s: float) -> bool:
-        """Wait for its end, at most so long. Blocks."""
+        """Wait for its end, at most `bound_s`. Blocks."""
         try:
             self._process.wait(bound_s)
         except subprocess.TimeoutExpired:
@@ -73,9 +73,9 @@ class SupervisorProcess:
         return True
 
     def stderr_tail(self) -> str:
-        """The end of what it complained about, if it did."""
+        """Return the end of its error output, if any."""
         try:
-            data = (self.set.folder / "keeper.log").read_bytes()
+            data = (self.process_set.folder / "keeper.log").read_bytes()
         except OSError:
             return ""
         return data[-2000:].decode("utf-8", "replace").strip()

@@ -1,7 +1,7 @@
-"""Everything that descends from a process: found, asked to end, ended.
+"""Find, terminate and kill all descendants of a process.
 
-A child subreaper never loses a descendant, however it forks, detaches or empties its environment;
-so the tree below one is all there is. Imported by the bare keeper.
+A child subreaper never loses a descendant, however that forks, detaches or clears its environment,
+so the tree below it is complete. Imported by the bare supervisor.
 """
 
 import os
@@ -11,7 +11,7 @@ from culm.processes.linux import ProcStat, is_alive, read_table
 
 
 def descendants_of(root: int, table: dict[int, ProcStat]) -> list[ProcStat]:
-    """All below `root`, parents first; without `root`."""
+    """Return all processes below `root`, parents first, without `root`."""
     children: dict[int, list[ProcStat]] = {}
     for stat in table.values():
         children.setdefault(stat.parent, []).append(stat)
@@ -20,7 +20,7 @@ def descendants_of(root: int, table: dict[int, ProcStat]) -> list[ProcStat]:
     waiting = [root]
     while waiting:
         for stat in children.get(waiting.pop(0), ()):
-            # The table is no moment's picture: a pid used twice meanwhile could close a ring.
+            # The table is not an atomic snapshot: a pid reused meanwhile could close a cycle.
             if stat.pid not in seen:
                 seen.add(stat.pid)
                 found.append(stat)
@@ -29,7 +29,7 @@ def descendants_of(root: int, table: dict[int, ProcStat]) -> list[ProcStat]:
 
 
 def alive_below(root: int, apart_from: tuple[int, ...] = ()) -> list[ProcStat]:
-    """What lives below `root`, without those named and all below them."""
+    """Return the living processes below `root`, without the excluded ones and their trees."""
     table = read_table()
     for pid in apart_from:
         table.pop(pid, None)
@@ -37,31 +37,31 @@ def alive_below(root: int, apart_from: tuple[int, ...] = ()) -> list[ProcStat]:
 
 
 def ask_to_end(members: list[ProcStat]) -> None:
-    """SIGTERM to each; one that was stopped wakes up to hear it."""
+    """Send SIGTERM to each, and SIGCONT so that a stopped process receives it."""
     for stat in members:
         _signal(stat.pid, signal.SIGTERM)
         _signal(stat.pid, signal.SIGCONT)
 
 
 def end(members: list[ProcStat]) -> None:
-    """SIGKILL to each and to the process group of each.
+    """Send SIGKILL to each process and to its process group.
 
-    A group is ended in one step, so nothing forks its way out of it; what left its group just now
-    is found in the next round.
+    A group is killed in one step, so a member cannot escape by forking; a process that just left
+    its group is found in the next round.
     """
     for group in groups_of(members, os.getpgid(0)):
         try:
             os.killpg(group, signal.SIGKILL)
         except OSError:
-            continue  # Gone, or of another user: its members are tried one by one.
+            continue  # Gone, or another user's: its members are tried one by one.
     for stat in members:
         _signal(stat.pid, signal.SIGKILL)
 
 
 def end_one(pid: int, start_ticks: int) -> bool:
-    """SIGKILL to that very process, whoever's child it is. Whether it was there.
+    """Send SIGKILL to that very process, child or not; return whether it existed.
 
-    By a handle, checked after it was opened: the pid may be another's by now.
+    Uses a pidfd that is checked after it was opened: the pid may have been reused by now.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -79,7 +79,7 @@ def end_one(pid: int, start_ticks: int) -> bool:
 
 
 def groups_of(members: list[ProcStat], own: int) -> list[int]:
-    """The process groups of these, without ours: a new child is in it until its `setsid`."""
+    """Return the process groups of these, without ours: a new child is in it until `setsid`."""
     return sorted({stat.group for stat in members} - {own, 0, 1})
 
 
@@ -87,4 +87,4 @@ def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except OSError:
-        return  # Gone, or of another user: what is left is seen by whoever verifies.
+        return  # Gone, or another user's: the verification finds what is left.

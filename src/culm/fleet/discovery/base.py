@@ -1,6 +1,6 @@
-"""The seam towards the fabric: who serves where, for as long as its lease runs.
+"""Interface of worker discovery: which worker serves at which endpoint, while its lease lasts.
 
-A record is what a worker says of itself. It never holds a token.
+A record is a worker's description of itself. It never contains a token.
 """
 
 from typing import Final, Protocol
@@ -8,30 +8,30 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from culm.fleet.times import format_time, parse_time
+from culm.clock import format_time, parse_time
 from culm.processes.linux import is_alive, read_world_id
 
 LEASE_S: Final = 60.0
-RENEW_S: Final = 20.0  # Two renewals may be missed before anybody takes a worker for dead.
+RENEW_S: Final = 20.0  # Two renewals may be missed before a worker is considered dead.
 
 
 class OwnerProcess(Struct, frozen=True):
-    """The process that a worker must not outlive, told apart from a later one with its pid."""
+    """The process that a worker must not outlive; the start time guards against pid reuse."""
 
     pid: int
     start_ticks: int
 
 
 class ProcessPlace(Struct, frozen=True):
-    """Ours alone: which process it is, so that the next server can find what the last one left."""
+    """Our own extension: identifies the process, so that the next server can find leftovers."""
 
     start_ticks: int
-    world: str  # Where its pids mean something.
+    world: str  # The scope in which its pid is unique.
     owner: OwnerProcess | None = None
 
 
 class AgentRecord(Struct, frozen=True, kw_only=True):
-    """What a worker says of itself."""
+    """A worker's description of itself."""
 
     agent_id: str
     role: str
@@ -45,26 +45,26 @@ class AgentRecord(Struct, frozen=True, kw_only=True):
 
 
 class Discovery(Protocol):
-    """Blocks as the disk does. An id that is no safe name raises `UnsafeName`."""
+    """Blocks on disk access. An id that is not a safe name raises `UnsafeName`."""
 
     def publish(self, record: AgentRecord) -> None:
-        """Announce it, or renew its lease; raises OSError."""
+        """Publish a record or renew its lease; raises OSError."""
         ...
 
     def withdraw(self, agent_id: str) -> None:
-        """It is gone. That nobody knew it is fine. Raises OSError."""
+        """Remove a record, which need not exist. Raises OSError."""
         ...
 
     def resolve(self, agent_id: str) -> AgentRecord | None:
-        """None if nobody has that id, or its lease has run out."""
+        """Return None if the id is unknown or its lease has expired."""
         ...
 
     def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
-        """All whose lease runs, by id; of a role, with a label, if one is given."""
+        """Return all records with a valid lease, by id, optionally of one role or label."""
         ...
 
     def gc(self) -> int:
-        """Remove what is over or cannot be read; returns how many records that were."""
+        """Remove dead and unreadable records; return how many."""
         ...
 
 
@@ -74,12 +74,15 @@ def is_live(record: AgentRecord, now_s: float) -> bool:
 
 
 def is_over(record: AgentRecord, now_s: float) -> bool:
-    """Whether nobody will renew it. Who only slept through its lease will, and keeps its token."""
+    """Return True if the record will not be renewed.
+
+    A worker that only slept through its lease renews it, and keeps its token.
+    """
     return not is_live(record, now_s) and not is_running(record)
 
 
 def is_running(record: AgentRecord) -> bool:
-    """Whether the process that wrote it is known to be there; never of a worker not of ours."""
+    """Return True if the process is known to be alive; False for workers that are not ours."""
     placed = record.culm
     if placed is None or placed.world != read_world_id():
         return False

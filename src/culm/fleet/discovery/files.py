@@ -1,7 +1,7 @@
-"""The fabric as a private directory: one file `<agent_id>.json` a record, replaced whole.
+"""Discovery through a private directory: one file `<agent_id>.json` per record.
 
-Owns the directory's layout. Hidden files and other suffixes are nobody's record: writers put what
-is not complete there, and `culm agent serve` its token.
+Owns the directory's layout. Hidden files and other suffixes are not records: writers use them for
+incomplete files, and `culm agent serve` for its token.
 """
 
 import os
@@ -20,14 +20,15 @@ from culm.fleet.names import check_name, is_safe_name
 
 SUFFIX: Final = ".json"
 RECORD_BYTES_MAX: Final = 64 << 10
-RECORDS_MAX: Final = 10_000  # Looked at in one go; whoever has more has another problem.
-_BEGUN = re.compile(r"\..+\.(json|token)\.tmp\.\d+")  # By a writer that died before it was whole.
+RECORDS_MAX: Final = 10_000  # Read in one pass; a larger directory has another problem.
+# Left by a writer that died before the file was complete.
+_BEGUN = re.compile(r"\..+\.(json|token)\.tmp\.\d+")
 _decoder = msgspec.json.Decoder(AgentRecord)
 _encoder = msgspec.json.Encoder()
 
 
 class FileDiscovery:
-    """Implements `Fabric`. Many processes use one directory, and need no lock."""
+    """Implements `Discovery`. Many processes share one directory without a lock."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
@@ -36,11 +37,11 @@ class FileDiscovery:
     def publish(self, record: AgentRecord) -> None:
         data = _encoder.encode(record)
         pretty = msgspec.json.format(data, indent=2) + b"\n"
-        # No worker outlives its machine.
+        # Not durable, because a worker does not outlive its machine.
         replace_file(self._file(record.agent_id), pretty, durable=False)
 
     def withdraw(self, agent_id: str) -> None:
-        """Also what was begun for it: whoever was killed while it wrote left that behind."""
+        """Remove the record and temporary files that a killed writer left behind."""
         file = self._file(agent_id)
         for name in self._names():
             if name.removeprefix(f".{file.name}.tmp.").isdecimal():
@@ -54,7 +55,7 @@ class FileDiscovery:
         return found if found is not None and is_live(found, self._clock.now_s()) else None
 
     def find(self, agent_id: str) -> AgentRecord | None:
-        """Whatever became of its lease."""
+        """Return a record regardless of its lease."""
         return _find_record(self._file(agent_id))
 
     def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
@@ -63,7 +64,7 @@ class FileDiscovery:
         return [record for record in live if is_wanted(record, role, label)]
 
     def records(self) -> list[AgentRecord]:
-        """All that can be read, by id, whatever became of their leases."""
+        """Return all readable records by id, regardless of their leases."""
         found = [_find_record(file) for file in self._files()]
         readable = [record for record in found if record is not None]
         return sorted(readable, key=lambda record: record.agent_id)
@@ -76,7 +77,7 @@ class FileDiscovery:
             if record is None or is_over(record, now_s):
                 dead.append(file)
         for file in dead:
-            # Somebody else may clean up at the same time, or it is not ours to remove.
+            # Another process may clean up at the same time, or the file is not ours to remove.
             with suppress(OSError):
                 file.unlink()
             with suppress(OSError):
@@ -85,7 +86,7 @@ class FileDiscovery:
         return len(dead)
 
     def token_file(self, agent_id: str) -> Path:
-        """Where an agent that was started by hand keeps the token that its callers need."""
+        """Path of the token that callers of a manually started agent need."""
         return self._directory / f".{check_name(agent_id)}.token"
 
     def _file(self, agent_id: str) -> Path:
@@ -114,7 +115,7 @@ class FileDiscovery:
 
 
 def _find_record(file: Path) -> AgentRecord | None:
-    """None if there is none, or none that can be read: whoever wrote it cannot be discovered."""
+    """Return None if the record is missing or unreadable."""
     try:
         record = _decoder.decode(read_file(file, RECORD_BYTES_MAX))
     except (OSError, UnreadableFile, msgspec.DecodeError, UnicodeError, RecursionError):

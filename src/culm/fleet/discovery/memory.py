@@ -1,4 +1,4 @@
-"""A fabric without files: for simulations, and within one process."""
+"""In-memory discovery, for simulations and within one process."""
 
 from culm.clock import Clock
 from culm.fleet.discovery.base import AgentRecord, is_live, is_over, is_wanted
@@ -6,7 +6,7 @@ from culm.fleet.names import check_name
 
 
 class MemoryDiscovery:
-    """Implements `Fabric`."""
+    """Implements `Discovery`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

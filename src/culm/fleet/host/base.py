@@ -1,4 +1,4 @@
-"""The seam towards workers: who starts one, and what a parent may do with it."""
+"""Interfaces of workers and of the launchers that start them."""
 
 from typing import Protocol
 
@@ -7,15 +7,15 @@ from culm.fleet.transport.base import Link
 
 
 class LaunchFailed(Exception):
-    """There is no worker. Says why, with what it printed last if it was started."""
+    """No worker was started. The message gives the reason, with its last output if any."""
 
 
 class NotReady(LaunchFailed):
-    """It was started, and was killed or hung before it was ready: another one may do better."""
+    """The worker was killed or hung before it was ready; another one may succeed."""
 
 
 class Worker(Protocol):
-    """Something that takes assignments: a process of ours, or one that runs elsewhere."""
+    """A receiver of assignments: a local process of ours, or a remote one."""
 
     @property
     def id(self) -> str:
@@ -38,18 +38,18 @@ class Worker(Protocol):
         ...
 
     async def kill(self) -> None:
-        """End it and all it started, verify that, withdraw its record. A remote one stays up."""
+        """End and verify it with all it started, and withdraw its record. A remote one stays up."""
         ...
 
     async def stderr_tail(self) -> str:
-        """The end of what it printed on stderr, once it is silent or a moment has passed."""
+        """The end of its stderr, once that is closed or a short time has passed."""
         ...
 
 
 class Launcher(Protocol):
     async def launch(self, provision: Provision) -> Worker:
-        """Start one and wait until it is ready; raises `LaunchFailed`.
+        """Start a worker and wait until it is ready; raises `LaunchFailed`.
 
-        To cancel this leaves nothing behind.
+        Canceling it leaves nothing behind.
         """
         ...

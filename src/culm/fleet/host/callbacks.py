@@ -1,4 +1,4 @@
-"""The seam towards whoever gave an assignment: what it is told while a run goes on, and asked."""
+"""Interface to the sender of an assignment: events, asks and host calls while a run goes on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,46 +6,46 @@ from typing import Protocol
 
 from msgspec import Raw
 
+from culm.clock import parse_time
 from culm.fleet.executor import HostCallFailed
-from culm.fleet.times import parse_time
 from culm.wire.codec import Json
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAsk:
-    """What a worker wants to be allowed. All of it is the worker's word."""
+    """A worker's request for approval. All of its fields are claims of the worker."""
 
     tool_name: str
     permission: str
     resource: str
     question: str
-    deadline_s: float | None  # Seconds since 1970: when nobody has answered by then, it is denied.
+    deadline_s: float | None  # Seconds since 1970; without an answer by then, it is denied.
     body: Mapping[str, Json]  # As it was sent.
 
 
 class HostCallbacks(Protocol):
     async def on_event(self, event: Raw) -> None:
-        """One event, in order. While this waits, the worker is not read."""
+        """Handle one event, in order. Meanwhile the worker's frames are not read."""
         ...
 
     async def on_gap(self) -> None:
-        """Events that only grew a text, or repeated a state, were dropped on the way."""
+        """Events that only extend a text or repeat a state were dropped on the way."""
         ...
 
     async def on_ask(self, ask: WorkerAsk) -> bool:
-        """Whether a call may go ahead. Cancelled when the run ends first, which denies it.
+        """Decide about a call. Canceled when the run ends first, which denies it.
 
-        Raises `NotAsked` if nobody can be asked, or nobody has decided.
+        Raises `ApprovalUnavailable` if nobody can be asked, or nobody has decided.
         """
         ...
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
-        """Do a host call; raises `CallFailed`. Cancelled when the run ends first."""
+        """Carry out a host call; raises `HostCallFailed`. Canceled when the run ends first."""
         ...
 
 
 class DenyAll:
-    """An overseer that looks away: it allows nothing, and does nothing."""
+    """Callbacks that allow nothing and do nothing."""
 
     async def on_event(self, event: Raw) -> None:
         pass
@@ -57,11 +57,14 @@ class DenyAll:
         return False
 
     async def on_call(self, tool_call_id: str, args: Mapping[str, Json]) -> Json:
-        raise HostCallFailed("nobody is here to do it")
+        raise HostCallFailed("host calls are not supported here")
 
 
 def parse_ask(body: Mapping[str, Json]) -> WorkerAsk:
-    """What is missing, or is no text, is empty. One field has two names; the usual one counts."""
+    """Read an ask; fields that are missing or not text are empty.
+
+    One field has two names; `permission` takes precedence.
+    """
 
     def text(name: str) -> str:
         value = body.get(name)

@@ -1,7 +1,7 @@
-"""The fleet: assignments in, outcomes out; in between a worker that is warm, new, or elsewhere.
+"""The fleet: accepts assignments and runs each on a pooled, new or remote worker.
 
-Owns the runs that go on, the workers that wait, and the bounds on both. A run is `driving.py`'s,
-who may wait how long `pool.py`'s. Made by `open_fleet`.
+Owns the active runs, the idle workers, and the limits on both. A run is driven by `run_driver.py`;
+`pool.py` decides which workers stay idle and for how long. Opened by `open_fleet`.
 """
 
 import asyncio
@@ -20,20 +20,26 @@ from culm.errors import InvalidRequest, LimitExceeded, NotBuilt, ShuttingDown
 from culm.fleet.executor import CANCELLED, failed
 from culm.fleet.host.base import Launcher, LaunchFailed, NotReady, Worker
 from culm.fleet.host.callbacks import HostCallbacks
-from culm.fleet.host.fingerprint import fingerprint
 from culm.fleet.host.pool import (
     IDLE_MARGIN_S,
-    ParkResult,
+    ParkedWorker,
     PoolBounds,
     PoolDecision,
     check_out,
+    fingerprint,
     park,
     sweep,
 )
 from culm.fleet.host.remote import ConnectLauncher
 from culm.fleet.host.roster import WorkerRoster
 from culm.fleet.host.run_control import RunControl
-from culm.fleet.host.run_driver import FIRST_FRAME_S, HostSettings, RunResult, drive, host_terms_of
+from culm.fleet.host.run_driver import (
+    FIRST_FRAME_S,
+    HostSettings,
+    RunResult,
+    drive,
+    host_settings_of,
+)
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import (
     BadProvision,
@@ -47,13 +53,13 @@ from culm.logs import redact
 
 _log = logging.getLogger(__name__)
 
-CLOSE_S: Final = 12.0  # For the runs to let go of their workers, each of which is ended.
+CLOSE_S: Final = 12.0  # For the runs to release their workers, each of which is ended.
 
 
 @dataclass(frozen=True, slots=True)
 class FleetBounds:
-    runs_max: int = 200  # At once; workers that wait for work do not count.
-    waiting_max: int = 1000  # Runs beyond those; the next is refused.
+    runs_max: int = 200  # At once; idle workers do not count.
+    waiting_max: int = 1000  # Runs beyond those; further ones are refused.
     first_frame_s: float = FIRST_FRAME_S
     pool: PoolBounds = field(default_factory=PoolBounds)
 
@@ -63,24 +69,24 @@ DEFAULT_BOUNDS: Final = FleetBounds()
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A run that was taken on."""
+    """An admitted run."""
 
-    provision: Provision  # As a worker gets it.
+    provision: Provision  # As the worker receives it.
     launcher: Launcher
     spec: RunSpec
     callbacks: HostCallbacks
     controls: RunControl
-    terms: HostSettings
-    key: str = ""  # What a warm worker must be like; empty if it is to be a certain one.
-    idle_s: float = 0.0  # So long its worker may wait afterwards.
-    # Its task is told to end once, by one of the two: the second time would tear it from ending
+    settings: HostSettings
+    key: str = ""  # The fingerprint a pooled worker must have; empty for a remote worker.
+    idle_s: float = 0.0  # How long its worker may stay idle afterwards.
+    # Its task is canceled once, by one of the two: a second cancel would interrupt the cleanup of
     # its worker.
-    is_cancelled: bool = False  # By whoever awaits it, or because the fleet closes.
+    is_cancelled: bool = False  # By the caller, or because the fleet closes.
     is_stopped: bool = False  # By its controls, before it began.
 
 
 class _Stopped(Exception):
-    """The run is not wanted any more, and has not begun."""
+    """The run was canceled before it began."""
 
 
 class Fleet:
@@ -98,24 +104,24 @@ class Fleet:
         self._bounds = bounds
         self._tasks = tasks
         self._roster = WorkerRoster(tasks)
-        self._parked: tuple[ParkResult[Worker], ...] = ()
+        self._parked: tuple[ParkedWorker[Worker], ...] = ()
         self._gate = asyncio.Semaphore(bounds.runs_max)
         self._runs: dict[asyncio.Task[RunResult | Exception], _Job] = {}
         self._is_closing = False
 
     @property
     def workers(self) -> list[Worker]:
-        """All that are there: at work, waiting for it, or being ended."""
+        """All workers: busy, idle, or being ended."""
         return self._roster.workers
 
     async def run(
         self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> RunResult:
-        """Have a run done. When this returns its worker waits for the next one, or is gone.
+        """Execute a run. When this returns, its worker is idle or gone.
 
-        What goes wrong with a worker is an outcome. Raises `Rejected`, `NotBuilt` or
-        `ShuttingDown` if nothing was begun, and what the overseer raised on an event. To cancel
-        this ends the run and its worker. In any case `controls` know what was said in vain.
+        A worker's failure is an outcome. Raises `Rejected`, `NotBuilt` or `ShuttingDown` if nothing
+        was begun, and any exception of the callbacks' `on_event`. Canceling this call ends the run
+        and its worker. In any case `controls` has the messages that did not reach the run.
         """
         job = self._admit(provision, spec, callbacks, controls)
         task = self._tasks.create_task(
@@ -138,41 +144,41 @@ class Fleet:
             raise driven
         return with_(driven, unadmitted=unadmitted)
 
-    # --- taking on
+    # --- admission
 
     def _admit(
         self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> _Job:
-        """Refuse what cannot be done, before anything is started for it."""
+        """Refuse an impossible run before anything is started for it."""
         if self._is_closing:
             raise ShuttingDown
         if isinstance(provision.placement, SchedulablePlacement):
-            raise NotBuilt("scheduled workers: place it locally, or name an endpoint")
+            raise NotBuilt("scheduled workers: use a local placement or an endpoint")
         try:
             check_provision(provision)
         except BadProvision as exc:
             raise InvalidRequest(str(exc)) from exc
-        terms = host_terms_of(provision)
-        if terms.depth > terms.depth_max:
-            raise LimitExceeded("levels of agents", terms.depth_max)
+        settings = host_settings_of(provision)
+        if settings.depth > settings.depth_max:
+            raise LimitExceeded("levels of agents", settings.depth_max)
         if len(self._runs) >= self._bounds.runs_max + self._bounds.waiting_max:
             raise LimitExceeded("runs that wait for a worker", self._bounds.waiting_max)
         if isinstance(provision.placement, RemotePlacement):
-            return _Job(provision, self._remote, spec, callbacks, controls, terms)
+            return _Job(provision, self._remote, spec, callbacks, controls, settings)
         idle_s = self._bounds.pool.idle_s
         if provision.limits.idle_timeout_secs is not None:
             idle_s = min(idle_s, provision.limits.idle_timeout_secs)
-        # A worker waits longer than its parent lets it, so that it is not gone when it is wanted.
-        # In whole seconds, since others count them so.
+        # A worker stays idle longer than its host allows, so that it is not gone when it is needed.
+        # In whole seconds, because other workers count in seconds.
         limits = replace(provision.limits, idle_timeout_secs=math.ceil(idle_s + IDLE_MARGIN_S))
         local = replace(provision, reusable=True, limits=limits)
         key = fingerprint(local)
-        return _Job(local, self._launcher, spec, callbacks, controls, terms, key, idle_s)
+        return _Job(local, self._launcher, spec, callbacks, controls, settings, key, idle_s)
 
     # --- one run
 
     async def _contain(self, job: _Job) -> RunResult | Exception:
-        """All of it, whatever comes: an exception is returned for whoever wanted the run."""
+        """Execute a run to its end; an exception is returned for the caller of `run`."""
         try:
             async with _unless_stopped(job):
                 await self._gate.acquire()
@@ -192,12 +198,12 @@ class Fleet:
             driven = await self._attempt(job, from_pool=bool(job.key))
         except NotReady as exc:
             driven = RunResult(failed(str(exc)))
-        # Whoever was not heard has done nothing, so another one may try. Not instead of a worker
-        # that runs elsewhere: there is no other.
+        # A worker that sent no frame has had no effect, so another one may try. A remote worker has
+        # no substitute.
         if driven.began or job.controls.is_cancelled or not job.key:
             return driven
         reason = (driven.outcome.error or "").partition("\n")[0]
-        _log.warning("a run is tried with another worker: %s", reason)
+        _log.warning("retrying a run with another worker: %s", reason)
         return await self._attempt(job, from_pool=False)
 
     async def _attempt(self, job: _Job, *, from_pool: bool) -> RunResult:
@@ -219,7 +225,7 @@ class Fleet:
                 job.callbacks,
                 job.controls,
                 self._clock,
-                terms=job.terms,
+                settings=job.settings,
                 first_frame_s=self._bounds.first_frame_s,
             )
             is_clean = driven.outcome.status == "completed" and not job.controls.is_cancelled
@@ -234,25 +240,25 @@ class Fleet:
             await self._release(job, worker, link, parks=parks)
 
     async def _find_link(self, worker: Worker) -> Link | None:
-        """None if a worker that waited is gone by now; then it is ended for good."""
+        """Connect to an idle worker; if it is gone, clean it up and return None."""
         try:
             return await worker.connect()
         except ConnectFailed as exc:
-            _log.info("worker %s waited, and cannot be reached: %s", worker.id, exc)
+            _log.info("idle worker %s cannot be reached: %s", worker.id, exc)
             await self._roster.end(worker)
             return None
 
     async def _release(
         self, job: _Job, worker: Worker | None, link: Link | None, *, parks: bool
     ) -> None:
-        """Let it wait for the next run, or end it: what went wrong in it may still be in it."""
+        """Park the worker for the next run, or end it: a failure may have left traces in it."""
         is_parked = False
         try:
             if parks and worker is not None and link is not None:
-                await link.close()  # Before that it takes no other.
+                await link.close()  # Until then it accepts no other connection.
                 self._park(job, worker)
                 is_parked = True
-        finally:  # A cancel may come while this waits, too; then the rest is still done.
+        finally:  # A cancel may interrupt this, too; the rest must still be done.
             try:
                 if worker is not None and not is_parked:
                     await self._roster.end(worker)
@@ -269,7 +275,7 @@ class Fleet:
 
     def _park(self, job: _Job, worker: Worker) -> None:
         now_s = self._clock.now_s()
-        parked = ParkResult(worker, job.key, now_s + job.idle_s)
+        parked = ParkedWorker(worker, job.key, now_s + job.idle_s)
         self._apply(park(self._parked, parked, self._bounds.pool, now_s))
 
     def _apply(self, decided: PoolDecision[Worker]) -> None:
@@ -278,7 +284,7 @@ class Fleet:
             self._roster.end_nowait(worker)
 
     async def sweep(self) -> None:
-        """For ever: end who waited long enough, who died, and who could not be ended before."""
+        """Periodically end workers that were idle too long, died, or could not be ended."""
         while True:
             await pause(self._clock, self._bounds.pool.sweep_s)
             self._apply(sweep(self._parked, self._clock.now_s()))
@@ -304,9 +310,9 @@ async def open_fleet(
     bounds: FleetBounds = DEFAULT_BOUNDS,
     remote: Launcher | None = None,
 ) -> AsyncGenerator[Fleet]:
-    """When the block ends no run goes on, and no worker of ours is left.
+    """When the block ends, no run is active and no worker of ours is left.
 
-    `launcher` starts workers here; `remote` connects to those that a provision says are elsewhere.
+    `launcher` starts local workers; `remote` connects to workers with a remote placement.
     """
     async with asyncio.TaskGroup() as tasks:
         fleet = Fleet(launcher, remote or ConnectLauncher(), clock, bounds, tasks)
@@ -327,31 +333,31 @@ def _cancel(task: asyncio.Task[RunResult | Exception], job: _Job) -> None:
 
 
 async def _with_stderr(driven: RunResult, worker: Worker | None) -> RunResult:
-    """What a worker printed may say why it did not tell its end itself."""
+    """Append the worker's last stderr output to an error that it did not report itself."""
     if worker is None or driven.is_from_worker or driven.outcome.status != "error":
         return driven
-    words = redact(await worker.stderr_tail()).strip()
-    if not words:
+    text = redact(await worker.stderr_tail()).strip()
+    if not text:
         return driven
-    return with_(driven, outcome=failed(f"{driven.outcome.error}; it printed last:\n{words}"))
+    return with_(driven, outcome=failed(f"{driven.outcome.error}; last output:\n{text}"))
 
 
 @asynccontextmanager
 async def _unless_stopped(job: _Job) -> AsyncGenerator[None]:
-    """Leave the block when its controls cancel a run; raises `_Stopped`."""
+    """Leave the block when the controls cancel the run; raises `_Stopped`."""
     loop = asyncio.get_running_loop()
     bound = asyncio.timeout(None)
 
-    def look() -> None:
+    def check() -> None:
         if job.controls.is_cancelled and not job.is_cancelled and bound.when() is None:
             job.is_stopped = True
             bound.reschedule(loop.time())
 
     try:
         async with bound:
-            job.controls.watch(look)
+            job.controls.watch(check)
             try:
-                look()
+                check()
                 yield
             finally:
                 job.controls.watch(None)

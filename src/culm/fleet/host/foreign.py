@@ -1,6 +1,6 @@
-"""Workers of any program that reads a provision and announces itself in the fabric.
+"""Workers that are other programs: they read a provision and publish themselves in discovery.
 
-They run in custody, so that they and all they start end with the server.
+They run under the supervisor, so that they and all they start end with the server.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from culm.processes.base import Processes
 from culm.processes.linux import find_stat, read_table
 from culm.processes.tree import descendants_of
 
-POLL_S: Final = 0.02  # As often as its record is looked for.
+POLL_S: Final = 0.02  # Interval at which its record is looked up.
 
 
 class ForeignLauncher:
-    """Implements `Launcher`. Made by `open_foreign_launcher`."""
+    """Implements `Launcher`. Created by `open_foreign_launcher`."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class ForeignLauncher:
         given = stamped(provision, make_stamp(self._clock.now_s()), None)
         discovery = FileDiscovery(Path(given.fabric_dir), self._clock)
         self._workers = {worker for worker in self._workers if not worker.is_ended}
-        async with open_startup(given, discovery, self._launch_s) as birth:
-            self._workers.add(birth.worker)
-            # What somebody else with this id left is no sign of this one.
-            await asyncio.to_thread(discovery.withdraw, birth.worker.id)
-            started = await birth.start(self._processes, self._argv, [])
-            self._tasks.create_task(started.watch(), name=f"worker {birth.worker.id}")
-            await self._announced(birth, discovery)
-            return birth.worker
+        async with open_startup(given, discovery, self._launch_s) as startup:
+            self._workers.add(startup.worker)
+            # A record that an earlier worker with this id left must not be mistaken for this one's.
+            await asyncio.to_thread(discovery.withdraw, startup.worker.id)
+            started = await startup.start(self._processes, self._argv, [])
+            self._tasks.create_task(started.watch(), name=f"worker {startup.worker.id}")
+            await self._announced(startup, discovery)
+            return startup.worker
 
-    async def _announced(self, birth: WorkerStartup, discovery: Discovery) -> None:
+    async def _announced(self, startup: WorkerStartup, discovery: Discovery) -> None:
         """Wait for its record; raises `LaunchFailed` if it ends before that."""
-        worker = birth.worker
+        worker = startup.worker
         while True:
             record = await asyncio.to_thread(discovery.resolve, worker.id)
             if not worker.is_alive:
-                await birth.fail_ended()
+                await startup.fail_ended()
             assert worker.pid is not None
             if record is not None and is_below(record.pid, worker.pid):
                 break
@@ -77,10 +77,10 @@ class ForeignLauncher:
 
 
 def is_below(pid: int, root: int) -> bool:
-    """Whether it is that process or descends from it: a worker may be started by a script.
+    """Return True for that process and its descendants: a script may start the worker.
 
-    Its token goes where the record says, so it must be its own record. Where there is no /proc it
-    is taken for that.
+    The token is sent to the endpoint in the record, so the record must be the worker's own. Without
+    /proc that is assumed.
     """
     if pid == root or find_stat(root) is None:
         return True

@@ -1,6 +1,6 @@
-"""Workers that a crashed server left behind: ended by the next one, and their records removed.
+"""Ends workers that a crashed server left behind, and removes their records.
 
-A worker ends by itself when its owner is gone; what is found here hung, or was stopped.
+A worker ends by itself when its owner is gone; those found here hung or were stopped.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Final
 from culm.clock import Clock
 from culm.fleet.discovery.base import AgentRecord, is_live, is_running
 from culm.fleet.discovery.files import FileDiscovery
-from culm.fleet.storage import storage_beside
+from culm.fleet.provision import storage_beside
 from culm.processes.linux import is_alive, now_s, read_world_id
 from culm.processes.tree import end_one
 
@@ -23,27 +23,27 @@ END_BOUND_S: Final = 3.0
 _PAUSE_S: Final = 0.01
 
 
-def end_leftover_workers(fabric_dir: Path, clock: Clock) -> None:
-    """End those whose owner is gone, and verify it. Blocks, if there are any.
+def end_leftover_workers(discovery_dir: Path, clock: Clock) -> None:
+    """End the workers whose owner is gone, and verify it. Blocks if there are any.
 
-    A worker whose owner lives, or that was started by hand, is not touched.
+    A worker whose owner lives, or that was started manually, is not touched.
     """
-    discovery = FileDiscovery(fabric_dir, clock)
+    discovery = FileDiscovery(discovery_dir, clock)
     world, now = read_world_id(), clock.now_s()
     left = [record for record in discovery.records() if is_leftover(record, world, now)]
     for record in left:
         if _end(record):
-            _log.warning("ended worker %s, which a crash had left", record.agent_id)
+            _log.warning("ended worker %s, left by a crash", record.agent_id)
         with suppress(OSError):
             discovery.withdraw(record.agent_id)
-        # The ids of records are safe names: the fabric reads no others.
-        shutil.rmtree(storage_beside(fabric_dir, record.agent_id), ignore_errors=True)
+        # The ids of records are safe names: discovery reads no others.
+        shutil.rmtree(storage_beside(discovery_dir, record.agent_id), ignore_errors=True)
 
 
 def is_leftover(record: AgentRecord, world: str, now_s: float) -> bool:
-    """Whether it is one of ours, and has nobody any more: no owner, or no process.
+    """Return True if a worker of ours has no owner or no process any more.
 
-    Of one on another machine or in another container, nothing is known but its lease.
+    For one on another machine or in another container, only the lease is known.
     """
     placed = record.culm
     if placed is None or not world:
@@ -56,7 +56,7 @@ def is_leftover(record: AgentRecord, world: str, now_s: float) -> bool:
 
 
 def _end(record: AgentRecord) -> bool:
-    """Kill it, and wait until it is gone; whether there was something."""
+    """Kill it and wait until it is gone; return True if it was alive."""
     if record.culm is None or not is_running(record):
         return False
     if not end_one(record.pid, record.culm.start_ticks):

@@ -1,4 +1,4 @@
-"""A worker on this machine: reached by its link, ended with all it started."""
+"""A worker process on this machine: connected by its link, ended with all it started."""
 
 import asyncio
 import logging
@@ -9,8 +9,7 @@ from typing import Final
 from culm.fleet.discovery.base import Discovery
 from culm.fleet.host.control_socket import ControlSocket
 from culm.fleet.host.worker_process import WorkerProcess
-from culm.fleet.provision import Provision
-from culm.fleet.storage import storage_of
+from culm.fleet.provision import Provision, storage_of
 from culm.fleet.tail import StderrTail
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
@@ -18,25 +17,25 @@ from culm.processes.base import WorkerChannel
 
 _log = logging.getLogger(__name__)
 
-# For the commands of a worker that was killed: their wardens ask for 0.3 s, then end them.
+# For the commands of a killed worker: their shims allow 0.3 s, then kill them.
 COMMANDS_S: Final = 3.0
 TIDY_S: Final = 2.0
 
 
 class LocalWorker:
-    """Implements `Worker`. `given` is the provision that its process got, with its token."""
+    """Implements `Worker`. `provision` is the provision its process received, with its token."""
 
-    def __init__(self, given: Provision, discovery: Discovery) -> None:
-        self.id = given.identity.child_id
-        self.endpoint = ""  # Once it is ready.
-        self.process: WorkerProcess | None = None  # Once there is one.
-        self.control: ControlSocket | None = None  # If it is one of ours.
-        self.worker_channels: list[WorkerChannel] = []  # Its ways to the keeper.
+    def __init__(self, provision: Provision, discovery: Discovery) -> None:
+        self.id = provision.identity.child_id
+        self.endpoint = ""  # Set once it is ready.
+        self.process: WorkerProcess | None = None  # Set once it is started.
+        self.control: ControlSocket | None = None  # Only for workers of ours.
+        self.worker_channels: list[WorkerChannel] = []  # Its channels to the supervisor.
         self.tail = StderrTail()
         self.is_ended = False
-        self._token = given.secrets.worker_auth_token or None
+        self._token = provision.secrets.worker_auth_token or None
         self._discovery = discovery
-        self._own_storage = None if given.storage_dir is not None else storage_of(given)
+        self._own_storage = None if provision.storage_dir is not None else storage_of(provision)
         self._ending = asyncio.Lock()
 
     @property
@@ -63,7 +62,7 @@ class LocalWorker:
                 if self.process is not None and not await self.process.kill():
                     _log.error("worker %s, pid %s, could not be ended", self.id, self.pid)
             finally:
-                # Also if that was cut short: without an owner it ends by itself.
+                # Even if that was interrupted: without an owner it ends by itself.
                 if self.control is not None:
                     self.control.close()
                 self.tail.close()
@@ -72,7 +71,7 @@ class LocalWorker:
             self.is_ended = True
 
     async def _commands_gone(self) -> None:
-        """What it had started ends by itself; here that is verified."""
+        """Verify that the processes it started have ended, which they do by themselves."""
         with suppress(TimeoutError):
             async with asyncio.timeout(COMMANDS_S):
                 for worker_channel in self.worker_channels:
@@ -81,12 +80,12 @@ class LocalWorker:
         _log.error("commands of worker %s are left", self.id)
 
     async def _tidy_up(self) -> None:
-        """Remove what it would have removed itself."""
+        """Remove what the worker would have removed itself."""
         try:
             async with asyncio.timeout(TIDY_S):
                 await asyncio.to_thread(self._remove_traces)
         except (OSError, TimeoutError) as exc:
-            _log.warning("what worker %s had on disk could not be removed: %s", self.id, exc)
+            _log.warning("files of worker %s could not be removed: %s", self.id, exc)
 
     def _remove_traces(self) -> None:
         self._discovery.withdraw(self.id)

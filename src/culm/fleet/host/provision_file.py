@@ -1,6 +1,4 @@
-"""The document that a new worker is given: a copy of the provision, with what only its spawner
-knows, in a file that is nowhere on a disk.
-"""
+"""The provision of a new worker, completed by its host and passed on in an anonymous file."""
 
 import os
 import secrets
@@ -12,26 +10,26 @@ from typing import Final
 from msgspec.structs import replace
 
 import culm
+from culm.clock import format_time
 from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import BadProvision, OwnerStamp, Provision, encode_provision
-from culm.fleet.times import format_time
 from culm.processes.linux import find_stat, read_boot_id
 
 TOKEN_BYTES: Final = 32
-# The path comes last: nothing beside our package stands in for a module of Python.
+# The path is appended last, so that nothing beside our package shadows a module of Python.
 _BEFORE = "import sys; sys.path.append(sys.argv.pop()); "
 ZYGOTE: Final = "from culm.fleet.worker.zygote import main; main()"
 WORKER: Final = "from culm.fleet.worker.main import run_worker; sys.exit(run_worker())"
 
 
 def python_argv(program: str, path: Path | None = None) -> list[str]:
-    """Run a program with the packages of this process: of its environment, and our own."""
+    """Command line that runs a program with the packages of this process and our own."""
     root = path or Path(culm.__file__).parents[1]
     return [sys.executable, "-I", "-c", _BEFORE + program, str(root)]
 
 
 def make_stamp(now_s: float) -> OwnerStamp:
-    """Of this process. Its instance id is one and the same as long as it lives."""
+    """Identify this process as an owner. Its instance id is constant while it lives."""
     pid = os.getpid()
     stat = find_stat(pid)
     if stat is None:
@@ -41,9 +39,9 @@ def make_stamp(now_s: float) -> OwnerStamp:
 
 
 def stamped(provision: Provision, owner: OwnerStamp, control_fd: int | None) -> Provision:
-    """A copy with its owner, a token that only the two of us know, and where its control is.
+    """Copy a provision with its owner, a shared secret token, and its control descriptor.
 
-    Its places are absolute: a worker does not start where we are.
+    Its paths are absolute, because a worker does not start in our directory.
     """
     given = provision.secrets
     token = given.worker_auth_token or secrets.token_urlsafe(TOKEN_BYTES)
@@ -58,12 +56,12 @@ def stamped(provision: Provision, owner: OwnerStamp, control_fd: int | None) -> 
     )
 
 
-def _absolute(place: str | None) -> str | None:
-    return None if place is None else str(Path(place).absolute())
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
 
 
 def open_document(provision: Provision) -> int:
-    """A descriptor at the beginning of the document; raises `LaunchFailed`, OSError."""
+    """Return a descriptor at the start of the document; raises `LaunchFailed`, OSError."""
     try:
         view = memoryview(encode_provision(provision))
     except BadProvision as exc:
@@ -71,7 +69,7 @@ def open_document(provision: Provision) -> int:
     if hasattr(os, "memfd_create"):
         document = os.memfd_create("provision", os.MFD_CLOEXEC)
     else:
-        # Without a name from the beginning, and readable for us only.
+        # Unnamed from the start, and readable only for us.
         with tempfile.TemporaryFile() as file:
             document = os.dup(file.fileno())
     try:

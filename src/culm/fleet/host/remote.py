@@ -1,4 +1,4 @@
-"""Workers that run elsewhere: nothing is started, and nothing is ended; there is only a link."""
+"""Remote workers: only a link is opened, and no process is started or ended."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -9,7 +9,7 @@ from culm.fleet.provision import Provision, RemotePlacement
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
 
-# Takes an endpoint, a token, and a file of certificates that alone are trusted.
+# Takes an endpoint, a token, and a file with the only certificates to trust.
 Dial = Callable[[str, str | None, Path | None], Awaitable[Link]]
 
 
@@ -22,7 +22,7 @@ class RemoteWorker:
         self.id = child_id
         self.endpoint = endpoint
         self._dial = dial
-        self._link: Link | None = link  # The one that showed we are let in, until it is used.
+        self._link: Link | None = link  # The link that proved our authorization, until it is used.
 
     @property
     def pid(self) -> int | None:
@@ -30,14 +30,14 @@ class RemoteWorker:
 
     @property
     def is_alive(self) -> bool:
-        return True  # As far as anybody knows here.
+        return True  # As far as is known here.
 
     async def connect(self) -> Link:
         link, self._link = self._link, None
         return await self._dial() if link is None else link
 
     async def kill(self) -> None:
-        """It is not ours to end; only what we hold of it is let go."""
+        """Close our link; the process is not ours to end."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -47,10 +47,10 @@ class RemoteWorker:
 
 
 class ConnectLauncher:
-    """Implements `Launcher` for a provision that names an endpoint.
+    """Implements `Launcher` for a provision with an endpoint.
 
-    The token is the provision's `worker_auth_token`; the rest of it stays here. For an endpoint
-    in `pins`, exactly the certificates in that file are trusted.
+    The token is the provision's `worker_auth_token`; the rest of the provision is not sent. For an
+    endpoint in `pins`, exactly the certificates in that file are trusted.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ConnectLauncher:
         self._dial = dial
 
     async def launch(self, provision: Provision) -> RemoteWorker:
-        """Raises `LaunchFailed` unless a link can be made, with that token."""
+        """Raises `LaunchFailed` unless a link can be opened with that token."""
         placement = provision.placement
         if not isinstance(placement, RemotePlacement):
-            raise LaunchFailed("there is nothing to connect to: the placement is not remote")
+            raise LaunchFailed("the placement is not remote, so there is no endpoint")
         endpoint = placement.endpoint
         token = provision.secrets.worker_auth_token
         dial = partial(self._dial, endpoint, token, self._pins.get(endpoint))

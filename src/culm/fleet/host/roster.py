@@ -1,6 +1,6 @@
-"""Every worker of a fleet, from its launch until it is known to be gone.
+"""Every worker of a fleet, from its launch until it is verified gone.
 
-Owns who is there and who is being ended. Who gets which assignment is `dispatch.py`'s.
+Owns the set of workers and their endings. `dispatch.py` assigns the runs.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from culm.fleet.provision import Provision
 
 _log = logging.getLogger(__name__)
 
-KILL_S: Final = 10.0  # A kill is bounded by itself, well below this.
-NAME_CHARS_MAX: Final = STEM_CHARS_MAX - 10  # Of a name that still gets a number.
+KILL_S: Final = 10.0  # A kill has its own bound, well below this.
+NAME_CHARS_MAX: Final = STEM_CHARS_MAX - 10  # For a name that gets a number appended.
 
 
 class WorkerRoster:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
-        self._names: set[str] = set()  # Also of those that are being launched.
+        self._names: set[str] = set()  # Including those that are being launched.
         self._workers: dict[Worker, str] = {}
         self._endings: dict[Worker, asyncio.Task[None]] = {}
-        self._stuck: set[Worker] = set()  # They could not be ended.
+        self._stuck: set[Worker] = set()  # Workers that could not be ended.
 
     @property
     def workers(self) -> list[Worker]:
         return list(self._workers)
 
     async def launch(self, launcher: Launcher, provision: Provision) -> Worker:
-        """Raises `LaunchFailed`, `BadProvision`. To cancel this leaves nothing behind."""
+        """Raises `LaunchFailed`, `BadProvision`. Canceling it leaves nothing behind."""
         name = self._free_name(provision.identity.child_id)
         self._names.add(name)
         worker: Worker | None = None
@@ -47,13 +47,13 @@ class WorkerRoster:
                 self._names.discard(name)
 
     async def end(self, worker: Worker) -> None:
-        """Return when it is gone, or cannot be ended. If nobody waits, it is ended all the same."""
+        """Wait until it is gone or cannot be ended. It is ended even if the wait is canceled."""
         ending = self.end_nowait(worker)
         if ending is not None:
             await asyncio.wait({ending})
 
     def end_nowait(self, worker: Worker) -> asyncio.Task[None] | None:
-        """Begin to end it; None if it is gone already."""
+        """Begin to end it; None if it is already gone."""
         if worker not in self._workers:
             return None
         ending = self._endings.get(worker)
@@ -63,7 +63,7 @@ class WorkerRoster:
         return ending
 
     def end_stuck_nowait(self) -> None:
-        """Try once more with those that could not be ended."""
+        """Retry the workers that could not be ended."""
         for worker in tuple(self._stuck):
             self.end_nowait(worker)
 
@@ -76,7 +76,7 @@ class WorkerRoster:
         try:
             async with asyncio.timeout(KILL_S):
                 await worker.kill()
-        except Exception:  # boundary: the others live on, and the next sweep tries it again
+        except Exception:  # boundary: the others go on, and the next sweep retries
             _log.exception("worker %s could not be ended", worker.id)
             self._stuck.add(worker)
         else:
@@ -86,9 +86,9 @@ class WorkerRoster:
             self._endings.pop(worker, None)
 
     def _free_name(self, wanted: str) -> str:
-        """A worker keeps its name when it works for another child, and a child may come again.
+        """Find a name that no living worker has, because record and storage are named after it.
 
-        Its record and its storage are by that name, so no two that live share one.
+        A worker keeps its name when it works for another child, and a child may return.
         """
         if wanted not in self._names:
             return wanted

@@ -1,4 +1,4 @@
-"""What may be done to a run by whoever wants it, from before it begins until after its end."""
+"""The caller's control of a run, from before it begins until after its end."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from culm.errors import LimitExceeded, TooLarge
 from culm.fleet.executor import SteerMessage
 from culm.wire.codec import clean
 
-STEERS_MAX: Final = 64  # Waiting to be sent; as many may be sent and not admitted.
+STEERS_MAX: Final = 64  # Waiting to be sent; as many may be sent but not admitted.
 STEER_CHARS_MAX: Final = 1 << 20
 
 
 class RunControl:
-    """Of one run. Everything here is done at once, and is heard when there is somebody to hear."""
+    """Steers and cancels one run. Calls return at once and take effect once a worker has it."""
 
     def __init__(self) -> None:
         self._waiting: deque[SteerMessage] = deque()
@@ -21,7 +21,7 @@ class RunControl:
         self._on_change: Callable[[], None] | None = None
         self._is_cancelled = False
         self._has_begun = False
-        self.pid: int | None = None  # Of the worker that does it, if that is a process of ours.
+        self.pid: int | None = None  # The worker's, if that is a process of ours.
 
     @property
     def is_cancelled(self) -> bool:
@@ -29,16 +29,16 @@ class RunControl:
 
     @property
     def has_begun(self) -> bool:
-        """A worker was heard: something may have been done."""
+        """A worker sent a frame, so the run may have had effects."""
         return self._has_begun
 
     @property
     def unadmitted(self) -> tuple[SteerMessage, ...]:
-        """What was said and, as far as is known, never reached the run. Final when it is over."""
+        """Messages that, as far as is known, never reached the run. Final when it is over."""
         return tuple(self._waiting)
 
     def steer(self, text: str, id: str = "") -> bool:
-        """Say something to the run. False if it is over; raises `LimitExceeded`, `TooLarge`."""
+        """Send a message to the run; False if it is over. Raises `LimitExceeded`, `TooLarge`."""
         if self._is_over:
             return False
         if len(text) > STEER_CHARS_MAX:
@@ -50,7 +50,7 @@ class RunControl:
         return True
 
     def cancel(self) -> None:
-        """Have the run end soon. Nothing happens the second time, or when it is over."""
+        """Cancel the run. A second call, or one after the end, does nothing."""
         if not self._is_cancelled and not self._is_over:
             self._is_cancelled = True
             self._changed()
@@ -59,24 +59,24 @@ class RunControl:
         if self._on_change is not None:
             self._on_change()
 
-    # --- for whoever runs it
+    # --- for the driver of the run
 
     def watch(self, on_change: Callable[[], None] | None) -> None:
-        """Have this called whenever there is something new; it replaces the one before."""
+        """Set the function to call on every change, replacing the previous one."""
         self._on_change = on_change
 
     def take_nowait(self) -> SteerMessage | None:
-        """The next that waits to be sent."""
+        """Take the next message that waits to be sent."""
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, steers: Sequence[SteerMessage]) -> None:
-        """They were sent in vain. If another worker is tried, it hears them first."""
+        """Return messages that did not arrive. If another worker is tried, it gets them first."""
         self._waiting.extendleft(reversed(steers))
 
     def begin(self) -> None:
         self._has_begun = True
 
     def close(self) -> tuple[SteerMessage, ...]:
-        """The run is over. Returns what is `unadmitted`."""
+        """End the run's control; return the `unadmitted` messages."""
         self._is_over = True
         return self.unadmitted

@@ -1,7 +1,7 @@
-"""One run over one link: say what is to be done, hear what happens, answer, and tell the end.
+"""Drives one run over one link: sends the assignment and the answers, receives events and the end.
 
-Owns the run's timers, its open asks and host calls, and the frames that wait to be sent. What a
-frame means is `protocol/parent.py`'s; which worker it is, and what becomes of it, `dispatch.py`'s.
+Owns the run's timers, its open asks and host calls, and the frames to be sent. `protocol/host.py`
+defines the meaning of a frame; `dispatch.py` picks the worker and decides its fate.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from culm.fleet.executor import (
     failed,
     limit_error,
 )
-from culm.fleet.host.callbacks import HostCallbacks, WorkerAsk, parse_ask
+from culm.fleet.host.callbacks import DenyAll, HostCallbacks, WorkerAsk, parse_ask
 from culm.fleet.host.run_control import STEERS_MAX, RunControl
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
@@ -51,36 +51,37 @@ from culm.wire.codec import Json, clean, encode
 
 _log = logging.getLogger(__name__)
 
-FIRST_FRAME_S: Final = 60.0  # A worker that says nothing for so long hangs.
-CANCEL_S: Final = 9.0  # The worker's grace of 3 s, and 6 s for its last word to arrive.
-OVERTIME_S: Final = 15.0  # Beyond a run's limit: the worker's graces, and its last word's way.
-DEAF_S: Final = 3.0  # For what a worker said before it stopped listening.
+FIRST_FRAME_S: Final = 60.0  # A worker that sends nothing for this long hangs.
+CANCEL_S: Final = 9.0  # The worker's grace period of 3 s, and 6 s for its last frame to arrive.
+# Beyond a run's limit: the worker's grace periods and the transfer of its last frame.
+OVERTIME_S: Final = 15.0
+LAST_FRAMES_S: Final = 3.0  # For frames that a worker sent before it stopped reading.
 OUTBOX_MAX: Final = 256  # Answers that wait to be sent; twice as many as can be open.
-RESULT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)  # Of a host call: it travels in a frame.
-DEADLINE_MAX_S: Final = 86_400.0  # An ask that may wait longer waits until its run ends.
+RESULT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)  # For a host call: it is sent in a frame.
+DEADLINE_MAX_S: Final = 86_400.0  # An ask with a later deadline waits until its run ends.
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What a worker may have done by its host."""
+    """The host's limits for one worker."""
 
     host_calls: bool = False
-    depth: int = 1  # Of the worker in its tree ...
-    depth_max: int = DEPTH_MAX  # ... where one at this depth starts no other.
-    run_s: float | None = None  # No run takes longer. The worker says so, or is not waited for.
+    depth: int = 1  # The worker's depth in its tree ...
+    depth_max: int = DEPTH_MAX  # ... where an agent at this depth starts no others.
+    run_s: float | None = None  # Limit for a run. The worker enforces it, or is given up.
 
-    def why_not(self, args: Mapping[str, Json]) -> str | None:
-        """Why a host call is refused without asking anybody."""
+    def refusal_of(self, args: Mapping[str, Json]) -> str | None:
+        """Return the reason to refuse a host call without asking anyone, if any."""
         if args.get("op") == "agent" and self.depth >= self.depth_max:
             return f"an agent at depth {self.depth} may not start others: the limit is reached"
         return None
 
 
-NO_TERMS: Final = HostSettings()
+DEFAULT_HOST_SETTINGS: Final = HostSettings()
 
 
-def host_terms_of(provision: Provision) -> HostSettings:
+def host_settings_of(provision: Provision) -> HostSettings:
     return HostSettings(
         host_calls=provision.culm.host_calls,
         depth=provision.identity.depth,
@@ -91,14 +92,13 @@ def host_terms_of(provision: Provision) -> HostSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run went."""
+    """The result of a driven run."""
 
     outcome: Outcome
-    began: bool = False  # The worker was heard: something may have been done.
-    unadmitted: tuple[
-        SteerMessage, ...
-    ] = ()  # What was said to it and, as far as is known, in vain.
-    is_from_worker: bool = False  # The end came from the worker itself.
+    began: bool = False  # The worker sent a frame, so the run may have had effects.
+    # Messages that, as far as is known, did not reach the run.
+    unadmitted: tuple[SteerMessage, ...] = ()
+    is_from_worker: bool = False  # The end was reported by the worker itself.
 
 
 async def drive(
@@ -108,29 +108,60 @@ async def drive(
     controls: RunControl,
     clock: Clock,
     *,
-    terms: HostSettings = NO_TERMS,
+    settings: HostSettings = DEFAULT_HOST_SETTINGS,
     first_frame_s: float = FIRST_FRAME_S,
 ) -> RunResult:
-    """Have a worker do a run, over a link that carries no other.
+    """Execute a run on a worker, over a link that carries no other run.
 
-    If it did not begin, another worker may be tried with the same controls; else they are closed.
-    After a cancel it ends in bounded time. Raises what the overseer raised when it was told of an
-    event, and `Rejected` if the run cannot be said. Whoever calls this closes the link.
+    If it did not begin, another worker may be tried with the same controls; otherwise they are
+    closed. After a cancel it ends in bounded time. Raises any exception of the callbacks'
+    `on_event`, and `Rejected` if the run cannot be encoded. The caller closes the link.
     """
     frame = _encode_run(spec)
-    machine = HostMachine(spec, host_calls=terms.host_calls)
-    return await _Driving(link, machine, callbacks, controls, clock, terms).run(
+    machine = HostMachine(spec, host_calls=settings.host_calls)
+    return await _Driving(link, machine, callbacks, controls, clock, settings).run(
         frame, first_frame_s
     )
+
+
+class WorkerPeer:
+    """The worker at the other end of a link. Created by `culm.fleet.connect`."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        self._link = link
+        self._clock = clock
+        self._is_usable = True
+
+    async def run(
+        self,
+        spec: RunSpec | str,
+        callbacks: HostCallbacks | None = None,
+        controls: RunControl | None = None,
+    ) -> Outcome:
+        """Execute an assignment and return its outcome; raises `LinkLost`, `Rejected`.
+
+        `callbacks` receives events and asks; without it, nothing is allowed. `controls` steers and
+        cancels the run. Runs follow one another.
+        """
+        if not self._is_usable:
+            raise LinkLost("the previous run did not report its end on this link")
+        self._is_usable = False
+        asked = RunSpec(spec) if isinstance(spec, str) else spec
+        driven = await drive(
+            self._link, asked, callbacks or DenyAll(), controls or RunControl(), self._clock
+        )
+        # Otherwise its late frames could be mistaken for those of the next run.
+        self._is_usable = driven.is_from_worker
+        return driven.outcome
 
 
 def _encode_run(spec: RunSpec) -> bytes:
     try:
         frame = encode_frame(spec)
     except UnicodeEncodeError as exc:
-        raise InvalidRequest("the assignment is no text: it has half a surrogate pair") from exc
+        raise InvalidRequest("the assignment contains an unpaired surrogate") from exc
     if len(frame) > MESSAGE_BYTES_MAX:
-        raise TooLarge(f"a run has at most {MESSAGE_BYTES_MAX >> 20} MiB, with its conversation")
+        raise TooLarge(f"a run and its conversation have at most {MESSAGE_BYTES_MAX >> 20} MiB")
     return frame
 
 
@@ -142,74 +173,74 @@ class _Driving:
         callbacks: HostCallbacks,
         controls: RunControl,
         clock: Clock,
-        terms: HostSettings,
+        settings: HostSettings,
     ) -> None:
         self._link = link
         self._machine = machine
         self._callbacks = callbacks
         self._controls = controls
         self._clock = clock
-        self._terms = terms
+        self._settings = settings
         self._tasks = asyncio.TaskGroup()
         task = asyncio.current_task()
-        assert task is not None, "whoever drives is a task"
+        assert task is not None, "a run is driven in a task"
         self._task = task
         self._cancels = task.cancelling()
         self._outbox: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._open: set[asyncio.Task[None]] = set()  # Asks and host calls.
-        self._sent: list[SteerMessage] = []  # Before the worker was heard.
-        self._admitting: list[SteerMessage] = []  # The overseer has not taken notice of it yet.
-        self._is_ahead = False  # So much was said, and not admitted, that the rest waits here.
+        self._sent: list[SteerMessage] = []  # Sent before the worker's first frame.
+        self._admitting: list[SteerMessage] = []  # Admitted, but the callback has not returned yet.
+        self._is_ahead = False  # So many messages are unadmitted that the rest waits here.
         self._timer: Timer | None = None
         self._overtime: Timer | None = None
-        self._late: Outcome | None = None  # Time is over: so it ends.
-        self._is_waiting = False  # For the link, and for nothing else.
+        self._late: Outcome | None = None  # The outcome once the time is over.
+        self._is_waiting = False  # For the link only.
         self._is_cut = False  # That wait was ended by a timer.
         self._is_started = False
-        self._is_heard = False
-        self._is_told = False
+        self._has_begun = False
+        self._is_terminal = False
         self._is_stopping = False
-        self._is_deaf = False  # The worker: nothing can be sent any more.
+        self._cannot_send = False  # The worker no longer reads, so nothing can be sent.
 
     async def run(self, frame: bytes, first_frame_s: float) -> RunResult:
         trouble: Exception | None = None
         outcome = CANCELLED
         async with self._tasks:
             try:
-                self._limit(self._terms.run_s)
+                self._limit(self._settings.run_s)
                 self._controls.watch(self._on_change)
                 self._on_change()
-                outcome = await self._converse(frame, first_frame_s)
+                outcome = await self._exchange(frame, first_frame_s)
             except Exception as exc:  # boundary: raised below as it is, which a group would wrap
                 trouble = exc
             finally:
-                self._let_go()
+                self._release()
         if trouble is not None:
             raise trouble
-        return RunResult(outcome, self._is_heard, self._controls.unadmitted, self._is_told)
+        return RunResult(outcome, self._has_begun, self._controls.unadmitted, self._is_terminal)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._controls.watch(None)
-        self._is_deaf = True
+        self._cannot_send = True
         for waiting in (self._timer, self._overtime, *self._open, self._sender):
             if waiting is not None:
                 waiting.cancel()
-        if self._is_heard:
+        if self._has_begun:
             self._controls.put_back((*self._admitting, *self._machine.unadmitted))
             self._controls.close()
         else:
             self._controls.put_back(self._sent)
 
-    # --- listening
+    # --- receiving
 
-    async def _converse(self, frame: bytes, first_frame_s: float) -> Outcome:
-        silence = failed(f"the worker said nothing for {first_frame_s:g} s")
+    async def _exchange(self, frame: bytes, first_frame_s: float) -> Outcome:
+        silence = failed(f"the worker sent nothing for {first_frame_s:g} s")
         try:
             if self._late is None:
                 self._arm(first_frame_s, silence)
                 await self._unless_late(self._link.send(frame))
-            if self._late is None:  # All of it is sent, which may have taken its time.
+            if self._late is None:  # The frame is sent, which may have taken time.
                 self._arm(first_frame_s, silence)
                 self._is_started = True
                 self._wake()
@@ -228,12 +259,12 @@ class _Driving:
         return CANCELLED if self._is_stopping else failed(reason)
 
     async def _unless_late(self, wait: Awaitable[T]) -> T | None:
-        """Wait for the link. Only here time may cut in: an overseer is never torn from its work."""
+        """Wait for the link. A timer may interrupt only this wait, never a callback."""
         self._is_waiting = True
         try:
             return await wait
         except asyncio.CancelledError:
-            # Kept to ourselves if it was the timer's, and no one else wants this task to end.
+            # Suppressed if the timer caused it and nobody else wants this task to end.
             if not self._is_cut or self._task.uncancel() > self._cancels:
                 raise
             return None
@@ -241,17 +272,17 @@ class _Driving:
             self._is_waiting = False
 
     async def _on_data(self, data: bytes) -> Outcome | None:
-        """Pass on what came; the outcome, if that was the end."""
-        if not self._is_heard:
-            self._is_heard = True
+        """Handle a frame; return the outcome if it was the end."""
+        if not self._has_begun:
+            self._has_begun = True
             self._controls.begin()
-            if self._timer is not None and not self._is_stopping and not self._is_deaf:
+            if self._timer is not None and not self._is_stopping and not self._cannot_send:
                 self._timer.cancel()
         try:
             frame = parse_child_frame(data)
         except BadFrame as exc:
-            return failed(f"the worker sent what cannot be read: {exc}")
-        self._is_told = type(frame) is TerminalFrame
+            return failed(f"the worker sent an unreadable frame: {exc}")
+        self._is_terminal = type(frame) is TerminalFrame
         outstanding = self._machine.unadmitted
         happenings = self._machine.on_frame(frame)
         if outstanding:
@@ -279,16 +310,16 @@ class _Driving:
     # --- time
 
     def _arm(self, delay_s: float, outcome: Outcome) -> None:
-        """End the run so, unless something happens; instead of what was to happen before."""
+        """Set the timer that ends the run with `outcome`, replacing the previous one."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._clock.call_later(delay_s, partial(self._expire, outcome))
 
     def _limit(self, run_s: float | None) -> None:
-        """Workers of ours end a run at its limit by themselves; not all do, or can."""
+        """Enforce the run's limit, because not every worker does so itself."""
         if run_s is not None and run_s < SECONDS_MAX:
-            words = limit_error("run_timeout", f"the worker has not ended a run of {run_s:g} s")
-            expire = partial(self._expire, failed(words))
+            text = limit_error("run_timeout", f"the worker has not ended a run of {run_s:g} s")
+            expire = partial(self._expire, failed(text))
             self._overtime = self._clock.call_later(run_s + OVERTIME_S, expire)
 
     def _expire(self, outcome: Outcome) -> None:
@@ -298,10 +329,10 @@ class _Driving:
                 self._is_cut = True
                 self._task.cancel()
 
-    # --- speaking
+    # --- sending
 
     def _on_change(self) -> None:
-        """Whoever wants the run has said something."""
+        """Handle a change of the controls: a cancel or a message."""
         if self._controls.is_cancelled and not self._is_stopping:
             self._stop()
         self._wake()
@@ -320,33 +351,33 @@ class _Driving:
     def _queue_frame(self, frame: ParentFrame) -> None:
         self._outbox.append(encode_frame(frame))
         if len(self._outbox) > OUTBOX_MAX:
-            self._expire(failed("the worker asks, and does not read the answers"))
+            self._expire(failed("the worker sends requests but does not read the answers"))
         self._wake()
 
     def _wake(self) -> None:
-        is_able = self._is_started and self._sender is None and not self._is_deaf
+        is_able = self._is_started and self._sender is None and not self._cannot_send
         if is_able and (self._outbox or self._controls.unadmitted):
-            self._sender = self._tasks.create_task(self._send(), name="what is said to a worker")
+            self._sender = self._tasks.create_task(self._send(), name="frames to a worker")
 
     async def _send(self) -> None:
         try:
             while (frame := self._next_frame()) is not None:
                 await self._link.send(frame)
         except LinkLost as exc:
-            self._is_deaf = True
-            if not self._is_stopping:  # Its last words may still be on the way.
-                self._arm(DEAF_S, failed(f"the link to the worker was lost: {exc}"))
+            self._cannot_send = True
+            if not self._is_stopping:  # Its last frames may still arrive.
+                self._arm(LAST_FRAMES_S, failed(f"the link to the worker was lost: {exc}"))
         self._sender = None
 
     def _next_frame(self) -> bytes | None:
         if self._outbox:
             return self._outbox.popleft()
-        outstanding = self._machine.unadmitted if self._is_heard else self._sent
+        outstanding = self._machine.unadmitted if self._has_begun else self._sent
         self._is_ahead = len(outstanding) >= STEERS_MAX
         if self._is_ahead or self._is_stopping:
             return None
         while (steer := self._controls.take_nowait()) is not None:
-            if not self._is_heard:
+            if not self._has_begun:
                 self._sent.append(steer)
             for frame in self._machine.steer(steer):
                 return encode_frame(frame)
@@ -362,7 +393,7 @@ class _Driving:
 
     def _on_called(self, called: HostCalled) -> None:
         why = "the run is being cancelled" if self._is_stopping else None
-        why = why or self._terms.why_not(called.args)
+        why = why or self._settings.refusal_of(called.args)
         if why is not None:
             self._reply(called.id, {"error": why})
         else:
@@ -378,7 +409,7 @@ class _Driving:
         assert task is not None
 
         def deny() -> None:
-            _log.info("nobody answered an ask in time, so it is denied: %s", ask_id[:64])
+            _log.info("an ask was not answered in time and is denied: %s", ask_id[:64])
             self._answer(ask_id, approved=False, reason="nobody answered in time")
             task.cancel()
 
@@ -392,8 +423,8 @@ class _Driving:
             approved = await self._callbacks.on_ask(ask)
         except ApprovalUnavailable as exc:
             reason = clean(str(exc))
-        except Exception:  # boundary: who cannot decide has not approved
-            _log.exception("an ask of a worker could not be decided, so it is denied")
+        except Exception:  # boundary: a failure is not an approval
+            _log.exception("an ask of a worker could not be decided and is denied")
             reason = "it could not be decided"
         finally:
             if timer is not None:
@@ -412,12 +443,14 @@ class _Driving:
         try:
             result = await self._callbacks.on_call(called.tool_call_id, called.args)
             data = encode({"result": result})
-            result = Raw(data) if len(data) <= RESULT_BYTES_MAX else {"error": "it is too much"}
+            result = (
+                Raw(data) if len(data) <= RESULT_BYTES_MAX else {"error": "the result is too large"}
+            )
         except HostCallFailed as exc:
             result = {"error": clean(str(exc))}
-        except Exception:  # boundary: the run goes on, without what it wanted
+        except Exception:  # boundary: the run goes on without the result
             _log.exception("a host call of a worker failed")
-            result = {"error": "the host failed at it"}
+            result = {"error": "the host call failed"}
         self._reply(called.id, result)
 
     def _reply(self, call_id: str, result: Json) -> None:

@@ -1,4 +1,4 @@
-"""The process of a worker, however it was started: watched by a handle, ended for certain."""
+"""The process of a worker, forked or spawned: watched by a handle and ended reliably."""
 
 import asyncio
 import os
@@ -9,46 +9,46 @@ from typing import Final, Protocol
 
 from culm.processes.base import KILL_BOUND_S, ProcessHandle
 
-STATUS_S: Final = 0.3  # For the zygote's word on how one of its forks ended.
+STATUS_S: Final = 0.3  # For the zygote's report on the exit of a fork.
 
 
 class WorkerProcess(Protocol):
     pid: int
     ended: asyncio.Event
-    on_end: Callable[[], None]  # Called once it did.
+    on_end: Callable[[], None]  # Called once it has ended.
 
-    async def how(self) -> str:
-        """How it ended, in words. Only if it did."""
+    async def describe_exit(self) -> str:
+        """Describe its exit. Only valid after its end."""
         ...
 
     async def was_killed(self) -> bool:
-        """Whether a signal ended it, as far as is known. Only if it ended."""
+        """True if a signal ended it, as far as is known. Only valid after its end."""
         ...
 
     async def kill(self) -> bool:
-        """End it now, and wait until it is gone; in bounded time. Whether it is."""
+        """Kill it and wait until it is gone, in bounded time; return whether it is."""
         ...
 
 
 class ForkedProcess:
-    """A fork of the zygote: a grandchild, or a child of ours if keeper and zygote died."""
+    """A fork of the zygote: a grandchild, or our child if supervisor and zygote died."""
 
     def __init__(self, pid: int, handle: int) -> None:
         self.pid = pid
         self.ended = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
         self._handle: int | None = handle
-        self._status: int | None = None  # As `waitpid` has it.
-        self._told = asyncio.Event()
+        self._status: int | None = None  # As from `waitpid`.
+        self._status_known = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(handle, self._on_end)
 
     def on_exited(self, status: int) -> None:
-        """The zygote collected it."""
+        """The zygote reaped it."""
         self._status = status
-        self._told.set()
+        self._status_known.set()
 
-    async def how(self) -> str:
+    async def describe_exit(self) -> str:
         return describe_status(await self._find_status())
 
     async def was_killed(self) -> bool:
@@ -58,7 +58,7 @@ class ForkedProcess:
     async def _find_status(self) -> int | None:
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_S):
-                await self._told.wait()
+                await self._status_known.wait()
         return self._status
 
     async def kill(self) -> bool:
@@ -75,7 +75,7 @@ class ForkedProcess:
         self._loop.remove_reader(self._handle)
         os.close(self._handle)
         self._handle = None
-        # Whose child it is depends on who died before it; if it is ours, nobody else collects it.
+        # The parent depends on which process died first; if it is our child, nobody else reaps it.
         with suppress(ChildProcessError):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -85,7 +85,7 @@ class ForkedProcess:
 
 
 class SpawnedProcess:
-    """A command in custody, with a warden: all it starts ends with it."""
+    """A supervised command with a shim: all it starts ends with it."""
 
     def __init__(self, held: ProcessHandle) -> None:
         self.pid = held.pid
@@ -94,16 +94,16 @@ class SpawnedProcess:
         self._held = held
 
     async def watch(self) -> None:
-        """Until it ended. Its owner runs this."""
+        """Wait until it has ended. Its owner runs this."""
         await self._held.wait()
         self.ended.set()
         self.on_end()
 
-    async def how(self) -> str:
+    async def describe_exit(self) -> str:
         exit_ = await self._held.wait()
         if exit_.code is not None:
             return f"exit status {exit_.code}"
-        return "how is not known" if exit_.signal is None else _describe_signal(exit_.signal)
+        return "exit status unknown" if exit_.signal is None else _describe_signal(exit_.signal)
 
     async def was_killed(self) -> bool:
         return (await self._held.wait()).signal is not None
@@ -114,7 +114,7 @@ class SpawnedProcess:
 
 def describe_status(status: int | None) -> str:
     if status is None:
-        return "how is not known"
+        return "exit status unknown"
     if os.WIFSIGNALED(status):
         return _describe_signal(os.WTERMSIG(status))
     return f"exit status {os.WEXITSTATUS(status)}"

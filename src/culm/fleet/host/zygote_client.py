@@ -1,6 +1,6 @@
-"""The server's end of a zygote: started by custody's keeper, ordered to fork, ended.
+"""The server's end of a zygote: started by the supervisor, requested to fork, ended.
 
-Its words are in `fleet/worker/zygote.py`.
+The packets are described in `fleet/worker/zygote.py`.
 """
 
 import asyncio
@@ -12,57 +12,58 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from culm.fleet.environment import keyless_env
 from culm.fleet.host.worker_process import ForkedProcess
+from culm.fleet.provision import keyless_env
 from culm.processes.base import ProcessOwner, ProcessRequest, WorkerSupervisor
 from culm.processes.packets import receive_or_end, send_with
 
 _log = logging.getLogger(__name__)
 
-END_BOUND_S: Final = 5.0  # An interpreter that only just starts says who it is after this.
-_EARLY_MAX: Final = 64  # More than are ordered at once; who was given up on is never asked for.
-_WORDS_BYTES: Final = 2000
+END_BOUND_S: Final = 5.0  # An interpreter that is only just starting sends its pid after this.
+# More than are requested at once; a fork that was given up is never asked for.
+_EARLY_MAX: Final = 64
+_TAIL_BYTES: Final = 2000
 
 
 class ZygoteClient:
-    """Made by `start_zygote`."""
+    """Created by `start_zygote`."""
 
     def __init__(self, channel: socket.socket, log: int) -> None:
-        self.pid = 0  # Until it has begun.
+        self.pid = 0  # 0 until it has begun.
         self.is_warm = False
         self.is_lost = False
         self._channel = channel
         self._log = log
         self._handle: int | None = None
-        self._begun = asyncio.Event()  # Or lost, as the next.
+        self._begun = asyncio.Event()  # Or lost, like the next one.
         self._warmed = asyncio.Event()
-        self._gone = asyncio.Event()  # The process, as far as there is a handle of it.
+        self._gone = asyncio.Event()  # The process has ended, if we have a handle of it.
         self._forks: dict[int, ForkedProcess] = {}
-        self._waiting: set[Callable[[], None]] = set()  # Told when it is lost.
-        self._early: dict[int, int] = {}  # Ends that were told before we knew of the fork.
+        self._waiting: set[Callable[[], None]] = set()  # Called when it is lost.
+        self._early: dict[int, int] = {}  # Exits that were reported before we knew of the fork.
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(channel, self._read)
 
     async def warmed(self) -> bool:
-        """Wait until it is, or is known not to come to that: False."""
+        """Wait until it is warm; False if it is lost."""
         await self._warmed.wait()
         return not self.is_lost
 
-    def order(self, document: int, stderr: int, control: int) -> None:
-        """Have a worker forked; the rest is told by its control. Raises OSError."""
+    def request_fork(self, document: int, stderr: int, control: int) -> None:
+        """Request a fork; the rest arrives on its control socket. Raises OSError."""
         send_with(self._channel, b"fork", [document, stderr, control])
 
     @contextmanager
-    def notify_on_loss(self, tell: Callable[[], None]) -> Generator[None]:
-        """Have `tell` called should it be lost meanwhile."""
-        self._waiting.add(tell)
+    def notify_on_loss(self, callback: Callable[[], None]) -> Generator[None]:
+        """Call `callback` if the zygote is lost meanwhile."""
+        self._waiting.add(callback)
         try:
             yield
         finally:
-            self._waiting.discard(tell)
+            self._waiting.discard(callback)
 
     def expect(self, fork: ForkedProcess) -> None:
-        """Tell it how it ended, when that is known."""
+        """Report the exit of a fork when it is known."""
         status = self._early.pop(fork.pid, None)
         if status is None:
             self._forks[fork.pid] = fork
@@ -70,17 +71,18 @@ class ZygoteClient:
             fork.on_exited(status)
 
     def kill(self) -> None:
-        """It does not answer. Its workers live on."""
+        """Kill a zygote that does not respond. Its workers go on."""
         if self._handle is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self._lose()
 
     async def close(self) -> None:
-        """End it, and wait until it is gone; in bounded time."""
+        """End it and wait until it is gone, in bounded time."""
         try:
             if not self.is_lost:
-                self._channel.shutdown(socket.SHUT_WR)  # It ends by this, once it listens.
+                # This makes it end, once it reads the channel.
+                self._channel.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(END_BOUND_S):
                 await self._begun.wait()
                 self.kill()
@@ -90,13 +92,13 @@ class ZygoteClient:
             _log.error("the zygote could not be ended")
         finally:
             self.kill()
-            self._let_go()
+            self._close_handle()
             os.close(self._log)
 
     def stderr_tail(self) -> str:
-        """What it complained about, if it did."""
+        """Return the end of its error output, if any."""
         size = os.fstat(self._log).st_size
-        data = os.pread(self._log, _WORDS_BYTES, max(0, size - _WORDS_BYTES))
+        data = os.pread(self._log, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return data.decode("utf-8", "replace").strip()
 
     def _read(self) -> None:
@@ -131,34 +133,34 @@ class ZygoteClient:
             self._channel.close()
             self._begun.set()
             self._warmed.set()
-            for tell in tuple(self._waiting):
-                tell()
+            for callback in tuple(self._waiting):
+                callback()
 
     def _on_gone(self) -> None:
-        self._let_go()
-        # It falls to us if its keeper died; then nobody else collects it.
+        self._close_handle()
+        # It becomes our child if its supervisor died; then nobody else reaps it.
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         self._gone.set()
 
-    def _let_go(self) -> None:
+    def _close_handle(self) -> None:
         if self._handle is not None:
             self._loop.remove_reader(self._handle)
             os.close(self._handle)
             self._handle = None
 
 
-async def start_zygote(nursery: WorkerSupervisor, argv: Sequence[str]) -> ZygoteClient:
-    """Raises `StartFailed`, OSError. That it cannot start is seen later, by its end."""
+async def start_zygote(worker_supervisor: WorkerSupervisor, argv: Sequence[str]) -> ZygoteClient:
+    """Raises `ProcessStartFailed`, OSError. A failure to run shows later, by its end."""
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     log = os.memfd_create("zygote", os.MFD_CLOEXEC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     passed = (null, null, log, theirs.fileno())
-    # Its environment is its workers'.
-    order = ProcessRequest(argv, "/", keyless_env(os.environ), ProcessOwner("", "zygote"), passed)
+    # Its workers inherit its environment.
+    request = ProcessRequest(argv, "/", keyless_env(os.environ), ProcessOwner("", "zygote"), passed)
     try:
-        await nursery.start_sidecar(order)
-    except BaseException:  # boundary: cancelled, or refused; nothing is left open
+        await worker_supervisor.start_sidecar(request)
+    except BaseException:  # boundary: canceled or refused; nothing is left open
         channel.close()
         os.close(log)
         raise

@@ -1,7 +1,7 @@
-"""Events with numbers: gathered into batches on one side, checked and taken apart on the other.
+"""Numbered events: collected into batches by the sender, checked and unpacked by the receiver.
 
-Pure. Numbers count the events of one run, from 1. What only grows a text or repeats a state may be
-dropped towards a slow reader; then its numbers are missing, and that is all the reader is told.
+Pure. Numbers count the events of one run, from 1. Events that only extend a text or repeat a state
+may be dropped if the receiver is slow; the receiver sees this only by the missing numbers.
 """
 
 from collections import deque
@@ -14,25 +14,28 @@ from msgspec import Raw, Struct
 from culm.fleet.protocol.frames import BATCH_EVENTS_MAX, BadFrame, Batch, Qos, RunSpec
 from culm.wire.codec import Json
 
-LINGER_S: Final = 0.02  # So long an event waits for others of its class.
-REMEMBERED: Final = 64  # Events whose repetition is known to be one.
+LINGER_S: Final = 0.02  # How long an event waits for others of its class.
+REMEMBERED: Final = 64  # Events whose repetition is recognized.
 
 _EPHEMERAL = frozenset(("token", "reasoning_token", "tool_token", "sub_agent_heartbeat"))
 _SNAPSHOT = frozenset(("runner_progress", "token_budget_updated", "context_pressure_notification"))
 
 
-class _Told(Struct):
-    """As much of an event as its class depends on."""
+class _EventType(Struct):
+    """The part of an event that determines its class."""
 
     type: str = ""
-    event: "_Told | None" = None
+    event: "_EventType | None" = None
 
 
-_told = msgspec.json.Decoder(_Told)
+_type_decoder = msgspec.json.Decoder(_EventType)
 
 
 def qos_of(event: Mapping[str, Json]) -> Qos:
-    """Whether an event may be lost; what we do not know may not."""
+    """Return the class of an event, which determines whether it may be dropped.
+
+    Unknown events may not.
+    """
     kind = event.get("type")
     if kind == "sub_agent_event":
         inner = event.get("event")
@@ -48,27 +51,27 @@ def _qos_of_type(kind: str) -> Qos:
 
 def _qos_of_raw(event: Raw) -> Qos:
     try:
-        told: _Told | None = _told.decode(event)
+        found: _EventType | None = _type_decoder.decode(event)
     except (msgspec.DecodeError, RecursionError):
         return "durable"
-    while told is not None and told.type == "sub_agent_event":
-        told = told.event
-    return "durable" if told is None else _qos_of_type(told.type)
+    while found is not None and found.type == "sub_agent_event":
+        found = found.event
+    return "durable" if found is None else _qos_of_type(found.type)
 
 
 class EventBatcher:
-    """The events of one run on their way out."""
+    """Collects the outgoing events of one run."""
 
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
         self._spec = spec
-        self._strict = strict  # No event may be lost, of whatever class.
+        self._strict = strict  # No event of any class may be dropped.
         self._pending: list[Raw] = []
         self._qos: Qos = "durable"
-        self._seq = 0  # The latest number given.
-        self.due_s: float | None = None  # When what is pending has waited long enough.
+        self._seq = 0  # The last number assigned.
+        self.due_s: float | None = None  # When the pending events have waited long enough.
 
     def add(self, event: Raw, qos: Qos, now_s: float) -> list[Batch]:
-        """What is to be sent now, in order."""
+        """Add an event; return the batches to send now, in order."""
         ready = self.flush() if self._pending and qos != self._qos else []
         self._seq += 1
         self._pending.append(event)
@@ -80,7 +83,7 @@ class EventBatcher:
         return ready
 
     def flush(self) -> list[Batch]:
-        """What is pending, if anything is."""
+        """Return the pending events as a batch, if there are any."""
         if not self._pending:
             return []
         events, self._pending, self.due_s = self._pending, [], None
@@ -96,8 +99,8 @@ class EventBatcher:
         return [batch]
 
     def alone(self, event: Raw) -> Batch:
-        """A batch that may not be lost, whatever its event is. Nothing may be pending."""
-        assert not self._pending, "events are told in order"
+        """Make a batch of one event that must not be dropped. Nothing may be pending."""
+        assert not self._pending, "events are sent in order"
         self._qos = "durable"
         self._seq += 1
         self._pending = [event]
@@ -105,46 +108,47 @@ class EventBatcher:
 
 
 def check_batch(batch: Batch) -> None:
-    """Raises `BadFrame` if its numbers, its size or its label cannot be right."""
+    """Raises `BadFrame` if its numbers, its size or its label is invalid."""
     if not 1 <= len(batch.events) <= BATCH_EVENTS_MAX:
         raise BadFrame(f"a batch has 1 to {BATCH_EVENTS_MAX} events, not {len(batch.events)}")
     if batch.first_seq < 1 or batch.last_seq != batch.first_seq + len(batch.events) - 1:
         raise BadFrame("the numbers of a batch do not fit its events")
     if batch.qos != "durable" and any(_qos_of_raw(event) != batch.qos for event in batch.events):
-        raise BadFrame(f"a batch labelled {batch.qos} holds an event of another class")
+        raise BadFrame(f"a batch labeled {batch.qos} contains an event of another class")
 
 
 class NewEvents(Struct, frozen=True):
-    """What is new in a batch."""
+    """The events of a batch that are new."""
 
     events: list[Raw]
-    missing: int = 0  # How many events were dropped before them.
+    missing: int = 0  # Number of events dropped before them.
 
 
 class BatchReader:
-    """The events of one run on their way in."""
+    """Checks and unpacks the incoming events of one run."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._seq = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-        self.missing = 0  # In all.
+        self.missing = 0  # In total.
 
     def take(self, batch: Batch) -> NewEvents:
-        """Raises `BadFrame` for what cannot belong to this run."""
+        """Return the new events; raises `BadFrame` if the batch cannot belong to this run."""
         check_batch(batch)
         self._check_scope(batch)
         missing = max(0, batch.first_seq - self._seq - 1)
         fresh: list[Raw] = []
         for seq, event in enumerate(batch.events, batch.first_seq):
-            digest = hash(bytes(event))  # Keyed anew in every process: nobody can aim at it.
+            # The hash is keyed anew in every process, so collisions cannot be constructed.
+            digest = hash(bytes(event))
             if seq > self._seq:
                 self._recent.append((seq, digest))
                 fresh.append(event)
             elif (seq, digest) not in self._recent and any(
                 seq == known for known, _ in self._recent
             ):
-                raise BadFrame(f"event {seq} came again with another content")
+                raise BadFrame(f"event {seq} was repeated with different content")
         self._seq = max(self._seq, batch.last_seq)
         self.missing += missing
         return NewEvents(fresh, missing)
@@ -155,6 +159,6 @@ class BatchReader:
             raise BadFrame("a batch belongs to another attempt")
         if batch.activation_id is not None and batch.activation_id != spec.activation_run_id:
             raise BadFrame("a batch belongs to another activation")
-        said, known = batch.logical_session, spec.logical_session
-        if said is not None and known is not None and said.session_id != known.session_id:
+        sent, known = batch.logical_session, spec.logical_session
+        if sent is not None and known is not None and sent.session_id != known.session_id:
             raise BadFrame("a batch belongs to another session")

@@ -1,8 +1,8 @@
-"""The frames between a parent and its worker: one JSON object each, told apart by `kind`.
+"""The frames between a host and its worker: one JSON object each, distinguished by `kind`.
 
-The shapes are those of an existing system, so that its workers and ours are interchangeable; what
-only newer versions of it say is read and kept, too. What a frame means is `parent.py`'s and
-`worker.py`'s. Unknown fields are ignored. A payload that we only pass on stays as it was written.
+The shapes are those of an existing system, so that its workers and ours are interchangeable; fields
+of its newer versions are read and kept, too. The meaning of a frame is defined in `host.py` and
+`worker.py`. Unknown fields are ignored. A payload that we only forward stays as it was written.
 """
 
 import json
@@ -12,39 +12,39 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from culm.fleet.times import parse_time
+from culm.clock import parse_time
 from culm.wire.codec import Json
 
-MESSAGE_BYTES_MAX: Final = 64 << 20  # Of one frame: a `run` carries a whole conversation.
-REQUEST_BYTES_MAX: Final = 4 << 20  # Of what is asked of a host, and of all but a few kinds.
-SLOW_BYTES_MAX: Final = 64 << 10  # Of what is read in Python: some 10 ms.
+MESSAGE_BYTES_MAX: Final = 64 << 20  # For one frame: a `run` carries a whole conversation.
+REQUEST_BYTES_MAX: Final = 4 << 20  # For requests to a host, and for all but a few kinds.
+SLOW_BYTES_MAX: Final = 64 << 10  # For frames parsed in Python, which takes some 10 ms.
 BATCH_EVENTS_MAX: Final = 64
-OPEN_MAX: Final = 64  # Asks and host calls of a run that wait at once, each.
+OPEN_MAX: Final = 64  # Open asks of a run, and open host calls, each.
 _PROJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Status = Literal["completed", "error", "cancelled", "suspended"]
 Qos = Literal["durable", "snapshot", "ephemeral"]
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
-RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # A host keeps them, and says them back.
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # A host keeps them and sends them back.
 T = TypeVar("T", bound=Struct)
 
 
 class BadFrame(Exception):
-    """It cannot be read. Says why, in words; never repeats what it held."""
+    """The frame cannot be read. The message gives the reason but never repeats the content."""
 
 
 # --- payloads
 
 
 class Creation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The birth of a session. The time is compared as it was written, to its last digit."""
+    """The creation of a session. The time is compared as it was written, to its last digit."""
 
     created_at: str
     spawn_depth: int
 
     def __post_init__(self) -> None:
         if self.spawn_depth < 0 or parse_time(self.created_at) is None:
-            raise ValueError("creation has a depth below 0, or no time with its offset")
+            raise ValueError("creation has a negative depth or a time without an offset")
 
 
 class LogicalSession(Struct, frozen=True, omit_defaults=True):
@@ -55,7 +55,7 @@ class LogicalSession(Struct, frozen=True, omit_defaults=True):
 
 
 class PermissionPolicy(Struct, frozen=True, omit_defaults=True):
-    """What a host's permission settings were when it sent the run."""
+    """A host's permission settings at the time it sent the run."""
 
     revision: int
     bypass_permissions: bool
@@ -70,7 +70,7 @@ class PermissionPolicy(Struct, frozen=True, omit_defaults=True):
 
 
 class RunSecrets(Struct, frozen=True, omit_defaults=True):
-    """For one run, in memory only."""
+    """Secrets of one run, kept in memory only."""
 
     codex_provider_token: str | None = None
 
@@ -79,7 +79,7 @@ class RunSecrets(Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(Struct, frozen=True, omit_defaults=True):
-    """Events with their numbers: `first_seq` to `last_seq`, one each."""
+    """Numbered events: `first_seq` to `last_seq`, one each."""
 
     first_seq: int
     last_seq: int
@@ -93,7 +93,7 @@ class Batch(Struct, frozen=True, omit_defaults=True):
 
 
 class Watermark(Struct, frozen=True):
-    """A claim that no event of a run is missing. Its nulls are written."""
+    """A claim that no event of a run is missing. Its nulls are encoded."""
 
     version: int
     execution_epoch: int
@@ -102,7 +102,7 @@ class Watermark(Struct, frozen=True):
     activation_id: str | None = None
 
 
-# --- parent to worker
+# --- host to worker
 
 
 class RunSpec(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="run"):
@@ -117,12 +117,13 @@ class RunSpec(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="ru
     logical_session: LogicalSession | None = None
     activation_run_id: str | None = None
     initial_session_messages: list[Raw] = []
-    # Which attempt this is; 0 is a sender that does not count, and gets one event a frame.
+    # The number of the attempt; 0 means a sender that does not count, which gets one event per
+    # frame.
     execution_epoch: int = 0
 
     def __post_init__(self) -> None:
         if self.project_id is not None and not _PROJECT_ID.fullmatch(self.project_id):
-            raise ValueError("project_id is no safe id")
+            raise ValueError("project_id is not a safe id")
         if not 0 <= self.execution_epoch < 1 << 64:
             raise ValueError("execution_epoch does not fit 64 bits")
 
@@ -132,7 +133,7 @@ class Cancel(Struct, frozen=True, tag_field="kind", tag="cancel"):
 
 
 class SteerFrame(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="message"):
-    """Steering of the active run. `id` is ours: whoever admits the message says so by it."""
+    """Steering of the active run. `id` is our extension: the admission refers to it."""
 
     text: str
     id: str = ""
@@ -140,8 +141,8 @@ class SteerFrame(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=
 
 class ApprovalReply(Struct, frozen=True, tag_field="kind", tag="approval_reply"):
     id: str
-    approved: bool = False  # Who says neither has not approved.
-    # Ours: why it was not, if that was nobody's decision.
+    approved: bool = False  # A missing value is not an approval.
+    # Our extension: why it was not approved, if nobody decided that.
     reason: str | UnsetType = UNSET
 
 
@@ -179,7 +180,7 @@ ParentFrame = (
 )
 
 
-# --- worker to parent
+# --- worker to host
 
 
 class EventFrame(Struct, frozen=True, tag_field="kind", tag="event"):
@@ -192,7 +193,7 @@ class EventBatch(Struct, frozen=True, tag_field="kind", tag="event_batch"):
 
 class ApprovalRequest(Struct, frozen=True, tag_field="kind", tag="approval_request"):
     id: RequestId
-    body: Raw  # An object; a worker that sends another value has said nothing.
+    body: Raw  # An object; any other value counts as empty.
 
 
 class SessionMessageAdmitted(Struct, frozen=True, tag_field="kind", tag="session_message_admitted"):
@@ -207,15 +208,15 @@ class OwnedTreeRequest(
 
 
 class SubAgentRequest(Struct, frozen=True, tag_field="kind", tag="sub_agent_request"):
-    """A host call: the worker's run wants something done that only its host can do."""
+    """A host call: the run needs something that only its host can do."""
 
     id: RequestId
     tool_call_id: RequestId
-    args: Raw  # An object, too.
+    args: Raw  # An object, like `body` above.
 
 
 class TerminalFrame(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="terminal"):
-    """The end of a run: exactly one, if the link is still there."""
+    """The end of a run: exactly one, while the link lasts."""
 
     status: Status
     result: str | None = None
@@ -239,7 +240,7 @@ ChildFrame = (
 encode_frame = msgspec.json.Encoder().encode
 _parent_decoder = msgspec.json.Decoder(ParentFrame)
 _child_decoder = msgspec.json.Decoder(ChildFrame)
-# Conversations, events and results; and what a host we trust answers.
+# Conversations, events and results, and the answers of a host that we trust.
 _LARGE: Final = frozenset(("run", "sub_agent_reply", "event", "event_batch", "terminal"))
 
 
@@ -257,11 +258,12 @@ def _parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
     data = data.encode() if isinstance(data, str) else data
     try:
         if len(data) > REQUEST_BYTES_MAX:
-            # Which of two keys counts is not looked at here: that would hold everybody else up.
+            # Duplicate keys are not checked here: that would block the event loop.
             _check_large(data)
             return decoder.decode(data)
         frame = decoder.decode(data)
-        # What is written again as it came has no key twice. Most frames are, and it is quick.
+        # A frame that encodes to the same bytes has no duplicate key. Most frames do, and the check
+        # is quick.
         if encode_frame(frame) != data:
             _refuse_duplicates(data, frame)
     except (msgspec.DecodeError, UnicodeError, ValueError, RecursionError) as exc:
@@ -277,28 +279,28 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
 def _check_large(data: bytes) -> None:
-    """Only what we keep as it was written may be large: to decode the rest would cost too much."""
+    """Only payloads that we keep undecoded may be large: decoding the rest would cost too much."""
     if _kind_decoder.decode(data).kind not in _LARGE:
-        raise ValueError(f"such a frame has at most {REQUEST_BYTES_MAX} bytes")
+        raise ValueError(f"a frame of this kind has at most {REQUEST_BYTES_MAX} bytes")
 
 
 def _reason(exc: Exception) -> str:
-    """Messages of msgspec name fields and types; of others we keep the kind, not the content."""
+    """Describe an error: msgspec names fields and types; of others only the type is given."""
     return str(exc) if isinstance(exc, msgspec.DecodeError | ValueError) else type(exc).__name__
 
 
 class _Pairs(tuple[tuple[str, object], ...]):
-    """An object as it was written, with its keys in order and perhaps twice."""
+    """An object as it was written: its keys in order, possibly repeated."""
 
     __slots__ = ()
 
 
 def _refuse_duplicates(data: bytes, frame: Struct) -> None:
-    """A key given twice has two readings: refused of what we know, and in a closed payload."""
+    """Refuse a duplicate key among the known fields, and anywhere in a closed payload."""
     if not isinstance(frame, InitialInputRelease) and _has_each_key_once(data):
         return
     if len(data) > SLOW_BYTES_MAX:
-        raise ValueError("a key is given twice, or is written in a strange way")
+        raise ValueError("a key occurs twice or is escaped unusually")
     top: _Pairs = json.loads(data, object_pairs_hook=_Pairs)
     known = {"kind", *frame.__struct_fields__}
     _check_keys([name for name, _ in top if name in known])
@@ -311,9 +313,9 @@ _top_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _has_each_key_once(data: bytes) -> bool:
-    """Of the frame itself. Without blanks, what is read and written again has lost nothing.
+    """Check the top-level keys: without blanks, decoding and encoding must not lose anything.
 
-    Quick, whatever is inside. A key written with escapes may be taken for one given twice.
+    Quick, regardless of the content. A key written with escapes may count as a duplicate.
     """
     compact = msgspec.json.format(data, indent=-1)
     return len(encode_frame(_top_decoder.decode(compact))) == len(compact)
@@ -321,7 +323,7 @@ def _has_each_key_once(data: bytes) -> bool:
 
 def _check_keys(names: list[str]) -> None:
     if len(set(names)) != len(names):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
 
 
 def _check_deeply(value: object) -> None:

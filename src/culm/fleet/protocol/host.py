@@ -1,7 +1,7 @@
-"""One run as its parent sees it: what a worker's frames mean, and what may be said to it.
+"""State machine of one run on the host's side: the meaning of a worker's frames.
 
 Sans I/O, and for one run only: a worker of another version may end two runs of one connection in
-any order, so a second one is never sent before the first has ended.
+any order, so a second run is never sent before the first has ended.
 """
 
 import logging
@@ -37,9 +37,9 @@ from culm.wire.codec import Json
 
 _log = logging.getLogger(__name__)
 
-OPEN_BYTES_MAX: Final = 8 << 20  # Of all that wait; read, they are ten times as much.
+OPEN_BYTES_MAX: Final = 8 << 20  # For all open requests; decoded, they take ten times as much.
 ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
-STEERS_MAX: Final = 256  # That wait to be admitted.
+STEERS_MAX: Final = 256  # Messages that wait to be admitted.
 
 
 class EventReceived(Struct, frozen=True):
@@ -48,7 +48,7 @@ class EventReceived(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EventsLost:
-    """Events that may be lost were lost."""
+    """Droppable events were dropped."""
 
     missing: int
 
@@ -68,14 +68,14 @@ class HostCalled:
 
 @dataclass(frozen=True, slots=True)
 class SendNow:
-    """To be sent to the worker at once."""
+    """A frame to be sent to the worker at once."""
 
     frame: ParentFrame
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRunEnded:
-    """The run is over; nothing that comes later belongs to it."""
+    """The run is over; no later frame belongs to it."""
 
     outcome: Outcome
 
@@ -84,7 +84,7 @@ Happening = EventReceived | EventsLost | ApprovalAsked | HostCalled | SendNow | 
 
 
 class _Receipt(Struct):
-    """What we must know of our own worker's events ourselves."""
+    """The fields of our own worker's events that this machine needs."""
 
     type: str = ""
     id: str = ""
@@ -99,17 +99,18 @@ class HostMachine:
         self._spec = spec
         self._host_calls = host_calls
         self._reader = BatchReader(spec)
-        self._asks: dict[str, int] = {}  # Open, each with its size; as the next.
+        # Open requests with their sizes; the same holds for `_calls`.
+        self._asks: dict[str, int] = {}
         self._calls: dict[str, int] = {}
         self._answered: deque[str] = deque(maxlen=ANSWERED_MAX)
-        self._dropped: int | None = None  # As the worker counted.
+        self._dropped: int | None = None  # By the worker's count.
         self._steers: dict[str, SteerMessage] = {}
-        self.began = False  # A frame came: the worker is at work, and may have done something.
+        self.began = False  # A frame arrived: the worker has begun and may have had an effect.
         self.outcome: Outcome | None = None
 
     @property
     def unadmitted(self) -> tuple[SteerMessage, ...]:
-        """What was said to the run and never reached it, as far as it said so."""
+        """The messages that never reached the run, as far as it reported."""
         return tuple(self._steers.values())
 
     def start(self) -> list[ParentFrame]:
@@ -119,7 +120,7 @@ class HostMachine:
         return [] if self.outcome is not None else [Cancel()]
 
     def steer(self, steer: SteerMessage) -> list[ParentFrame]:
-        """Empty if the run is over, or waits for too many already."""
+        """Return no frames if the run is over or too many messages wait already."""
         if not self._host_calls:
             return [] if self.outcome is not None else [SteerFrame(steer.text)]
         if steer.id:
@@ -129,9 +130,9 @@ class HostMachine:
         return [SteerFrame(steer.text, steer.id)]
 
     def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> list[ParentFrame]:
-        """The answer to an open ask; empty if it has one, or the run is over.
+        """Answer an open ask; returns no frames if it has an answer or the run is over.
 
-        With a reason it is nobody's decision.
+        A reason means that nobody made a decision.
         """
         if ask_id not in self._asks:
             return []
@@ -139,7 +140,7 @@ class HostMachine:
         return [ApprovalReply(ask_id, approved=True) if approved else self._refusal(ask_id, reason)]
 
     def _refusal(self, ask_id: str, reason: str) -> ApprovalReply:
-        """Only our own worker is told a reason: others know a yes and a no."""
+        """Only our own worker gets a reason; others know only yes and no."""
         return ApprovalReply(ask_id, reason=(reason if self._host_calls else "") or UNSET)
 
     def reply(self, call_id: str, result: Json) -> list[ParentFrame]:
@@ -149,7 +150,7 @@ class HostMachine:
         return [SubAgentReply(call_id, result)]
 
     def on_frame(self, frame: ChildFrame) -> list[Happening]:
-        """What it means. After the end, nothing."""
+        """Translate a frame; after the end, return nothing."""
         if self.outcome is not None:
             return []
         self.began = True
@@ -171,19 +172,20 @@ class HostMachine:
             case TerminalFrame():
                 return self._end(self._outcome_of(frame))
             case OwnedTreeRequest(id=request_id):
-                return [SendNow(OwnedTreeReply(request_id))]  # Without a page, which is a no.
+                # Without a page, which means a refusal.
+                return [SendNow(OwnedTreeReply(request_id))]
             case SessionMessageAdmitted():
                 return []  # We send no typed input that could have been admitted.
 
     def on_broken(self, reason: str) -> list[Happening]:
-        """What came cannot be read, or nothing comes any more."""
+        """End the run after an unreadable frame, or when no more frames can arrive."""
         return [] if self.outcome is not None else self._end(failed(reason))
 
     def _on_batch(self, frame: EventBatch) -> list[Happening]:
         try:
             taken = self._reader.take(frame.batch)
         except BadFrame as exc:
-            return self.on_broken(f"the worker's events cannot be trusted: {exc}")
+            return self.on_broken(f"the worker sent invalid events: {exc}")
         happenings: list[Happening] = [EventsLost(taken.missing)] if taken.missing else []
         for event in taken.events:
             self._inspect_event(event)
@@ -199,13 +201,13 @@ class HostMachine:
         self._calls[frame.id] = len(bytes(frame.args))
         return [HostCalled(frame.id, frame.tool_call_id, _object_in(frame.args))]
 
-    def _may_open(self, waiting: dict[str, int], said: Raw) -> bool:
-        """Whether there is room for one more that waits."""
+    def _may_open(self, waiting: dict[str, int], payload: Raw) -> bool:
+        """Return True if one more request may be open."""
         open_bytes = sum(self._asks.values()) + sum(self._calls.values())
-        return len(waiting) < OPEN_MAX and open_bytes + len(bytes(said)) <= OPEN_BYTES_MAX
+        return len(waiting) < OPEN_MAX and open_bytes + len(bytes(payload)) <= OPEN_BYTES_MAX
 
     def _inspect_event(self, event: Raw) -> None:
-        """Receipts of steering, and how much the worker says it dropped."""
+        """Note receipts of steering messages and the worker's count of dropped events."""
         data = bytes(event)
         if not (self._steers and b"message_admitted" in data) and b"dropped_events" not in data:
             return
@@ -219,12 +221,12 @@ class HostMachine:
             self._dropped = receipt.dropped_events
 
     def _outcome_of(self, frame: TerminalFrame) -> Outcome:
-        """Its own words; unless events are missing that a worker never drops."""
+        """Return the worker's outcome, or an error if events are missing that are never dropped."""
         if self._dropped is not None and self._reader.missing > self._dropped:
             lost = self._reader.missing - self._dropped
             return failed(f"the run's history has a gap: {lost} events never arrived")
         if frame.status == "suspended":
-            return failed("the worker suspended the run, and nothing can wake it")
+            return failed("the worker suspended the run, which cannot be resumed")
         return Outcome(frame.status, frame.result, frame.error)
 
     def _end(self, outcome: Outcome) -> list[Happening]:
@@ -235,7 +237,7 @@ class HostMachine:
 
     def _is_new(self, waiting: dict[str, int], open_id: str) -> bool:
         if open_id in waiting or open_id in self._answered:
-            _log.warning("a request came twice; it is answered once: %s", open_id[:64])
+            _log.warning("a request arrived twice and is answered once: %s", open_id[:64])
             return False
         return True
 
@@ -244,9 +246,9 @@ class HostMachine:
         self._answered.append(open_id)
 
 
-def _object_in(said: Raw) -> dict[str, Json]:
+def _object_in(payload: Raw) -> dict[str, Json]:
     try:
-        value = msgspec.json.decode(said)
+        value = msgspec.json.decode(payload)
     except (msgspec.DecodeError, RecursionError):
         return {}
     return cast("dict[str, Json]", value) if isinstance(value, dict) else {}

@@ -1,8 +1,8 @@
-"""One connection as a worker sees it: which run is active, what is open, what is said when.
+"""State machine of one connection on the worker's side: the active run and its open requests.
 
-Sans I/O: frames, the endings of executors and elapsed times go in, effects come out, to be carried
-out in order. Two runs of a connection never overlap. Every run that was asked for gets exactly one
-terminal while the link is there. How events are queued and sent is `serving/`'s.
+Sans I/O: frames, executor endings and elapsed times go in; effects come out, to be carried out in
+order. Two runs of a connection never overlap. While the link lasts, every requested run gets
+exactly one terminal frame. Queueing and sending of events belong to `worker_server/`.
 """
 
 import logging
@@ -32,16 +32,16 @@ from culm.wire.codec import Json
 
 _log = logging.getLogger(__name__)
 
-GRACE_S: Final = 3.0  # Between telling a run to end and ending it, and then until it is given up.
-STEERS_MAX: Final = 64  # Kept for a run that waits for the one before it.
-HEARD_MAX: Final = 1024  # Ids of messages by which a repetition is known.
-IGNORED_LOGGED_MAX: Final = 10  # Of a connection; a flood of them says nothing more.
-STUCK = failed("the run before this one does not end")
+GRACE_S: Final = 3.0  # Between a cancel request and an abort, and again until the run is given up.
+STEERS_MAX: Final = 64  # Kept for a run that waits for the previous one.
+RECEIVED_IDS_MAX: Final = 1024  # Message ids by which a repetition is recognized.
+IGNORED_LOGGED_MAX: Final = 10  # Per connection; more would add nothing.
+STUCK = failed("the previous run does not end")
 
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Begin a run, with what was said to it before it could begin."""
+    """Begin a run, with the messages that arrived before it could begin."""
 
     run: int
     spec: RunSpec
@@ -50,21 +50,21 @@ class StartRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancel:
-    """Set its cancel token; after `GRACE_S` say `on_grace`."""
+    """Set its cancel token; call `on_grace` after `GRACE_S`."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortRun:
-    """It did not end by itself: cancel its task; after `GRACE_S` say `on_grace`."""
+    """Cancel the task of a run that did not end by itself; call `on_grace` after `GRACE_S`."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRun:
-    """It is over: what it still waits for fails, what it still says is refused."""
+    """The run is over: its open requests fail, and further events are refused."""
 
     run: int
 
@@ -77,16 +77,16 @@ class SteerRun:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalAnswered:
-    """An ask has its answer."""
+    """The answer to an approval request."""
 
     id: str
     approved: bool
-    reason: str = ""  # Why it was not, if nobody decided that.
+    reason: str = ""  # Why it was not approved, if nobody decided that.
 
 
 @dataclass(frozen=True, slots=True)
 class HostCallReplied:
-    """A host call has its answer."""
+    """The answer to a host call."""
 
     id: str
     result: Json
@@ -94,7 +94,7 @@ class HostCallReplied:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """A terminal goes behind all events of its run; other frames may overtake events."""
+    """A terminal follows all events of its run; other frames may overtake events."""
 
     frame: ChildFrame
 
@@ -118,12 +118,12 @@ class _Active:
     phase: _Phase = "running"
     asks: set[str] = field(default_factory=set[str])
     calls: set[str] = field(default_factory=set[str])
-    received_ids: set[str] = field(default_factory=set[str])  # Ids of what was said to it.
+    received_ids: set[str] = field(default_factory=set[str])  # Ids of the messages it received.
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The newest run, while the one before it ends."""
+    """The newest run, while the previous one ends."""
 
     spec: RunSpec
     steers: list[SteerMessage] = field(default_factory=list[SteerMessage])
@@ -180,7 +180,7 @@ class WorkerMachine:
         return self._stop()
 
     def _on_cancel(self) -> list[Effect]:
-        """Meant for the newest run, which may not have begun."""
+        """Cancel the newest run, which may not have begun."""
         if self._waiting is not None:
             self._waiting = None
             self._skipped += 1
@@ -194,12 +194,12 @@ class WorkerMachine:
         active = self._active
         if active is None or active.phase != "running" or steer.id in active.received_ids:
             return []
-        if steer.id and len(active.received_ids) < HEARD_MAX:
+        if steer.id and len(active.received_ids) < RECEIVED_IDS_MAX:
             active.received_ids.add(steer.id)
         return [SteerRun(active.run, steer)]
 
     def on_ask(self, run: int, ask_id: str, body: Raw) -> list[Effect]:
-        """Empty if it is too late to ask, or too much is open: then it is refused."""
+        """Return no effects, which is a refusal, if it is too late or too many are open."""
         active = self._find_open(run)
         if active is None or len(active.asks) >= OPEN_MAX:
             return []
@@ -207,7 +207,7 @@ class WorkerMachine:
         return [SendFrame(ApprovalRequest(ask_id, body))]
 
     def on_call(self, run: int, call_id: str, tool_call_id: str, args: Raw) -> list[Effect]:
-        """Empty if the host takes no calls, if it is too late, or too much is open."""
+        """Return no effects if the host takes no calls, if it is too late or too many are open."""
         active = self._find_open(run)
         if not self._host_calls or active is None or len(active.calls) >= OPEN_MAX:
             return []
@@ -215,26 +215,26 @@ class WorkerMachine:
         return [SendFrame(SubAgentRequest(call_id, tool_call_id, args))]
 
     def on_withdrawn(self, run: int, open_id: str) -> None:
-        """Whoever waited for that answer waits no more: when it comes it is late."""
+        """Forget a request whose requester stopped waiting; a later answer is ignored."""
         if self._active is not None and self._active.run == run:
             self._active.asks.discard(open_id)
             self._active.calls.discard(open_id)
 
     def on_ended(self, run: int, outcome: Outcome) -> list[Effect]:
-        """Its executor returned, and all its events are on their way."""
+        """The executor returned, and all its events are queued."""
         if self._active is None or self._active.run != run:
             return []
         was, self._active = self._active.phase, None
-        if was == "stuck":  # Its terminal is long out.
+        if was == "stuck":  # Its terminal was sent long ago.
             return []
         return [
             RevokeRun(run),
             *self._report_outcome(CANCELLED if was == "aborting" else outcome),
-            *self._go_on(),
+            *self._start_waiting(),
         ]
 
     def on_grace(self, run: int) -> list[Effect]:
-        """A run that was told to end has not."""
+        """A run that was requested to end has not ended."""
         if self._active is None or self._active.run != run:
             return []
         if self._active.phase == "stopping":
@@ -242,17 +242,21 @@ class WorkerMachine:
             return [AbortRun(run)]
         if self._active.phase != "aborting":
             return []
-        # Nothing in this process can end it. Whoever gave it is not kept waiting; nothing else
-        # begins here.
+        # Nothing in this process can end it. The host is not kept waiting, and no other run begins
+        # here.
         self._active.phase = "stuck"
-        effects: list[Effect] = [RevokeRun(run), *self._report_outcome(CANCELLED), *self._skip()]
+        effects: list[Effect] = [
+            RevokeRun(run),
+            *self._report_outcome(CANCELLED),
+            *self._report_skipped(),
+        ]
         if self._waiting is not None:
             self._waiting = None
             effects += self._report_outcome(STUCK)
         return effects
 
     def on_lost(self) -> list[Effect]:
-        """The link is gone: nobody is there who could be told anything."""
+        """The link is gone, so nothing can be sent any more."""
         self._lost = True
         self._waiting = None
         self._skipped = 0
@@ -271,14 +275,14 @@ class WorkerMachine:
         self._active.phase = "stopping"
         return [RequestCancel(self._active.run)]
 
-    def _go_on(self) -> list[Effect]:
-        effects = self._skip()
+    def _start_waiting(self) -> list[Effect]:
+        effects = self._report_skipped()
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             effects += self._start(waiting.spec, tuple(waiting.steers))
         return effects
 
-    def _skip(self) -> list[Effect]:
+    def _report_skipped(self) -> list[Effect]:
         skipped, self._skipped = self._skipped, 0
         return [effect for _ in range(skipped) for effect in self._report_outcome(CANCELLED)]
 
@@ -286,7 +290,7 @@ class WorkerMachine:
         return [] if self._lost else [_terminal(outcome)]
 
     def _find_open(self, run: int) -> _Active | None:
-        """The run, if it may still ask for something."""
+        """Return the run if it may still send requests."""
         active = self._active
         if self._lost or active is None or active.run != run or active.phase == "stuck":
             return None

@@ -1,45 +1,46 @@
-"""The seam towards the wire: something that moves frames and decides nothing.
+"""Interface of the transport: moves frames and decides nothing.
 
-A worker listens, a parent connects. Frames are whole JSON texts, as bytes.
+A worker listens, a host connects. Frames are whole JSON texts, as bytes.
 """
 
 from typing import Protocol
 
 
 class LinkLost(Exception):
-    """The other side is gone, or said something that no link carries. Says which, in words."""
+    """The peer is gone or violated the transport protocol. The message gives the reason."""
 
 
 class ConnectFailed(Exception):
-    """There is no link: nobody listens, the token was refused, the certificate is not trusted."""
+    """No connection: nothing listens, the token was refused, or TLS failed."""
 
 
 class Link(Protocol):
     async def receive(self) -> bytes | None:
-        """The next frame; None when the other side has closed. Raises `LinkLost`.
+        """Return the next frame; None when the peer has closed. Raises `LinkLost`.
 
-        What is no text is skipped. A frame above the bound is a `LinkLost`, and is not kept.
+        Messages that are not text are skipped. A frame above the size limit raises `LinkLost` and
+        is not kept.
         """
         ...
 
     async def send(self, frame: bytes) -> None:
-        """Waits while the other side does not read; raises `LinkLost`. One sender at a time.
+        """Send one frame, waiting for a slow reader; raises `LinkLost`. One sender at a time.
 
-        To cancel it while it waits ends the link.
+        Canceling it while it waits ends the link.
         """
         ...
 
     async def close(self) -> None:
-        """Say goodbye, in bounded time. May be called twice."""
+        """Close the link in bounded time. Idempotent."""
         ...
 
 
 class LinkListener(Protocol):
     @property
     def endpoint(self) -> str:
-        """Where to connect: `ws://127.0.0.1:…`."""
+        """The address to connect to: `ws://127.0.0.1:…`."""
         ...
 
     async def accept(self) -> Link:
-        """The next one that connected and was let in."""
+        """Wait for the next authorized connection."""
         ...

@@ -1,7 +1,7 @@
-"""Links within one process: the twin of `websocket.py`, for simulations and for embedding.
+"""In-memory links within one process, for simulations and embedding; the twin of `websocket.py`.
 
-A frame that is sent waits in a bounded queue, as it would in the buffers of a socket. What may
-happen to it on the way is the business of a `Carry`, which a simulation gives.
+A sent frame waits in a bounded queue, as it would in the buffers of a socket. A simulation can pass
+a `Carry`, which decides the fate of each frame.
 """
 
 import asyncio
@@ -11,21 +11,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX
 from culm.fleet.transport.base import ConnectFailed, Link, LinkLost
 
-FRAMES_MAX = 64  # On the way in one direction; some such number fits into a socket's buffers.
-WAITING_MAX = 64  # Links that nobody has accepted yet.
+FRAMES_MAX = 64  # In flight in one direction; about as many fit into a socket's buffers.
+WAITING_MAX = 64  # Links that are not accepted yet.
 
-# What arrives of a frame: it may wait, give it twice or not at all, or raise `LinkLost` to cut.
+# Returns what arrives of a frame: it may wait, duplicate or drop the frame, or raise `LinkLost` to
+# cut the link.
 Carry = Callable[[bytes], Awaitable[Sequence[bytes]]]
 
 
 class _Lane:
-    """One direction."""
+    """One direction of a link."""
 
     def __init__(self, frames_max: int) -> None:
         self._frames: deque[bytes] = deque()
         self._frames_max = frames_max
         self._changed = asyncio.Event()
-        self.is_ended = False  # By a goodbye: what was sent before it still arrives.
+        self.is_ended = False  # Closed regularly: earlier frames still arrive.
         self.lost: str | None = None  # Why nothing arrives any more.
 
     async def put(self, frame: bytes) -> None:
@@ -64,7 +65,7 @@ class _Lane:
 
 
 class MemoryLink:
-    """One end of a link; `memory_pair` makes both."""
+    """One end of a link; `memory_pair` creates both."""
 
     def __init__(self, inward: _Lane, outward: _Lane, carry: Carry | None) -> None:
         self._inward = inward
@@ -76,7 +77,7 @@ class MemoryLink:
 
     async def send(self, frame: bytes) -> None:
         if len(frame) > MESSAGE_BYTES_MAX:
-            self.cut("a frame is larger than a link carries")
+            self.cut("a frame exceeds the size limit of a link")
         if self._outward.is_over:
             raise LinkLost(self._outward.lost or "the link is closed")
         try:
@@ -87,7 +88,7 @@ class MemoryLink:
             self.cut(str(exc))
             raise
         except asyncio.CancelledError:
-            self.cut("a frame was given up on its way")
+            self.cut("sending a frame was canceled")
             raise
 
     async def close(self) -> None:
@@ -95,7 +96,7 @@ class MemoryLink:
         self._inward.end()
 
     def cut(self, reason: str = "the link was cut") -> None:
-        """Lose it, with all that is on the way in either direction."""
+        """Cut the link and lose all frames in flight in either direction."""
         self._outward.end(reason)
         self._inward.end(reason)
 
@@ -103,13 +104,13 @@ class MemoryLink:
 def memory_pair(
     carry: Carry | None = None, *, frames_max: int = FRAMES_MAX
 ) -> tuple[MemoryLink, MemoryLink]:
-    """The two ends of a link. `carry` is asked about every frame, of either direction."""
+    """Return the two ends of a link. `carry` is called for every frame in either direction."""
     there, back = _Lane(frames_max), _Lane(frames_max)
     return MemoryLink(back, there, carry), MemoryLink(there, back, carry)
 
 
 class MemoryListener:
-    """Somebody to connect to, in the same process."""
+    """Accepts connections within the same process."""
 
     def __init__(self, name: str = "here", carry: Carry | None = None) -> None:
         self.endpoint = f"memory://{name}"
@@ -121,7 +122,7 @@ class MemoryListener:
         return await self._waiting.get()
 
     def connect(self) -> MemoryLink:
-        """Raises `ConnectFailed` if it is closed, or too many wait already."""
+        """Raises `ConnectFailed` if it is closed or too many connections wait already."""
         ours, theirs = memory_pair(self._carry)
         if self._is_closed or self._waiting.full():
             raise ConnectFailed(f"nobody listens at {self.endpoint}")
@@ -129,5 +130,5 @@ class MemoryListener:
         return ours
 
     def close(self) -> None:
-        """Nobody can connect any more; links that are there go on."""
+        """Refuse new connections; existing links go on."""
         self._is_closed = True

@@ -1,12 +1,18 @@
-"""Links over WebSocket: a worker listens, a parent connects; every frame is one text message.
+"""Links over WebSocket: a worker listens, a host connects; every frame is one text message.
 
-Owns sockets, the upgrade and its bounds. Who is let in is `auth.py`'s, what is trusted `tls.py`'s.
+Owns sockets, the upgrade and its limits; TLS and access control are in `tls.py`. aiohttp parses,
+masks and waits. `WebSocketLink` adds what aiohttp lacks: it splits large messages, aborts the link
+when a waiting send is canceled, and writes small frames quickly.
 """
 
 import asyncio
+import logging
+import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+import struct
+import sys
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal, cast
@@ -27,39 +33,201 @@ from aiohttp import (
     InvalidURL,
     ServerDisconnectedError,
     TCPConnector,
+    WSMsgType,
     WSServerHandshakeError,
     web,
 )
 
 from culm.errors import InvalidRequest, ListenFailed
 from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX
-from culm.fleet.transport.auth import bearer, check_door, may_enter, may_show_token
-from culm.fleet.transport.base import ConnectFailed, Link
-from culm.fleet.transport.tls import ServerTls, client_context, server_context
-from culm.fleet.transport.websocket_link import GOODBYE_S, WebSocketLink, reason_of
+from culm.fleet.transport.base import ConnectFailed, Link, LinkLost
+from culm.fleet.transport.tls import (
+    ServerTls,
+    bearer,
+    check_listen_address,
+    client_context,
+    is_authorized,
+    may_send_token,
+    server_context,
+)
+
+_log = logging.getLogger(__name__)
 
 BACKLOG = 512
-CONNECTIONS_MAX = 1024  # With those that have not said yet who they are.
-WAITING_MAX = 512  # Let in, and not accepted yet; one more is told to come later.
+CONNECTIONS_MAX = 1024  # Including those that are not authorized yet.
+WAITING_MAX = 512  # Authorized but not accepted yet; further ones get a 503.
 HANDSHAKE_S = 10.0  # For TLS, and again for the head of the upgrade.
 HEAD_FIELDS_MAX = 64
 CONNECT_S = 10.0
-# aiohttp refuses what reaches its bound.
+# aiohttp refuses messages that reach its limit.
 _MESSAGE_BOUND = MESSAGE_BYTES_MAX + 1
-_NO_ADDRESS = "it is no ws:// or wss:// address"
+_NO_ADDRESS = "not a ws:// or wss:// address"
+CLOSE_S = 1.0  # For the last bytes and the peer's own close frame.
+# The protocol has no heartbeat; a machine that answers no probe for this long is gone.
+KEEPALIVE_S = 120
+PONG_BYTES_MAX = 8 << 10  # A peer that leaves more than this unread gets no pongs.
+# Other implementations accept messages of 64 MiB, but only frames up to 16 MiB.
+FRAGMENT_BYTES = 8 << 20
+QUICK_BYTES_MAX = 1 << 16  # Smaller frames are written directly ...
+# ... while fewer bytes than this wait; otherwise aiohttp waits for the reader.
+QUICK_ROOM = 32 << 10
+TURN_FRAMES = 64  # After this many frames without a wait, other tasks get a turn.
+_MEDIUM_HEAD = struct.Struct(">BBH").pack
+
+
+# --- one end of a link
+
+
+class WebSocketLink:
+    """Either end of a link."""
+
+    def __init__(
+        self,
+        ws: web.WebSocketResponse[bool] | ClientWebSocketResponse[bool],
+        transport: asyncio.Transport,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._ws = ws
+        self._transport = transport
+        self._on_closed = on_closed
+        self._masks = isinstance(ws, ClientWebSocketResponse)  # Frames to a server are masked.
+        self._is_closed = False
+        self._is_ended = False  # The peer has sent its close frame.
+        self._is_sending = False
+        self._received = 0
+        _enable_keepalive(transport)
+
+    async def receive(self) -> bytes | None:
+        while not self._is_ended:
+            self._received += 1
+            if self._received % TURN_FRAMES == 0:
+                # Frames that have arrived are returned without a wait. A flood must not block other
+                # tasks.
+                await asyncio.sleep(0)
+            message = await self._ws.receive()
+            kind = message.type
+            if kind is WSMsgType.TEXT:
+                return message.data
+            if kind is WSMsgType.PING:
+                await self._pong(message.data)
+            elif kind is WSMsgType.ERROR:
+                raise LinkLost(reason_of(message.data))
+            elif kind in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED):
+                self._is_ended = True
+        return None
+
+    async def send(self, frame: bytes) -> None:
+        is_small = len(frame) < QUICK_BYTES_MAX
+        if is_small and not self._masks and self._transport.get_write_buffer_size() < QUICK_ROOM:
+            self._send_quickly(frame)
+            return
+        self._is_sending = True
+        try:
+            if len(frame) <= FRAGMENT_BYTES:
+                await self._ws.send_frame(frame, WSMsgType.TEXT)
+            else:
+                rest = self._begin_large(frame)
+                await self._ws.send_frame(rest, WSMsgType.CONTINUATION)
+        except ConnectionError as exc:
+            raise LinkLost("the peer is gone") from exc
+        except asyncio.CancelledError:
+            # It waited for the peer to read, and aiohttp cannot resume such a wait.
+            self.abort()
+            raise
+        self._is_sending = False
+
+    def _send_quickly(self, frame: bytes) -> None:
+        """Write a small frame directly: nearly all frames are small events without a wait."""
+        if self._is_closed or self._transport.is_closing():
+            raise LinkLost("the peer is gone")
+        size = len(frame)
+        head = b"\x81" + bytes((size,)) if size < 126 else _MEDIUM_HEAD(0x81, 126, size)
+        self._transport.write(head + frame)
+
+    def _begin_large(self, frame: bytes) -> bytes:
+        """Write all fragments but the last, which is returned for aiohttp to send.
+
+        aiohttp can only send final fragments.
+        """
+        opcode = WSMsgType.TEXT
+        # The last is as large as the others, because aiohttp decides by its own writes when to wait
+        # for the reader.
+        size = -(-len(frame) // -(-len(frame) // FRAGMENT_BYTES))
+        at = 0
+        while len(frame) - at > size:
+            if self._ws.closed or self._transport.is_closing():
+                raise ConnectionResetError
+            mask = os.urandom(4) if self._masks else b""
+            self._transport.write(_fragment(opcode, frame[at : at + size], mask=mask))
+            opcode = WSMsgType.CONTINUATION
+            at += size
+        return frame[at:]
+
+    async def _pong(self, data: bytes) -> None:
+        if self._transport.get_write_buffer_size() <= PONG_BYTES_MAX:
+            try:
+                await self._ws.pong(data)
+            except ConnectionError as exc:
+                raise LinkLost("the peer is gone") from exc
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            # A peer that does not read would not read a close frame either.
+            if not self._is_sending:
+                async with asyncio.timeout(CLOSE_S):
+                    await self._ws.close()
+        except TimeoutError:
+            _log.debug("a link was closed without a close frame from the peer")
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close immediately, without a close frame; unsent data is lost."""
+        self._is_closed = True
+        self._transport.abort()
+        self._on_closed()
+
+
+def _fragment(opcode: WSMsgType, payload: bytes, *, mask: bytes) -> bytes:
+    """Encode a WebSocket frame that is not the last of its message."""
+    head = struct.pack(">BBQ", opcode, 127 | (0x80 if mask else 0), len(payload)) + mask
+    if not mask:
+        return head + payload
+    key = (mask * (len(payload) // 4 + 1))[: len(payload)]
+    masked = int.from_bytes(payload) ^ int.from_bytes(key)
+    return head + masked.to_bytes(len(payload))
+
+
+def reason_of(exc: object) -> str:
+    return str(exc) or type(exc).__name__
+
+
+def _enable_keepalive(transport: asyncio.Transport) -> None:
+    """Enable keepalive, so that the loss of the peer's machine is noticed."""
+    sock = cast("socket.socket | None", transport.get_extra_info("socket"))
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 8)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 # --- the listening side
 
 
 class WebSocketListener:
-    """Made by `listen_websocket`."""
+    """Created by `listen_websocket`."""
 
     def __init__(self, endpoint: str, token: str | None) -> None:
         self.endpoint = endpoint
         self._token = token
         self._arrived: asyncio.Queue[WebSocketLink] = asyncio.Queue()
-        self._waiting = 0  # In the queue, or on their way into it.
+        self._waiting = 0  # In the queue or about to enter it.
         self._links: set[WebSocketLink] = set()
 
     async def accept(self) -> Link:
@@ -71,11 +239,11 @@ class WebSocketListener:
         self._waiting -= 1
 
     async def on_request(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Upgrade one connection; then wait until whoever accepted it has closed it."""
-        if not may_enter(request.headers.getall("Authorization", []), self._token):
+        """Upgrade one connection, then wait until the accepting task has closed it."""
+        if not is_authorized(request.headers.getall("Authorization", []), self._token):
             return _refusal(401, {"WWW-Authenticate": "Bearer"})
         if self._token is None and "Origin" in request.headers:
-            return _refusal(403)  # A web page can reach a loopback port, but show no token.
+            return _refusal(403)  # A web page can reach a loopback port but cannot send a token.
         if self._waiting >= WAITING_MAX:
             return _refusal(503)
         transport = request.transport
@@ -100,10 +268,10 @@ class WebSocketListener:
         return ws
 
     async def close(self) -> None:
-        """Say goodbye to everybody who is still there."""
+        """Close all remaining links."""
         async with asyncio.TaskGroup() as group:
             for link in self._links:
-                group.create_task(link.close(), name="fleet goodbye")
+                group.create_task(link.close(), name="fleet link close")
 
 
 def _refusal(status: int, headers: dict[str, str] | None = None) -> web.Response:
@@ -112,11 +280,11 @@ def _refusal(status: int, headers: dict[str, str] | None = None) -> web.Response
     return response
 
 
-class _TurnedAway(asyncio.Protocol):
-    """One connection too many."""
+class _RefusedConnection(asyncio.Protocol):
+    """Refuses a connection above the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclass of it, but are made alike.
+        # uvloop's transports are not subclasses but have the same methods.
         cast("asyncio.Transport", transport).abort()
 
 
@@ -129,11 +297,10 @@ async def listen_websocket(
 ) -> AsyncGenerator[WebSocketListener]:
     """Listen while in the block; raises `ListenFailed`, and `InvalidRequest` for TLS files.
 
-    What is not loopback needs a token and TLS, or raises `InvalidRequest`, too.
-
-    When the block ends, links that were not closed are.
+    An address that is not loopback needs a token and TLS, or raises `InvalidRequest`, too. Links
+    that are still open when the block ends are closed.
     """
-    check_door(host, has_token=token is not None, has_tls=tls is not None)
+    check_listen_address(host, has_token=token is not None, has_tls=tls is not None)
     context = None if tls is None else server_context(tls)
     sock = await _bind(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -142,14 +309,14 @@ async def listen_websocket(
     http = web.Server(
         listener.on_request,
         access_log=None,
-        keepalive_timeout=HANDSHAKE_S,  # Also the time for a first head.
+        keepalive_timeout=HANDSHAKE_S,  # Also the time limit for the first head.
         max_headers=HEAD_FIELDS_MAX,
-        lingering_time=0.0,  # Nobody who is let in has a body.
+        lingering_time=0.0,  # An authorized request has no body.
         auto_decompress=False,
     )
 
     def make_protocol() -> asyncio.Protocol:
-        return http() if len(http.connections) < CONNECTIONS_MAX else _TurnedAway()
+        return http() if len(http.connections) < CONNECTIONS_MAX else _RefusedConnection()
 
     with ExitStack() as undo:
         undo.callback(sock.close)
@@ -169,7 +336,7 @@ async def listen_websocket(
             await listener.close()
         finally:
             http.pre_shutdown()
-            await http.shutdown(GOODBYE_S)
+            await http.shutdown(CLOSE_S)
 
 
 async def _bind(host: str, port: int) -> socket.socket:
@@ -178,7 +345,7 @@ async def _bind(host: str, port: int) -> socket.socket:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # `localhost` is both; IPv4 is what people type.
+        # `localhost` resolves to both families; people usually mean IPv4.
         family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -197,21 +364,21 @@ async def _bind(host: str, port: int) -> socket.socket:
 
 
 class _ClientSocket(ClientWebSocketResponse):
-    """A client's end, with what it does not show."""
+    """A client's end that exposes its transport."""
 
     @property
     def transport(self) -> asyncio.Transport | None:
         connection = self._response.connection
         return None if connection is None else connection.transport
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._response.close()
 
 
 async def connect_websocket(
     endpoint: str, token: str | None = None, ca: Path | None = None
 ) -> WebSocketLink:
-    """Raises `ConnectFailed`, in bounded time. `ca` is trusted instead of the usual roots."""
+    """Raises `ConnectFailed`, in bounded time. `ca` replaces the usual roots."""
     scheme = _check_endpoint(endpoint, has_token=token is not None)
     try:
         trust = client_context(ca) if scheme == "wss" and ca is not None else True
@@ -237,42 +404,44 @@ async def connect_websocket(
         assert isinstance(ws, _ClientSocket), "the session makes these"
         transport = ws.transport
         if transport is None:
-            raise ConnectFailed(f"{endpoint}: it closed at once")
+            raise ConnectFailed(f"{endpoint}: the connection was closed at once")
     except (ClientError, OSError, ValueError) as exc:
-        raise ConnectFailed(f"{endpoint}: {_why_not(exc, scheme)}") from exc
+        raise ConnectFailed(f"{endpoint}: {_describe_failure(exc, scheme)}") from exc
     finally:
         # The link needs only its connection, which belongs to the connector.
         session.detach()
-    return WebSocketLink(ws, transport, ws.let_go)
+    return WebSocketLink(ws, transport, ws.release)
 
 
 def _check_endpoint(endpoint: str, *, has_token: bool) -> str:
-    """Its scheme; raises `ConnectFailed`."""
+    """Return the scheme; raises `ConnectFailed`."""
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         raise ConnectFailed(f"{endpoint}: {_NO_ADDRESS}") from None
     if parts.username is not None:
-        raise ConnectFailed("an endpoint has no user and password in it; a token is given apart")
+        raise ConnectFailed(
+            "an endpoint must not contain a user or password; pass the token separately"
+        )
     if not is_address:
         raise ConnectFailed(f"{endpoint}: {_NO_ADDRESS}")
-    if has_token and not may_show_token(parts.scheme, parts.hostname or ""):
-        raise ConnectFailed(f"{endpoint}: a token is shown over wss://, or on this machine")
+    if has_token and not may_send_token(parts.scheme, parts.hostname or ""):
+        raise ConnectFailed(f"{endpoint}: a token is sent only over wss:// or to this machine")
     return parts.scheme
 
 
 async def _refuse_redirect(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-    """A token is for the address it was given with."""
+    """Refuse redirects: a token is only for the address it was given with."""
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
-        raise ClientError("it sent us elsewhere")
+        raise ClientError("redirected elsewhere")
     return response
 
 
-def _why_not(exc: Exception, scheme: str) -> str:
-    """In one line, which repeats nothing of what a stranger answered."""
+def _describe_failure(exc: Exception, scheme: str) -> str:
+    """Describe a failure in one line, without repeating anything an unknown peer sent."""
     match exc:
         case InvalidURL():
             return _NO_ADDRESS
@@ -281,19 +450,19 @@ def _why_not(exc: Exception, scheme: str) -> str:
         case WSServerHandshakeError(status=status):
             return f"it answered {status}"
         case ClientResponseError():
-            return "it does not answer as a WebSocket server does"
+            return "it is not a WebSocket server"
         case (
             ServerDisconnectedError()
             | ConnectionResetError()
             | ClientConnectorError(os_error=ConnectionResetError())
         ):
-            return f"it hung up, as if it did not expect {scheme}://"
+            return f"it closed the connection, as if it did not expect {scheme}://"
         case ClientConnectorCertificateError(certificate_error=inner):
             return f"its certificate is not trusted: {reason_of(inner)}"
         case ClientConnectorError(os_error=ssl.SSLError() as inner):
-            return f"it speaks no TLS, or another one: {reason_of(inner)}"
+            return f"the TLS handshake failed: {reason_of(inner)}"
         case ClientConnectorError(os_error=inner):
-            return f"nobody listens there: {inner.strerror or reason_of(inner)}"
+            return f"no connection: {inner.strerror or reason_of(inner)}"
         case TimeoutError():
             return f"no answer within {CONNECT_S:g} s"
         case _:

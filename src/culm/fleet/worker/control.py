@@ -1,11 +1,11 @@
-"""A worker's end of its control socket: it tells who launched it that it is ready, asks for a way
-to the keeper, and notices by its end that the owner is gone.
+"""The worker's end of its control socket: it reports that the worker is ready, requests a channel
+to the supervisor, and by its end shows that the owner is gone.
 
-worker → owner   forked <pid>                 with a handle of the process; said by the zygote
+worker → owner   forked <pid>                 with a pidfd of the process; sent by the zygote
                  ready <endpoint>
-                 keeper                       a process is to be started
-owner → worker   keeper <mark> <base>         with a socket to the keeper
-                 refused <words>              there is none, and why
+                 keeper                       requests a channel, to start a process
+owner → worker   keeper <mark> <base>         with a socket to the supervisor
+                 refused <reason>             no channel
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from culm.processes.direct import open_direct_processes
 from culm.processes.packets import receive_or_end, send
 from culm.processes.remote import open_remote_processes
 
-# The owner may first have to end what a dead keeper held, and to start another one.
+# The owner may first have to end the processes of a dead supervisor and to start a new one.
 ANSWER_S: Final = 15.0
 
 
 class WorkerControl:
-    """Made by `open_control`."""
+    """The control socket of a worker; created by `open_control`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -38,30 +38,33 @@ class WorkerControl:
         self._answer: asyncio.Future[SupervisorChannel] | None = None
 
     def ready(self, endpoint: str) -> None:
-        """Tell where it listens. Never waits."""
+        """Report the endpoint. Never waits."""
         send(self._channel, f"ready {endpoint}".encode())
 
     async def gone(self) -> None:
-        """Wait until the owner is."""
+        """Wait until the owner is gone."""
         await self._over.wait()
 
     def open_processes(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Processes]:
-        """Custody by the owner's keeper; it asks for that with the first process."""
+        """Open processes under the owner's supervisor, requested when the first one starts."""
         if missing_feature() is not None:
             return open_direct_processes(clock)
         return open_remote_processes(self.request_supervisor, clock)
 
     async def request_supervisor(self) -> SupervisorChannel:
-        """A new line to the owner's keeper; raises `StartFailed`. One may ask at a time."""
+        """Get a new channel to the owner's supervisor. One request at a time.
+
+        Raises `ProcessStartFailed`.
+        """
         answer: asyncio.Future[SupervisorChannel] = asyncio.get_running_loop().create_future()
         self._answer = answer
         try:
             if self._over.is_set() or not send(self._channel, b"keeper"):
-                raise ProcessStartFailed("there is no keeper: the owner of this worker is gone")
+                raise ProcessStartFailed("no supervisor: the owner of this worker is gone")
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise ProcessStartFailed("there is no keeper: the owner does not answer") from None
+            raise ProcessStartFailed("no supervisor: the owner does not answer") from None
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().control.close()
@@ -70,7 +73,7 @@ class WorkerControl:
             self._answer = None
 
     def on_readable(self) -> None:
-        """Take one packet."""
+        """Receive one packet."""
         received = receive_or_end(self._channel)
         if received is None:
             return
@@ -82,34 +85,34 @@ class WorkerControl:
             case ["keeper", mark, base] if len(descriptors) == 1:
                 control = socket.socket(fileno=descriptors.pop())
                 if not self._resolve(SupervisorChannel(control, int(mark), int(base))):
-                    control.close()  # Whoever asked has given up.
-            case ["refused", *words]:
-                self._resolve(ProcessStartFailed(" ".join(words)))
+                    control.close()  # The request was cancelled.
+            case ["refused", *reason]:
+                self._resolve(ProcessStartFailed(" ".join(reason)))
             case _:
-                self._resolve(ProcessStartFailed("there is no keeper: the way to it got lost"))
+                self._resolve(ProcessStartFailed("no supervisor: its socket did not arrive"))
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._over.set()
-        self._resolve(ProcessStartFailed("there is no keeper: the owner of this worker is gone"))
+        self._resolve(ProcessStartFailed("no supervisor: the owner of this worker is gone"))
 
     def _resolve(self, answer: SupervisorChannel | ProcessStartFailed) -> bool:
-        """Whether somebody waited for it."""
+        """Answer the pending request. False if there is none."""
         if self._answer is None or self._answer.done():
             return False
         if isinstance(answer, SupervisorChannel):
             self._answer.set_result(answer)
         else:
             self._answer.set_exception(answer)
-            self._answer.exception()  # Whoever waits may be cancelled before it hears.
+            self._answer.exception()  # The waiter may be cancelled before it reads the exception.
         return True
 
 
 @asynccontextmanager
 async def open_control(descriptor: int) -> AsyncGenerator[WorkerControl]:
-    """Take over the descriptor; raises OSError if it is no such socket."""
+    """Take over the descriptor; raises OSError if it is not a control socket."""
     channel = socket.socket(fileno=descriptor)
     if channel.type != socket.SOCK_SEQPACKET:
         channel.detach()

@@ -1,4 +1,4 @@
-"""Custody that is opened by whoever first needs a process: most workers never do."""
+"""Processes that are opened when the first one is started: most workers never start any."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -13,26 +13,26 @@ from culm.processes.base import (
     WorkerSupervisor,
 )
 
-OpenCustody = Callable[[], AbstractAsyncContextManager[Processes]]
+OpenProcesses = Callable[[], AbstractAsyncContextManager[Processes]]
 
 
 class LazyProcesses:
-    """Implements `Custody`. Made by `open_lazy_custody`."""
+    """Implements `Processes`; created by `open_lazy_processes`."""
 
-    def __init__(self, opening: OpenCustody) -> None:
-        self._opening = opening
+    def __init__(self, open_processes: OpenProcesses) -> None:
+        self._open_processes = open_processes
         self._wanted = asyncio.Event()
         self._found: asyncio.Future[Processes] | None = None
         self._processes: Processes | None = None
         self._is_over = False
 
     @property
-    def nursery(self) -> WorkerSupervisor | None:
-        """A worker starts no workers: its host does."""
+    def worker_supervisor(self) -> WorkerSupervisor | None:
+        """None: a worker does not start workers, its host does."""
         return None
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
-        return await (await self._get()).start(order)
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
+        return await (await self._get()).start(request)
 
     def warm_nowait(self) -> None:
         if self._processes is not None:
@@ -52,22 +52,22 @@ class LazyProcesses:
         if self._found is None:
             self._found = asyncio.get_running_loop().create_future()
             self._wanted.set()
-        # Others wait for it, too: the cancel of one of them is not theirs.
+        # Shielded: the cancel of one waiter must not affect the others.
         return await asyncio.shield(self._found)
 
-    async def hold(self) -> None:
-        """Open it when it is wanted, and keep it until this is cancelled."""
+    async def keep_open(self) -> None:
+        """Open the processes when they are needed, and keep them open until this is cancelled."""
         try:
             while True:
                 await self._wanted.wait()
                 self._wanted.clear()
                 try:
-                    async with self._opening() as self._processes:
+                    async with self._open_processes() as self._processes:
                         self._notify(self._processes)
                         await asyncio.Event().wait()
                 except OSError as exc:
-                    # The next process tries again.
-                    self._notify(ProcessStartFailed(f"there is no keeper for processes: {exc}"))
+                    # The next start tries again.
+                    self._notify(ProcessStartFailed(f"cannot start the process supervisor: {exc}"))
         finally:
             self._is_over = True
             self._processes = None
@@ -79,17 +79,17 @@ class LazyProcesses:
             return
         if isinstance(result, ProcessStartFailed):
             found.set_exception(result)
-            found.exception()  # Whoever waited may have gone.
+            found.exception()  # The waiter may have been cancelled.
         else:
             found.set_result(result)
 
 
 @asynccontextmanager
-async def open_lazy_processes(opening: OpenCustody) -> AsyncGenerator[LazyProcesses]:
-    """At the end of the block nothing is left of what was started, if anything was."""
-    processes = LazyProcesses(opening)
+async def open_lazy_processes(open_processes: OpenProcesses) -> AsyncGenerator[LazyProcesses]:
+    """End all processes at the end of the block."""
+    processes = LazyProcesses(open_processes)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(processes.hold(), name="custody")
+        task = group.create_task(processes.keep_open(), name="processes")
         try:
             yield processes
         finally:

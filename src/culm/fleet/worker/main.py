@@ -1,6 +1,6 @@
-"""The worker process: what it reads, what it says on stderr, its signals, its exit status.
+"""The worker process: its standard input and stderr, its signals and its exit status.
 
-`culm worker` and every fork of the zygote end up in `run_worker`. What is served is `work.py`'s.
+`culm worker` and every fork of the zygote call `run_worker`. Serving belongs to `lifecycle.py`.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ from culm.logs import redact
 
 NAME: Final = "culm worker"
 EXIT_FAILED: Final = 1
-EXIT_REFUSED: Final = 2  # The provision, or what it wants.
-# For a run that does not want to end and for what custody holds; then the process is ended.
+EXIT_REFUSED: Final = 2  # The provision was refused.
+# Time for a run that does not end and for the processes it started; then the worker is killed.
 LEAVE_S: Final = 15
 _READ_BYTES: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 def run_worker(stdin_fd: int = 0, *, no_auth: bool = False) -> int:
-    """Serve what the descriptor says, and return the exit status. Prints nothing on stdout.
+    """Read the provision from the descriptor, serve it, and return the exit status.
 
-    0 is a clean end, 2 a provision that cannot be used, 1 whatever else went wrong; the reason is
-    one line on stderr.
+    0 is a clean end, 2 an unusable provision, 1 any other failure; the reason is one line on
+    stderr. Prints nothing on stdout.
     """
     set_up_log(NAME)
-    # A fork of the zygote has all signals as the kernel has them.
+    # In a fork of the zygote all signals have the kernel's defaults.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         provision = parse_provision(_read_provision(stdin_fd))
@@ -52,21 +52,21 @@ def run_worker(stdin_fd: int = 0, *, no_auth: bool = False) -> int:
         return _report(exc.message, EXIT_FAILED)
     except (ConnectTimeout, OSError) as exc:
         return _report(str(exc), EXIT_FAILED)
-    except Exception:  # boundary: whoever started it reads its stderr, and its exit status
-        _log.exception("it failed")
+    except Exception:  # boundary: the starter reads stderr and the exit status
+        _log.exception("unexpected error")
         return EXIT_FAILED
     return 0
 
 
 def preload() -> None:
-    """Do all that a process can do before it is forked for a worker."""
+    """Do everything that can be done before a process is forked for a worker."""
     set_up_log(NAME)
     registry.preload()
     _new_loop().close()
 
 
 def run_loop(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
-    """Run it to its end on a loop of its own, with the event that tells it to end."""
+    """Run `main` to its end on a new loop; it gets the event that requests a stop."""
     loop = _new_loop()
     try:
         loop.run_until_complete(main(asyncio.Event()))
@@ -76,7 +76,7 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> No
 
 
 def handle_signals(stop: asyncio.Event) -> None:
-    """From here on a signal asks for an orderly end."""
+    """Make signals request an orderly stop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
@@ -85,19 +85,19 @@ def handle_signals(stop: asyncio.Event) -> None:
 async def _work(provision: Provision, stop: asyncio.Event) -> None:
     if provision.culm.control_fd is None:
         handle_signals(stop)
-        await work(provision, stop, WorkerEndpoint(on_leave=bound_the_end))
+        await work(provision, stop, WorkerEndpoint(on_leave=limit_shutdown))
         return
 
     def on_ready(_: str) -> None:
-        # Somebody has waited for this, half a millisecond less than if we had done it before. Until
-        # now nothing was announced or started: a signal might just have ended us.
+        # Not earlier: the host waits for `ready`, and this takes half a millisecond. Until now
+        # nothing was registered or started, so a signal could simply end the process.
         handle_signals(stop)
 
-    await work(provision, stop, WorkerEndpoint(on_ready=on_ready, on_leave=bound_the_end))
+    await work(provision, stop, WorkerEndpoint(on_ready=on_ready, on_leave=limit_shutdown))
 
 
-def bound_the_end() -> None:
-    """What does not end may hold the loop: hence by a signal, and not by a timer of the loop."""
+def limit_shutdown() -> None:
+    """Kill the process after `LEAVE_S`, by a signal, as a hanging run may block the loop."""
     signal.alarm(LEAVE_S)
 
 
@@ -110,7 +110,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _read_provision(descriptor: int) -> bytes:
-    """All of it, or more than is allowed; then nobody else can read it there any more."""
+    """Read the provision up to the limit plus one byte, then replace the descriptor by /dev/null
+    so that no child process can read the provision."""
     parts: list[bytes] = []
     left = PROVISION_BYTES_MAX + 1
     try:
@@ -126,7 +127,7 @@ def _read_provision(descriptor: int) -> bytes:
 
 
 def _check_auth(provision: Provision, *, no_auth: bool) -> None:
-    """Raises `BadProvision` if anybody on this machine could give it work."""
+    """Raise `BadProvision` if any user of this machine could give the worker runs."""
     if not provision.secrets.worker_auth_token and not no_auth:
         raise BadProvision(
             "there is no secrets.worker_auth_token; `culm worker --no-auth` serves without one"
@@ -139,15 +140,15 @@ class _Redacted(logging.Formatter):
 
 
 def set_up_log(name: str) -> None:
-    """Warnings go to stderr, without secrets."""
+    """Log warnings to stderr, without secrets."""
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(_Redacted(f"{name}: %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
-def _report(words: str, status: int) -> int:
-    line = f"{NAME}: {' '.join(words.split())}\n"
-    with suppress(OSError):  # Nobody may be left to read it; the status says it, too.
+def _report(reason: str, status: int) -> int:
+    line = f"{NAME}: {' '.join(reason.split())}\n"
+    with suppress(OSError):  # The reader may be gone; the status remains.
         os.write(2, line.encode(errors="replace"))
     return status

@@ -1,7 +1,7 @@
-"""A worker's record in the fabric: announced, renewed while it serves, withdrawn at its end.
+"""A worker's record in discovery: registered, renewed while it serves, withdrawn at its end.
 
-The disk is never waited for on the loop. Whatever a slow disk still has to write when the worker
-leaves, the withdrawal comes after it.
+Disk I/O never blocks the loop. If a slow disk is still writing when the worker leaves, the
+withdrawal comes after that.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from culm import __version__
-from culm.clock import Clock, pause
+from culm.clock import Clock, format_time, pause
 from culm.fleet.discovery.base import (
     RENEW_S,
     AgentRecord,
@@ -23,14 +23,13 @@ from culm.fleet.discovery.base import (
     renewed,
 )
 from culm.fleet.provision import Identity, OwnerStamp
-from culm.fleet.times import format_time
 from culm.processes.linux import find_stat, read_world_id
 
-SETTLE_S: Final = 0.25  # A thread beside the first connection would take milliseconds from it.
-WITHDRAW_S: Final = 2.0  # A disk that takes longer leaves a record behind, whose lease runs out.
+SETTLE_S: Final = 0.25  # A thread during the first connection would delay it by milliseconds.
+WITHDRAW_S: Final = 2.0  # A slower disk leaves a record behind, whose lease runs out.
 _log = logging.getLogger(__name__)
 
-MakeRecord = Callable[[], AgentRecord]  # Called in a thread, when it is first needed.
+MakeRecord = Callable[[], AgentRecord]  # Called in a thread, when the record is first needed.
 
 
 def make_record(
@@ -40,7 +39,7 @@ def make_record(
     owner: OwnerStamp | None,
     now_s: float,
 ) -> AgentRecord:
-    """Of this process, which began to serve at that time."""
+    """Build the record of this process, which began to serve at `now_s`."""
     return renewed(
         AgentRecord(
             agent_id=identity.child_id,
@@ -58,7 +57,7 @@ def make_record(
 
 
 def _process_place(owner: OwnerStamp | None) -> ProcessPlace | None:
-    """None where processes cannot be told apart by when they started."""
+    """Identify this process; None on systems without process start times."""
     own = find_stat(os.getpid())
     return (
         None if own is None else ProcessPlace(own.start_ticks, read_world_id(), _find_owner(owner))
@@ -74,24 +73,24 @@ def _find_owner(stamp: OwnerStamp | None) -> OwnerProcess | None:
     return None if stat is None else OwnerProcess(stat.pid, stat.start_ticks)
 
 
-class _Presence:
-    """The disk works in threads, one at a time; a withdrawal is the last thing it does."""
+class _Registration:
+    """The record on disk, written in one thread at a time; the withdrawal comes last."""
 
     def __init__(self, discovery: Discovery, make: MakeRecord) -> None:
         self._discovery = discovery
         self._make = make
         self._record: AgentRecord | None = None
         self._lock = threading.Lock()
-        self._is_begun = False  # A thread was told to write, whether or not it has begun to.
+        self._is_begun = False  # A write was requested, whether or not its thread has started.
         self._is_over = False
 
     async def publish(self, now_s: float) -> None:
-        """Raises OSError. If it is cancelled, it may still be written."""
+        """Write or renew the record; after a cancel it may still be written. Raises OSError."""
         self._is_begun = True
         await asyncio.to_thread(self._publish, now_s)
 
     async def withdraw(self) -> None:
-        """Raises OSError. Whatever was not written by now is not written any more."""
+        """Remove the record and write nothing afterwards. Raises OSError."""
         if self._is_begun:
             await asyncio.to_thread(self._withdraw)
 
@@ -107,49 +106,51 @@ class _Presence:
             if (own := self._record) is None:
                 return
             found = self._discovery.resolve(own.agent_id)
-            # Somebody started anew under our id keeps its own.
+            # A new worker with the same id keeps its record.
             if found is None or found.pid == own.pid:
                 self._discovery.withdraw(own.agent_id)
 
 
 @asynccontextmanager
-async def open_presence(
+async def open_registration(
     discovery: Discovery, make: MakeRecord, clock: Clock, *, at_once: bool
 ) -> AsyncGenerator[None]:
-    """Be found in the fabric until the block ends; `at_once`: before it begins, or raises OSError.
+    """Be registered in discovery until the block ends.
 
-    Else it is found a moment later: somebody who does not look for it has work for us first.
+    With `at_once` the record is written before the block begins, which may raise OSError. Otherwise
+    it is written a moment later: the host does not need it and has work for us first.
     """
-    presence = _Presence(discovery, make)
+    registration = _Registration(discovery, make)
     try:
         if at_once:
-            await presence.publish(clock.now_s())
+            await registration.publish(clock.now_s())
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(_renew(presence, clock, at_once=at_once), name="presence")
+            renewing = _renew(registration, clock, at_once=at_once)
+            task = group.create_task(renewing, name="registration")
             try:
                 yield
             finally:
                 task.cancel()
     finally:
-        await _withdraw(presence)
+        await _withdraw(registration)
 
 
-async def _renew(presence: _Presence, clock: Clock, *, at_once: bool) -> None:
+async def _renew(registration: _Registration, clock: Clock, *, at_once: bool) -> None:
     await pause(clock, RENEW_S if at_once else SETTLE_S)
     while True:
         try:
-            await presence.publish(clock.now_s())
+            await registration.publish(clock.now_s())
         except OSError as exc:
-            # Its parent may well know it by its socket; the next one may succeed.
-            _log.warning("the record could not be written: %s", exc.strerror)
+            # The host may still know the worker by its socket; the next attempt may succeed.
+            _log.warning("cannot write the record: %s", exc.strerror)
         await pause(clock, RENEW_S)
 
 
-async def _withdraw(presence: _Presence) -> None:
+async def _withdraw(registration: _Registration) -> None:
     try:
         async with asyncio.timeout(WITHDRAW_S):
-            await presence.withdraw()
+            await registration.withdraw()
     except TimeoutError:
-        _log.warning("the record could not be withdrawn in %g s", WITHDRAW_S)
+        _log.warning("cannot withdraw the record within %g s", WITHDRAW_S)
     except OSError as exc:
-        _log.warning("the record could not be withdrawn: %s", exc.strerror)
+        _log.warning("cannot withdraw the record: %s", exc.strerror)

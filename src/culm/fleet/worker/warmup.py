@@ -1,8 +1,8 @@
-"""What a process does before it becomes a worker: live the life of one, from ready to the end.
+"""Warm up a process before it becomes a worker, by running whole worker lifecycles in it.
 
-In the zygote, all that is made at its first use is made once for all forks, and the interpreter
-has adapted the code that runs first, in pages that stay shared. In a bud, the pages that a worker
-writes to are its own before anybody waits for that.
+In the zygote this initializes everything lazy once for all forks, and lets the interpreter
+specialize the startup code, in memory pages that stay shared. In a preforked worker it copies the
+pages that a worker writes to before a host waits for them.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from culm.fleet.provision import (
     Provision,
     Secrets,
 )
-from culm.fleet.transport.auth import bearer
+from culm.fleet.transport.tls import bearer
 from culm.fleet.worker.lifecycle import work
 from culm.fleet.worker.main import run_loop
 
-ROUNDS: Final = 10  # The interpreter adapts what it has seen eight times.
+ROUNDS: Final = 10  # The interpreter specializes code after eight runs.
 BOUND_S: Final = 10.0
 _READ_BYTES: Final = 64 << 10
-_TOKEN: Final = secrets.token_hex(16)  # It does listen, for a moment.
-_NOWHERE: Final = "/nowhere"  # So short a life leaves no record.
-# A client of few words: a worker never is one, and shall not have the code of a real one in use.
+_TOKEN: Final = secrets.token_hex(16)  # Needed because the worker listens for a moment.
+_NOWHERE: Final = "/nowhere"  # Never written: the rehearsal ends before it would register.
+# A minimal client: workers are never clients, so the code of a real one should not be loaded.
 _UPGRADE: Final = (
     "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
@@ -37,7 +37,7 @@ _UPGRADE: Final = (
 
 
 def warm_up(rounds: int = ROUNDS) -> None:
-    """Leaves neither a thread nor a socket; raises if a worker could not work here at all."""
+    """Run some rehearsals. Leaves no threads or sockets; raises if a worker cannot work here."""
     for _ in range(rounds):
         run_loop(_rehearse)
 
@@ -64,21 +64,21 @@ async def _rehearse(stop: asyncio.Event) -> None:
 
 
 async def _carry_out(port: int) -> None:
-    # On loopback the kernel connects at once. (The loop itself would use a thread for it.)
+    # On loopback the kernel connects at once; the loop itself would use a thread.
     sock = socket.create_connection(("127.0.0.1", port), BOUND_S)
     reader, writer = await asyncio.open_connection(sock=sock)
     try:
         writer.write(_UPGRADE)
         await reader.readuntil(b"\r\n\r\n")
         spec = encode_frame(RunSpec("once more"))
-        # One text message, masked with nothing.
+        # One text message, with a mask of zeros.
         writer.write(bytes((0x81, 0x80 | len(spec), 0, 0, 0, 0)) + spec)
-        heard = b""
-        while b'"terminal"' not in heard:
+        received = b""
+        while b'"terminal"' not in received:
             part = await reader.read(_READ_BYTES)
             if not part:
-                raise ConnectionError("a rehearsal ended before its terminal")
-            heard += part
+                raise ConnectionError("a rehearsal ended before its terminal frame")
+            received += part
     finally:
         writer.close()
         await writer.wait_closed()

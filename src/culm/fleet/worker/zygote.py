@@ -1,15 +1,15 @@
-"""The zygote: one warm process, with all that a worker needs imported, that forks workers on order.
+"""The zygote: one warm process that has imported everything a worker needs, and forks workers.
 
-It is a companion of custody's keeper, has one thread, and ends when its socket does. A worker is
-no longer part of it once it is forked: it outlives the zygote, and ends with the server. When
-nobody wants one, the next one is forked ahead: a bud, which waits for its order.
+It is a sidecar of the supervisor, has one thread, and ends when its socket closes. A forked worker
+is independent of it: it outlives the zygote and ends with the server. While idle, the zygote forks
+the next worker ahead: a prefork, which waits for its request.
 
 server → zygote   fork                  with the provision, the worker's stderr, its control socket
-zygote → server   begun <pid>           with a handle of the zygote; before it imports anything big
-                  warm                  what was imported is ready to be forked
-                  exited <pid> <status> one of its forks, as `waitpid` has it
-in the control    forked <pid>          with a handle of the worker
-                  unforked <errno>      there can be no further process
+zygote → server   begun <pid>           with a pidfd of the zygote; before any large import
+                  warm                  the imports are done
+                  exited <pid> <status> one of its forks has ended; the status is that of `waitpid`
+in the control    forked <pid>          with a pidfd of the worker
+                  unforked <errno>      fork failed
 """
 
 import gc
@@ -28,25 +28,25 @@ from culm.processes.orphans import PREFORK_NAME, WORKER_NAME, ZYGOTE_NAME
 from culm.processes.packets import receive_or_end, send, send_with
 from culm.processes.shim import drain
 
-CHANNEL: Final = 3  # Where whoever starts a zygote puts its socket.
-PASSED: Final = 3  # Descriptors of an order.
-PREFORK_MS: Final = 25  # Without an order, before one more is forked ahead ...
-PREFORK_AGAIN_MS: Final = 5000  # ... or so long, if that failed, or the last one died of itself.
-THREADS_S: Final = 1.0  # A thread that was joined may still be on its way out.
+CHANNEL: Final = 3  # The descriptor of the zygote's socket, placed there by its starter.
+PASSED: Final = 3  # Descriptors passed with a request.
+PREFORK_MS: Final = 25  # Idle time before a worker is forked ahead.
+PREFORK_AGAIN_MS: Final = 5000  # The same after a failure, or after a prefork died by itself.
+THREADS_S: Final = 1.0  # A joined thread may take a moment to disappear.
 _PAUSE_S: Final = 0.002
-_DESCRIPTORS_MAX: Final = 1 << 16  # Where the system names no limit.
+_DESCRIPTORS_MAX: Final = 1 << 16  # If the system has no limit.
 
 
 @dataclass(frozen=True, slots=True)
 class ForkTask:
-    """What a fork is for."""
+    """The work of a fork."""
 
-    run: Callable[[], int]  # What it does; returns its exit status.
-    warm_up: Callable[[], None] = lambda: None  # What it does while it waits for an order.
+    run: Callable[[], int]  # Returns the exit status.
+    warm_up: Callable[[], None] = lambda: None  # Called while a prefork waits for its request.
 
 
 def preload() -> ForkTask:
-    """Import what any worker needs, and use it. No thread of that is left."""
+    """Import and exercise everything a worker needs. Leaves no threads."""
     from culm.fleet.worker import main
     from culm.fleet.worker.warmup import warm_up
 
@@ -56,7 +56,7 @@ def preload() -> ForkTask:
 
 
 class _Prefork:
-    """A fork made ahead: it waits for the descriptors of the next order."""
+    """A worker forked ahead that waits for the descriptors of the next request."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
@@ -64,7 +64,7 @@ class _Prefork:
 
     @property
     def is_warm(self) -> bool:
-        """It says so once, and is used then."""
+        """True once, when its message has arrived; the caller must then use the prefork."""
         try:
             return bool(self.channel.recv(1, socket.MSG_DONTWAIT))
         except OSError:
@@ -72,11 +72,11 @@ class _Prefork:
 
 
 class Zygote:
-    """Made once, by `serve`."""
+    """The main loop of the zygote; created once, by `serve`."""
 
-    def __init__(self, channel: socket.socket, part: ForkTask) -> None:
+    def __init__(self, channel: socket.socket, task: ForkTask) -> None:
         self._channel = channel
-        self._part = part
+        self._task = task
         self._prefork: _Prefork | None = None
         self._prefork_ms = PREFORK_MS
         self._woken, waking = os.pipe()
@@ -86,13 +86,13 @@ class Zygote:
         self._set_signals = find_set_signals()
 
     def serve(self) -> None:
-        """Until the other end of the socket is gone."""
+        """Fork workers until the other end of the socket is closed."""
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         poller.register(self._channel, select.POLLIN)
         while True:
             if not poller.poll(self._prefork_ms if self._prefork is None else None):
-                self._grow()
+                self._fork_ahead()
             drain(self._woken)
             self._collect()
             received = receive_or_end(self._channel)
@@ -101,7 +101,8 @@ class Zygote:
             packet, descriptors = received
             if not packet:
                 return
-            # Else some got lost, for we have too many: the other ends of these close.
+            # Otherwise descriptors got lost because we have too many open; closing the rest lets
+            # the server notice.
             if packet == b"fork" and len(descriptors) == PASSED:
                 self._carry_out(descriptors)
             for descriptor in descriptors:
@@ -122,7 +123,7 @@ class Zygote:
                 send(self._channel, f"exited {pid} {status}".encode())
 
     def _carry_out(self, descriptors: list[int]) -> None:
-        """Have a worker with these: the bud, or else a new fork."""
+        """Start a worker with these descriptors: the prefork if there is one, else a new fork."""
         control = descriptors[2]
         pid = self._use_prefork(descriptors)
         if pid is None:
@@ -131,13 +132,13 @@ class Zygote:
             except OSError as failure:
                 _send_on(control, f"unforked {failure.errno or 0}", [])
                 return
-        # Not collected yet, so the pid is this one's.
+        # The pid cannot be reused yet, because the process has not been reaped.
         handle = os.pidfd_open(pid)
         _send_on(control, f"forked {pid}", [handle])
         os.close(handle)
 
     def _use_prefork(self, descriptors: list[int]) -> int | None:
-        """Its pid; None if there is none that waits."""
+        """Start the prefork and return its pid; None if none is ready."""
         if self._prefork is None or not self._prefork.is_warm:
             return None
         pid = self._prefork.pid
@@ -149,13 +150,13 @@ class Zygote:
             self._drop_prefork()
         return pid
 
-    def _grow(self) -> None:
-        """Nobody wants anything just now: make ahead what the next order will wait for."""
+    def _fork_ahead(self) -> None:
+        """Fork a worker for the next request while the zygote is idle."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = self._fork(lambda: self._wait_as_prefork(ours, theirs))
         except OSError:
-            ours.close()  # The next order will say so.
+            ours.close()  # The next request will report the error.
             self._prefork_ms = PREFORK_AGAIN_MS
         else:
             self._prefork = _Prefork(pid, ours)
@@ -169,18 +170,18 @@ class Zygote:
             self._prefork = None
 
     def _fork(self, get_descriptors: Callable[[], list[int]]) -> int:
-        """A worker, once it has its descriptors. Raises OSError."""
+        """Fork a worker, which runs once it has its descriptors. Raises OSError."""
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 self._channel.close()
                 self._drop_prefork()
-                begin_anew(self._set_signals)
+                reset_process(self._set_signals)
                 place_descriptors(get_descriptors())
                 set_name(WORKER_NAME.encode())
                 gc.enable()
-                status = self._part.run()
+                status = self._task.run()
             except BaseException:  # boundary: a fork never returns into its parent's loop
                 traceback.print_exc()
             finally:
@@ -188,10 +189,10 @@ class Zygote:
         return pid
 
     def _wait_as_prefork(self, zygotes: socket.socket, own: socket.socket) -> list[int]:
-        """In a fork: the descriptors of the order it is for. Ends if the zygote does."""
+        """In a fork: wait for the descriptors of its request. Exits if the zygote ends."""
         set_name(PREFORK_NAME.encode())
         zygotes.close()
-        self._part.warm_up()
+        self._task.warm_up()
         send(own, b"warm")
         select.select([own], [], [])
         received = receive_or_end(own)
@@ -201,11 +202,11 @@ class Zygote:
         return received[1]
 
 
-def _send_on(control: int, words: str, passed: list[int]) -> None:
-    """Into a socket that stays as it is. That nobody hears it any more is seen elsewhere."""
+def _send_on(control: int, message: str, passed: list[int]) -> None:
+    """Send on a control socket without closing it. A closed peer is noticed elsewhere."""
     channel = socket.socket(fileno=control)
     try:
-        send_with(channel, words.encode(), passed)
+        send_with(channel, message.encode(), passed)
     except OSError:
         return
     finally:
@@ -213,7 +214,7 @@ def _send_on(control: int, words: str, passed: list[int]) -> None:
 
 
 def find_set_signals() -> list[signal.Signals]:
-    """Those that do not do what they do by default. (Asked once: a fork has no time for it.)"""
+    """List the signals without their default action. Called once, because a fork has no time."""
     return [
         number
         for number in signal.Signals
@@ -221,12 +222,12 @@ def find_set_signals() -> list[signal.Signals]:
     ]
 
 
-def begin_anew(set_signals: list[signal.Signals]) -> None:
-    """In a fork: a session and signals of its own. (Python gives `random` a new state itself.)"""
+def reset_process(set_signals: list[signal.Signals]) -> None:
+    """In a fork: reset the signals and start a session. Python reseeds `random` itself."""
     signal.set_wakeup_fd(-1)
     for number in set_signals:
         signal.signal(number, signal.SIG_DFL)
-    # As every Python process has them: a peer that is gone is an error, and no end.
+    # The defaults of a Python process: a closed peer raises an error and does not kill the process.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -235,9 +236,11 @@ def begin_anew(set_signals: list[signal.Signals]) -> None:
 
 
 def place_descriptors(descriptors: list[int]) -> None:
-    """The provision at 0, its stderr at 2, the control at 3; nowhere to 1; and no others.
+    """Put the provision at 0, /dev/null at 1, stderr at 2 and the control socket at 3, and close
+    all others.
 
-    They are above 2, where the zygote's own were; 3 may be one of them, and is covered last.
+    The sources are above 2, because the zygote has 0 to 2 open; one may be 3, which is replaced
+    last.
     """
     provision, stderr, control = descriptors
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -250,29 +253,29 @@ def count_threads() -> int:
     return sum(1 for _ in os.scandir("/proc/self/task"))
 
 
-def serve(make_part: Callable[[], ForkTask]) -> None:
-    """Be the zygote whose socket is descriptor `CHANNEL`; `make_part` imports what is needed."""
+def serve(make_task: Callable[[], ForkTask]) -> None:
+    """Run the zygote with the socket at descriptor `CHANNEL`; `make_task` does the imports."""
     channel = socket.socket(fileno=CHANNEL)
     channel.set_inheritable(False)
     set_name(ZYGOTE_NAME.encode())
-    # Whoever ends a whole service or terminal asks the server, too; we end after it.
+    # Signals to a whole service or terminal reach the server, too, and the zygote ends after it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     own = os.pidfd_open(os.getpid())
     send_with(channel, f"begun {os.getpid()}".encode(), [own])
     os.close(own)
-    part = make_part()
+    task = make_task()
     until_s = now_s() + THREADS_S
     while (threads := count_threads()) != 1:
         if now_s() > until_s:
-            sys.exit(f"{threads - 1} threads were started, and no fork would be safe")
+            sys.exit(f"{threads - 1} threads were started, so forking is not safe")
         select.select([], [], [], _PAUSE_S)
     gc.disable()
     gc.collect()
-    gc.freeze()  # What is there now is never looked at again, so its pages stay shared.
+    gc.freeze()  # The collector ignores all objects made so far, so their pages stay shared.
     send(channel, b"warm")
-    Zygote(channel, part).serve()
+    Zygote(channel, task).serve()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How a worker serves: who may come, for how long it waits, what a run is given."""
+"""Serving modes of a worker, and the settings of its runs."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,21 @@ from culm.ids import Ids
 
 @dataclass(frozen=True, slots=True)
 class ServeOnce:
-    """One connection, and the end. Nobody in time is an error; None waits for ever."""
+    """Serve one connection. None in time is an error; `accept_s=None` waits forever."""
 
     accept_s: float | None = ACCEPT_S
 
 
 @dataclass(frozen=True, slots=True)
 class ServeInTurn:
-    """One connection after the other; the end when nobody comes for so long."""
+    """Serve one connection after the other; end when none comes for `idle_s`."""
 
     idle_s: float = IDLE_S
 
 
 @dataclass(frozen=True, slots=True)
 class ServeMany:
-    """Many connections at once, each on its own, until it is cancelled."""
+    """Serve many independent connections at once, until canceled."""
 
     connections_max: int = 512
 
@@ -33,14 +33,14 @@ Mode = ServeOnce | ServeInTurn | ServeMany
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """What holds for every run of a worker."""
+    """Settings for every run of a worker."""
 
     clock: Clock
     ids: Ids
-    run_s: float | None = None  # No run takes longer.
-    host_calls: bool = False  # Its hosts are ours, and take host calls.
-    depth: int = 1  # Of the worker in its tree ...
-    depth_max: int = DEPTH_MAX  # ... which is not deeper than this.
+    run_s: float | None = None  # Limit for a run.
+    host_calls: bool = False  # Its hosts are ours and accept host calls.
+    depth: int = 1  # The worker's depth in its tree ...
+    depth_max: int = DEPTH_MAX  # ... which is at most this deep.
 
 
 class ConnectTimeout(Exception):

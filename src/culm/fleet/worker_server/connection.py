@@ -1,7 +1,7 @@
-"""One connection of a worker: frames in, runs, frames out.
+"""One connection of a worker: receives frames, executes runs, sends frames.
 
-Carries out what the machine of `protocol/worker.py` decides. One task reads, one writes; a run has
-one in which its executor works, and one that awaits that and tells how it ended.
+Carries out the effects of `protocol/worker.py`. One task reads and one writes; a run has one task
+for its executor, and one that awaits it and reports the outcome.
 """
 
 import asyncio
@@ -46,35 +46,36 @@ from culm.wire.codec import encodable
 
 log = logging.getLogger(__name__)
 
-STALL_S: Final = 60.0  # A host that for so long reads nothing of what a run left is let go.
-ENDING_S: Final = GRACE_S  # If it has cancelled the run, it has so long for all of it.
-IGNORED_A_LINE: Final = 1000  # Who sends nothing but garbage does not fill the log with it.
-OWED_MAX: Final = 256  # Nobody else sends so many runs at once, each to supersede the last.
+STALL_S: Final = 60.0  # A host that reads nothing for this long after a run is disconnected.
+ENDING_S: Final = GRACE_S  # If it has canceled the run, it has this long in total.
+IGNORED_A_LINE: Final = 1000  # Limits the log of a peer that sends only garbage.
+OWED_MAX: Final = 256  # No regular host sends this many runs at once, each superseding the last.
 
 
-async def serve_connection(link: Link, executor: Executor, terms: ServingSettings) -> None:
-    """Until the other side is gone, and its run with it; a cancel ends both at once."""
-    await WorkerConnection(link, executor, terms).serve()
+async def serve_connection(link: Link, executor: Executor, settings: ServingSettings) -> None:
+    """Serve until the peer and its run are gone; a cancel ends both at once."""
+    await WorkerConnection(link, executor, settings).serve()
 
 
 class WorkerConnection:
-    def __init__(self, link: Link, executor: Executor, terms: ServingSettings) -> None:
+    def __init__(self, link: Link, executor: Executor, settings: ServingSettings) -> None:
         self._link = link
         self._executor = executor
-        self._terms = terms
-        self._machine = WorkerMachine(host_calls=terms.host_calls)
+        self._settings = settings
+        self._machine = WorkerMachine(host_calls=settings.host_calls)
         self._outbox = FrameOutbox()
         self._tasks = asyncio.TaskGroup()
         self._run: WorkerRun | None = None
-        self._quiet = asyncio.Event()  # No run goes on, or one that cannot be ended.
+        self._quiet = asyncio.Event()  # No run is active, except one that cannot be ended.
         self._quiet.set()
-        self._over = asyncio.Event()  # Nobody reads, or writes, any more.
-        self._ignored = 0  # Frames that could not be read.
-        self._owed = 0  # Runs that were asked for, and whose endings are not written yet.
-        # Endings in the outbox: their number there; and of a cancelled run the time it has.
+        self._over = asyncio.Event()  # The connection is over in at least one direction.
+        self._ignored = 0  # Unreadable frames.
+        self._owed = 0  # Requested runs whose endings are not written yet.
+        # Endings in the outbox: their position there, and the timer of a canceled run.
         self._endings: deque[tuple[int, Timer | None]] = deque()
-        self._is_cancelled = False  # The run that ended last.
-        self._watch: Timer | None = None  # Over a host that has something of a past run to read.
+        self._is_cancelled = False  # The run that ended last was canceled.
+        # Watches a host that still has frames of a past run to read.
+        self._watch: Timer | None = None
 
     async def serve(self) -> None:
         try:
@@ -99,13 +100,14 @@ class WorkerConnection:
         return self._tasks.create_task(self._guarded(work), name=name)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        # Not left to the task group: of a failure and a cancel at once it tells only the failure.
+        # Not left to the task group: of a simultaneous failure and cancel it reports only the
+        # failure.
         try:
             await work()
         except LinkLost as exc:
             log.info("a link was lost: %s", exc)
             self._over.set()
-        except Exception:  # boundary: what goes wrong on one connection ends that one only
+        except Exception:  # boundary: a failure ends only this connection
             log.exception("a connection failed")
             self._over.set()
 
@@ -123,7 +125,7 @@ class WorkerConnection:
             if isinstance(frame, RunSpec):
                 self._owed += 1
                 if self._owed > OWED_MAX:
-                    self._cut("too many runs are asked for")
+                    self._cut("too many runs were requested")
                     return
             self._carry_out(self._machine.on_frame(frame))
         self._over.set()
@@ -148,18 +150,18 @@ class WorkerConnection:
         self._owed -= 1
 
     def _cut(self, reason: str) -> None:
-        log.warning("a link is cut: %s", reason)
+        log.warning("cutting a link: %s", reason)
         self._over.set()
 
     def _lose(self) -> None:
-        """Nobody is there any more: whatever waits for the host fails, and the run shall end."""
+        """The host is gone: open requests fail, and the run shall end."""
         self._outbox.drop_requests()
         if self._run is not None:
             self._run.host.end()
             self._run.sink.discard()
         self._carry_out(self._machine.on_lost())
 
-    # --- what the machine decides
+    # --- effects
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -194,25 +196,25 @@ class WorkerConnection:
 
     def _start(self, start: StartRun) -> None:
         requests = _Requests(start.run, self._machine, self._outbox, self._carry_out)
-        self._run = run = WorkerRun(start, requests, self._outbox, self._terms)
+        self._run = run = WorkerRun(start, requests, self._outbox, self._settings)
         self._quiet.clear()
         run.begin(self._executor, self._tasks)
-        self._spawn(partial(self._oversee, run), f"fleet run {start.run} ending")
-        if self._terms.run_s is not None:
-            run.after(self._terms.run_s, partial(self._on_limit, run, self._terms.run_s))
+        self._spawn(partial(self._report_end, run), f"fleet run {start.run} ending")
+        if self._settings.run_s is not None:
+            run.after(self._settings.run_s, partial(self._on_limit, run, self._settings.run_s))
 
-    async def _oversee(self, run: WorkerRun) -> None:
-        """Say how a run ended, once. Its own cancel does not reach this."""
+    async def _report_end(self, run: WorkerRun) -> None:
+        """Report the outcome of a run, once. A cancel of the run does not reach this task."""
         outcome = await run.outcome()
         self._outbox.drop_requests()
         run.finish()
-        self._mind_host()
+        self._watch_host()
         await run.sink.drained()
         self._carry_out(self._machine.on_ended(run.number, outcome))
 
     def _revoke(self, run: WorkerRun) -> None:
         if run.is_draining:
-            self._cut("the events of a cancelled run are not read")
+            self._cut("the events of a canceled run are not read")
         self._is_cancelled = run.is_cancelled
         run.revoke()
         self._outbox.drop_requests()
@@ -226,15 +228,15 @@ class WorkerConnection:
         data = _encoded(frame)
         if len(data) > MESSAGE_BYTES_MAX:
             data = _encoded(
-                TerminalFrame("error", error="the result is larger than a link carries")
+                TerminalFrame("error", error="the result exceeds the size limit of a link")
             )
         self._outbox.put_nowait(data)
         timer: Timer | None = None
         if self._is_cancelled:
-            late = partial(self._cut, "the ending of a cancelled run is not read")
-            timer = self._terms.clock.call_later(ENDING_S, late)
+            late = partial(self._cut, "the ending of a canceled run is not read")
+            timer = self._settings.clock.call_later(ENDING_S, late)
         self._endings.append((self._outbox.frames_put, timer))
-        self._mind_host()
+        self._watch_host()
 
     # --- time
 
@@ -247,15 +249,15 @@ class WorkerConnection:
         run.after(2 * GRACE_S, partial(self._on_overrun, run))
 
     def _on_overrun(self, run: WorkerRun) -> None:
-        """It does not end for its limit. The machine has words for a run that does not end."""
+        """Cancel a run that does not end at its limit; the machine handles one that never ends."""
         if not run.is_draining:
             self._carry_out(self._machine.on_frame(Cancel()))
 
-    def _mind_host(self) -> None:
-        """Look after a while whether the host reads what a run left for it."""
+    def _watch_host(self) -> None:
+        """Check later that the host reads the remaining frames of a run."""
         if self._watch is None:
-            look = partial(self._on_watch, self._outbox.frames_taken)
-            self._watch = self._terms.clock.call_later(STALL_S, look)
+            check = partial(self._on_watch, self._outbox.frames_taken)
+            self._watch = self._settings.clock.call_later(STALL_S, check)
 
     def _stop_watch(self) -> None:
         if self._watch is not None:
@@ -268,13 +270,13 @@ class WorkerConnection:
         if not self._endings and not is_draining:
             return
         if self._outbox.frames_taken == taken:
-            self._cut("what a run left is not read")
+            self._cut("the remaining frames of a run are not read")
         else:
-            self._mind_host()
+            self._watch_host()
 
 
 class _Requests:
-    """The way of one run's requests to its host. Implements `Requests`."""
+    """Sends one run's requests to its host. Implements `HostRequests`."""
 
     def __init__(
         self,

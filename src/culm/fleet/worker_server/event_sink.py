@@ -1,8 +1,8 @@
-"""The events of one run on their way into the outbox: bounded, in order, and none after the end.
+"""The events of one run on their way into the outbox: bounded, in order, none after the end.
 
-Towards a host that counts attempts they go in numbered batches, and of what may be lost some is
-dropped while the outbox is full; how much is told before the ending. Towards any other host each
-goes in a frame of its own, and all wait.
+A host that counts attempts gets them in numbered batches, and droppable ones are dropped while the
+outbox is full; their number is reported before the ending. Any other host gets one frame per event,
+and all events wait.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from culm.wire.codec import Json, encode
 
 log = logging.getLogger(__name__)
 
-EVENTS_MAX: Final = 256  # Of one run that are not in the outbox yet; the next one waits.
-BYTES_MAX: Final = 8 << 20  # Of these, unless one alone is larger.
-BATCH_BYTES_MAX: Final = 256 << 10  # More does not wait for company.
-TURN_EVENTS: Final = 64  # After so many whoever emits without a pause lets others have a turn.
+EVENTS_MAX: Final = 256  # Events of one run that are not in the outbox yet; further ones wait.
+BYTES_MAX: Final = 8 << 20  # For these, unless a single one is larger.
+BATCH_BYTES_MAX: Final = 256 << 10  # A larger batch is not delayed.
+TURN_EVENTS: Final = 64  # After this many events without a pause, other tasks get a turn.
 
 
 class RunEventSink:
-    """Implements `Events`."""
+    """Implements `EventSink`."""
 
     def __init__(self, spec: RunSpec, outbox: FrameOutbox, clock: Clock) -> None:
         self._spec = spec
@@ -46,8 +46,8 @@ class RunEventSink:
         self._batcher = EventBatcher(spec) if spec.execution_epoch > 0 else None
         self._events: deque[tuple[bytes, Qos]] = deque()
         self._events_bytes = 0
-        self._ready: deque[Batch] = deque()  # Have their numbers, and wait for room.
-        self._gathered_bytes = 0  # In the batcher.
+        self._ready: deque[Batch] = deque()  # Numbered batches that wait for room.
+        self._gathered_bytes = 0  # Bytes in the batcher.
         self._linger: Timer | None = None
         self._changed = asyncio.Event()
         self._emitted = 0
@@ -75,14 +75,14 @@ class RunEventSink:
             await asyncio.sleep(0)
 
     def finish(self) -> None:
-        """No event after those that were taken; they, and what there is to say of them, go out."""
+        """Accept no more events; those accepted, and the report about dropped ones, are sent."""
         if not self._is_over:
             self._is_over = True
             self._changed.set()
             self._pump()
 
     def discard(self) -> None:
-        """There is nobody to tell: forget what waits."""
+        """Discard all waiting events, because the host is gone."""
         self._is_over = True
         self._events.clear()
         self._events_bytes = 0
@@ -102,10 +102,10 @@ class RunEventSink:
     def is_drained(self) -> bool:
         return self._is_over and not self._events and not self._ready and not self._gathered_bytes
 
-    # --- from here on nothing waits
+    # --- below, nothing waits
 
     def _pump(self) -> None:
-        """Move on what can be moved."""
+        """Move as many events as possible into the outbox."""
         if self._batcher is None:
             while self._events and self._outbox.has_room:
                 self._outbox.put_nowait(encode_frame(EventFrame(Raw(self._next()[0]))))
@@ -121,7 +121,7 @@ class RunEventSink:
         while self._events and not self._ready:
             data, qos = self._next()
             if qos == "durable" and batcher.due_s is None and self._outbox.has_room:
-                # Nothing is gathered, and it would wait for nothing.
+                # Nothing is in the batcher, so it need not wait.
                 self._outbox.put_nowait(encode_frame(EventBatch(batcher.alone(Raw(data)))))
                 continue
             self._form(batcher.add(Raw(data), qos, self._clock.now_s()))
@@ -133,7 +133,7 @@ class RunEventSink:
         if self._is_over and not self._ready:
             self._form(batcher.flush())
             if self._dropped_events:
-                self._form([batcher.alone(Raw(self._loss()))])
+                self._form([batcher.alone(Raw(self._drop_report()))])
         if batcher.due_s is not None and self._linger is None:
             delay_s = max(0.0, batcher.due_s - self._clock.now_s())
             self._linger = self._clock.call_later(delay_s, self._on_linger)
@@ -144,7 +144,7 @@ class RunEventSink:
             self._form(self._batcher.flush())
 
     def _form(self, batches: list[Batch]) -> None:
-        """They are whole, and none is gathered but what comes after them."""
+        """Queue complete batches; the batcher is empty except for later events."""
         if batches:
             self._gathered_bytes = 0
             self._stop_linger()
@@ -163,11 +163,11 @@ class RunEventSink:
                 self._dropped_events += len(batch.events)
             self._ready.popleft()
 
-    def _loss(self) -> bytes:
-        """What is said of events that were dropped, once."""
+    def _drop_report(self) -> bytes:
+        """Encode the report about dropped events and reset the counts."""
         log.info("%d events were dropped: the host reads too slowly", self._dropped_events)
         session = self._spec.logical_session
-        said = {
+        report = {
             "type": "runner_progress",
             "session_id": "" if session is None else session.session_id,
             "round_count": 0,
@@ -175,7 +175,7 @@ class RunEventSink:
             "dropped_batches": self._dropped_batches,
         }
         self._dropped_events = self._dropped_batches = 0
-        return encode(said)
+        return encode(report)
 
     def _next(self) -> tuple[bytes, Qos]:
         event = self._events.popleft()

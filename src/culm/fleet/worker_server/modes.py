@@ -1,4 +1,4 @@
-"""How long a worker serves, and how many at once: one, one after the other, many."""
+"""Serving loops of a worker: one connection, one after the other, or many at once."""
 
 import asyncio
 import logging
@@ -23,37 +23,37 @@ log = logging.getLogger(__name__)
 
 
 async def serve_on(
-    listener: LinkListener, executor: Executor, mode: Mode, terms: ServingSettings
+    listener: LinkListener, executor: Executor, mode: Mode, settings: ServingSettings
 ) -> None:
-    """Serve whoever connects, until the mode says that it is over; raises `NobodyCame`."""
+    """Serve connections until the mode ends; raises `ConnectTimeout`."""
     match mode:
         case ServeOnce(accept_s=accept_s):
             try:
-                link = await _accept(listener, terms.clock, accept_s)
+                link = await _accept(listener, settings.clock, accept_s)
             except TimeoutError as exc:
-                raise ConnectTimeout(f"nobody connected within {accept_s:g} s") from exc
-            await _serve(link, executor, terms)
+                raise ConnectTimeout(f"no host connected within {accept_s:g} s") from exc
+            await _serve(link, executor, settings)
         case ServeInTurn(idle_s=idle_s):
             while True:
                 try:
-                    link = await _accept(listener, terms.clock, idle_s)
+                    link = await _accept(listener, settings.clock, idle_s)
                 except TimeoutError:
                     return
-                await _serve(link, executor, terms)
+                await _serve(link, executor, settings)
         case ServeMany(connections_max=connections_max):
-            await _serve_many(listener, executor, terms, connections_max)
+            await _serve_many(listener, executor, settings, connections_max)
         case _:
             assert_never(mode)
 
 
 async def _serve_many(
-    listener: LinkListener, executor: Executor, terms: ServingSettings, connections_max: int
+    listener: LinkListener, executor: Executor, settings: ServingSettings, connections_max: int
 ) -> None:
     slots = asyncio.Semaphore(connections_max)
 
     async def serve(link: Link) -> None:
         try:
-            await _serve(link, executor, terms)
+            await _serve(link, executor, settings)
         finally:
             slots.release()
 
@@ -63,10 +63,10 @@ async def _serve_many(
             group.create_task(serve(await listener.accept()), name="fleet connection")
 
 
-async def _serve(link: Link, executor: Executor, terms: ServingSettings) -> None:
+async def _serve(link: Link, executor: Executor, settings: ServingSettings) -> None:
     try:
-        await serve_connection(link, executor, terms)
-    except Exception:  # boundary: what goes wrong on one connection ends that one only
+        await serve_connection(link, executor, settings)
+    except Exception:  # boundary: a failure ends only this connection
         log.exception("a connection failed")
 
 
@@ -80,7 +80,7 @@ async def _accept(listener: LinkListener, clock: Clock, within_s: float | None) 
 
 @asynccontextmanager
 async def _timeout(clock: Clock, delay_s: float) -> AsyncGenerator[None]:
-    """As `asyncio.timeout`, by that clock."""
+    """As `asyncio.timeout`, but by that clock."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as bound:
         timer = clock.call_later(delay_s, lambda: bound.reschedule(loop.time()))

@@ -1,4 +1,4 @@
-"""One run: what its executor is given, the task that it works in, and how that came out."""
+"""One run in a worker: its executor's inputs, its task, and its outcome."""
 
 import asyncio
 import logging
@@ -15,23 +15,27 @@ from culm.fleet.worker_server.run_channels import ConnectedHost, HostRequests, R
 
 log = logging.getLogger(__name__)
 
-PANICKED: Final = failed("actor executor panicked")  # The words of this wire.
-SUSPENDED: Final = failed("the run was suspended, and no host takes it up again")
+PANICKED: Final = failed("actor executor panicked")  # The text that this protocol uses.
+SUSPENDED: Final = failed("the run was suspended and cannot be resumed")
 
 
 class WorkerRun:
     def __init__(
-        self, start: StartRun, requests: HostRequests, outbox: FrameOutbox, terms: ServingSettings
+        self,
+        start: StartRun,
+        requests: HostRequests,
+        outbox: FrameOutbox,
+        settings: ServingSettings,
     ) -> None:
         self.number = start.run
         self.inbox = RunInbox(start.steers)
-        self.host = ConnectedHost(requests, terms)
-        self.sink = RunEventSink(start.spec, outbox, terms.clock)
+        self.host = ConnectedHost(requests, settings)
+        self.sink = RunEventSink(start.spec, outbox, settings.clock)
         self._spec = start.spec
-        self._terms = terms
+        self._settings = settings
         self._token = asyncio.Event()
         self._task: asyncio.Task[Outcome] | None = None
-        self._limit: Outcome | None = None  # What is said if it was ended by a limit.
+        self._limit: Outcome | None = None  # The outcome if a limit ended it.
         self._timers: list[Timer] = []
         self._is_over = False
 
@@ -41,8 +45,8 @@ class WorkerRun:
     async def _work(self, executor: Executor) -> Outcome:
         try:
             return await executor.run(self._spec, self.sink, self.inbox, self._token, self.host)
-        except Exception as exc:  # boundary: who fails ends one run and nothing else
-            # Whoever waits for something that only a run has which goes on hears that it is over.
+        except Exception as exc:  # boundary: a failure ends only this run
+            # A wait for something that ends with the run raises `RunEnded`.
             if self.is_stopped and _is_run_over(exc):
                 return CANCELLED
             log.exception("an executor failed")
@@ -62,21 +66,21 @@ class WorkerRun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was told to end."""
+        """True once its end was requested."""
         return self._token.is_set()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was its host that told it to end."""
+        """True if its host requested the end."""
         return self.is_stopped and self._limit is None
 
     @property
     def is_draining(self) -> bool:
-        """Its executor is done, its events are not all on their way."""
+        """The executor is done, but not all its events are in the outbox."""
         return self._task is not None and self._task.done() and not self.sink.is_drained
 
     def stop(self, limit: Outcome | None = None) -> None:
-        """Tell it to end; what it waits for from its host does not come any more."""
+        """Request its end; answers from its host no longer arrive."""
         if limit is not None and not self.is_stopped:
             self._limit = limit
         self._token.set()
@@ -88,13 +92,13 @@ class WorkerRun:
             self._task.cancel()
 
     def finish(self) -> None:
-        """The executor is done: nothing it left behind can say or ask anything."""
+        """The executor is done: none of its leftovers may send anything."""
         self.inbox.end()
         self.host.end()
         self.sink.finish()
 
     def revoke(self) -> None:
-        """It is over, whether its executor is done or cannot be ended."""
+        """The run is over, even if its executor cannot be ended."""
         self._is_over = True
         self.stop()
         self.sink.discard()
@@ -103,13 +107,13 @@ class WorkerRun:
         self._timers.clear()
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do it unless the run is over before."""
+        """Call `action` later, unless the run is over before."""
         if not self._is_over:
-            self._timers.append(self._terms.clock.call_later(delay_s, action))
+            self._timers.append(self._settings.clock.call_later(delay_s, action))
 
 
 def _is_run_over(exc: Exception) -> bool:
-    """Whether it says that the run is over, and nothing else; perhaps in several tasks at once."""
+    """Return True for `RunEnded` alone, possibly from several tasks at once."""
     if isinstance(exc, ExceptionGroup):
         return cast("ExceptionGroup[Exception]", exc).split(RunEnded)[1] is None
     return isinstance(exc, RunEnded)

@@ -1,6 +1,6 @@
-"""What one run is given beside its specification: steering and its host.
+"""The channels of one run to its host: steering messages, asks and host calls.
 
-All of it ends with the run: then a wait fails and nothing more is taken.
+All of them end with the run: waits then fail, and nothing more is accepted.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from typing import Final, Protocol, cast
 
 from msgspec import Raw
 
+from culm.clock import format_time, parse_time
 from culm.errors import TooLarge
 from culm.fleet.executor import ApprovalUnavailable, HostCallFailed, RunEnded, SteerMessage
 from culm.fleet.protocol.worker import ApprovalAnswered, HostCallReplied
-from culm.fleet.times import format_time, parse_time
 from culm.fleet.worker_server.base import ServingSettings
 from culm.fleet.worker_server.sanitize import ASKED_BYTES_MAX, fit
 from culm.wire.codec import Json
 
 log = logging.getLogger(__name__)
 
-ASK_S: Final = 300.0  # For an answer, if the executor says no deadline.
-ID_CHARS_MAX: Final = 256  # Of a call's name for itself.
-STEERS_MAX: Final = 64  # That no step has admitted yet; a host that sends more is not listening.
+ASK_S: Final = 300.0  # For an answer, if the executor sets no deadline.
+ID_CHARS_MAX: Final = 256  # For a tool call id.
+STEERS_MAX: Final = 64  # Not admitted yet; a host that sends more does not wait for admissions.
 
 
 class RunInbox:
-    """Implements `Steering`."""
+    """Implements `SteerInbox`."""
 
     def __init__(self, steers: tuple[SteerMessage, ...]) -> None:
         self._steers: deque[SteerMessage] = deque(steers)
@@ -64,39 +64,39 @@ class RunInbox:
 
 
 class HostRequests(Protocol):
-    """The way of one run's requests to its host, and back."""
+    """Sends one run's requests to its host."""
 
     async def room(self) -> None:
         """Wait until a request has room."""
         ...
 
     def send_ask(self, ask_id: str, body: Raw) -> bool:
-        """Whether it is on its way; else it is too late, or too many are open."""
+        """Return True if it was queued; otherwise it is too late, or too many are open."""
         ...
 
     def send_call(self, call_id: str, tool_call_id: str, args: Raw) -> bool: ...
 
     def withdraw(self, open_id: str) -> None:
-        """Nobody waits for that answer any more."""
+        """The answer is no longer awaited."""
         ...
 
 
 class ConnectedHost:
-    """Implements `Host`."""
+    """Implements `RunHost`."""
 
-    def __init__(self, requests: HostRequests, terms: ServingSettings) -> None:
+    def __init__(self, requests: HostRequests, settings: ServingSettings) -> None:
         self._requests = requests
-        self._terms = terms
+        self._settings = settings
         self._asks: dict[str, asyncio.Future[bool]] = {}
         self._calls: dict[str, asyncio.Future[Json]] = {}
         self._is_over = False
 
     @property
     def takes_calls(self) -> bool:
-        return self._terms.host_calls
+        return self._settings.host_calls
 
     async def ask(self, body: Mapping[str, Json]) -> bool:
-        now_s = self._terms.clock.now_s()
+        now_s = self._settings.clock.now_s()
         given = body.get("deadline")
         deadline_s = parse_time(given) if isinstance(given, str) else None
         if deadline_s is None:
@@ -105,24 +105,24 @@ class ConnectedHost:
         elif deadline_s <= now_s:
             return False
         try:
-            asked = Raw(fit(body, ASKED_BYTES_MAX))
+            payload = Raw(fit(body, ASKED_BYTES_MAX))
         except TooLarge as exc:
-            return self._not_asked(exc.message)
-        ask_id = f"sa-{self._terms.ids.ask()}"  # Not to be guessed: people answer by it.
+            return self._refuse_ask(exc.message)
+        ask_id = f"sa-{self._settings.ids.ask()}"  # Not guessable, because people answer by it.
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def refuse() -> None:
             if not answer.done():
-                log.info("nobody answered an ask in time: it is refused")
+                log.info("an ask was not answered in time and is refused")
                 answer.set_result(False)
 
-        timer = self._terms.clock.call_later(deadline_s - now_s, refuse)
+        timer = self._settings.clock.call_later(deadline_s - now_s, refuse)
         try:
             await self._requests.room()
             if self._is_over or answer.done():
                 return False
-            if not self._requests.send_ask(ask_id, asked):
-                return self._not_asked("too many asks wait already")
+            if not self._requests.send_ask(ask_id, payload):
+                return self._refuse_ask("too many asks wait already")
             self._asks[ask_id] = answer
             return await answer
         finally:
@@ -130,29 +130,29 @@ class ConnectedHost:
             self._asks.pop(ask_id, None)
             self._requests.withdraw(ask_id)
 
-    def _not_asked(self, why: str) -> bool:
-        """Where calls are taken the executor is ours; one of others' knows a yes and a no."""
+    def _refuse_ask(self, why: str) -> bool:
+        """Refuse an ask; only our own executors get the reason, by an exception."""
         log.warning("an ask is refused: %s", why)
         if self.takes_calls:
             raise ApprovalUnavailable(why)
         return False
 
     async def call(self, args: Mapping[str, Json], tool_call_id: str = "") -> Json:
-        if not self._terms.host_calls:
-            raise HostCallFailed("this host takes no calls")
-        if args.get("op") == "agent" and self._terms.depth >= self._terms.depth_max:
-            raise HostCallFailed(f"agents nest at most {self._terms.depth_max} deep")
+        if not self._settings.host_calls:
+            raise HostCallFailed("this host does not accept calls")
+        if args.get("op") == "agent" and self._settings.depth >= self._settings.depth_max:
+            raise HostCallFailed(f"agents nest at most {self._settings.depth_max} deep")
         try:
-            asked = Raw(fit(args, ASKED_BYTES_MAX))
+            payload = Raw(fit(args, ASKED_BYTES_MAX))
         except TooLarge as exc:
             raise HostCallFailed(exc.message) from exc
-        call_id = f"sa-{self._terms.ids.ask()}"
+        call_id = f"sa-{self._settings.ids.ask()}"
         reply: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         try:
             await self._requests.room()
             if self._is_over:
                 raise RunEnded("the run is over")
-            if not self._requests.send_call(call_id, tool_call_id[:ID_CHARS_MAX], asked):
+            if not self._requests.send_call(call_id, tool_call_id[:ID_CHARS_MAX], payload):
                 raise HostCallFailed("too many calls to the host wait already")
             self._calls[call_id] = reply
             return _result_of(await reply)
@@ -165,7 +165,7 @@ class ConnectedHost:
             answer.id, None
         )
         if waiting is None or waiting.done():
-            log.warning("an answer came when nobody waited any more: %s", answer.id[:64])
+            log.warning("an answer arrived that is no longer awaited: %s", answer.id[:64])
         elif isinstance(answer, ApprovalAnswered) and answer.reason and not answer.approved:
             waiting.set_exception(ApprovalUnavailable(answer.reason))
         elif isinstance(answer, ApprovalAnswered):
@@ -174,7 +174,7 @@ class ConnectedHost:
             waiting.set_result(answer.result)
 
     def end(self) -> None:
-        """Refuse what waits, and whatever comes."""
+        """Refuse all open and future requests."""
         self._is_over = True
         for ask in self._asks.values():
             if not ask.done():
@@ -185,7 +185,7 @@ class ConnectedHost:
 
 
 def _result_of(reply: Json) -> Json:
-    """A host's reply is `{"result": …}` or `{"error": "…"}`."""
+    """Unpack a host's reply, `{"result": …}` or `{"error": "…"}`."""
     if not isinstance(reply, dict):
         raise HostCallFailed("the host's answer cannot be read")
     fields = cast("dict[str, Json]", reply)

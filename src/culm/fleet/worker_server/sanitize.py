@@ -1,6 +1,6 @@
-"""What of an executor's words fits the wire: no half characters, no bottomless nesting.
+"""Make an executor's values fit the wire: no unpaired surrogates, no excessive nesting.
 
-Other hosts of this wire end a run over either.
+Other hosts of this protocol end a run over either.
 """
 
 import json
@@ -12,42 +12,42 @@ from culm.errors import TooLarge
 from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX
 from culm.wire.codec import Json, encodable, encode
 
-EVENT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (1 << 20)  # The frame around it has room as well ...
-ASKED_BYTES_MAX: Final = REQUEST_BYTES_MAX - (64 << 10)  # ... as that of a request has.
-LEVELS_MAX: Final = 100  # Some read 127, and the frame around it has a few.
+EVENT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (1 << 20)  # The enclosing frame fits as well ...
+ASKED_BYTES_MAX: Final = REQUEST_BYTES_MAX - (64 << 10)  # ... as does that of a request.
+LEVELS_MAX: Final = 100  # Some parsers allow 127, and the enclosing frame has a few.
 
 _SCALARS: Final = frozenset((str, int, float, bool, type(None)))
-_HALF_PAIR: Final = re.compile(rb"\\u[dD]")  # Or a whole one: that is for the slow reader to say.
+_HALF_PAIR: Final = re.compile(rb"\\u[dD]")  # Or a complete pair: the slow parser decides.
 
 
 class TooDeep(TooLarge):
     def __init__(self) -> None:
-        super().__init__(f"what is said may be nested {LEVELS_MAX} levels deep, and not more")
+        super().__init__(f"a value may be nested at most {LEVELS_MAX} levels deep")
 
 
-def fit(said: Mapping[str, Json], bytes_max: int = EVENT_BYTES_MAX) -> bytes:
-    """It in JSON; raises `TooLarge`, `TooDeep`, and TypeError for what JSON cannot hold."""
+def fit(value: Mapping[str, Json], bytes_max: int = EVENT_BYTES_MAX) -> bytes:
+    """Encode as JSON; raises `TooLarge`, `TooDeep`, and TypeError for values JSON cannot hold."""
     try:
-        data = _encoded(said)
-        # Nearly all events are flat; the rest is looked at.
-        if not _SCALARS.issuperset(map(type, said.values())):
-            data = _looked_at(data)
+        data = _encoded(value)
+        # Nearly all events are flat; only the others are checked.
+        if not _SCALARS.issuperset(map(type, value.values())):
+            data = _checked(data)
     except RecursionError as exc:
         raise TooDeep from exc
     if len(data) > bytes_max:
-        raise TooLarge(f"at most {bytes_max} bytes can be said at once, not {len(data)}")
+        raise TooLarge(f"at most {bytes_max} bytes can be sent at once, not {len(data)}")
     return data
 
 
-def _encoded(said: Mapping[str, Json]) -> bytes:
+def _encoded(value: Mapping[str, Json]) -> bytes:
     try:
-        return encode(said)
+        return encode(value)
     except UnicodeEncodeError:
-        return encode(encodable(dict(said)))
+        return encode(encodable(dict(value)))
 
 
-def _looked_at(data: bytes) -> bytes:
-    # Half a pair may also stand in JSON that was only passed on, and only as an escape.
+def _checked(data: bytes) -> bytes:
+    # An unpaired surrogate may also occur, as an escape, in JSON that was only forwarded.
     if _HALF_PAIR.search(data):
         data = encode(encodable(json.loads(data)))
     has_many = data.count(b"{") + data.count(b"[") > LEVELS_MAX
@@ -57,7 +57,7 @@ def _looked_at(data: bytes) -> bytes:
 
 
 def _levels(value: Json, left: int) -> int:
-    """How many levels more it could have; below 0 if it has too many."""
+    """Return how many more levels fit; below 0 if there are too many."""
     if left < 0 or not isinstance(value, dict | list):
         return left
     inner = cast("list[Json]", [*value.values()] if isinstance(value, dict) else value)

@@ -1,8 +1,8 @@
-"""`bamboo_runtime`: the same loop as a run of the server, with model and tools inside the worker.
+"""`bamboo_runtime`: the same loop as in a run of the server, with model and tools in the worker.
 
-Owns what all runs of a worker share: connections to its provider and threads for file work, from
-the first run until `close`. What one run has is `runtime_bench.py`'s; what its host hears of it is
-`runtime_journal.py`'s; what it may do is `runtime_admission.py`'s.
+Owns the resources that all runs of a worker share, from the first run until `close`: connections to
+the provider and threads for file work. The tools of one run belong to `runtime_tools.py`, its
+events to `runtime_journal.py`, its permissions to `runtime_gate.py`.
 """
 
 import logging
@@ -34,7 +34,7 @@ from culm.fleet.worker.executors.runtime_gate import (
     ASK_S,
     RuntimeGate,
     capabilities_of,
-    policy_terms_of,
+    policy_input_of,
 )
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
@@ -47,9 +47,9 @@ from culm.ids import RunId, SessionId
 from culm.model.choice import ChosenModel, make_model
 from culm.permission.hooks import Hooks
 from culm.run.budget import FreeMeter
+from culm.run.journal import JournalSetting
 from culm.run.limits import price_of
 from culm.run.loop import ActiveModel
-from culm.run.setting import JournalSetting
 from culm.run.system_prompt import system_prompt
 from culm.settings import Settings
 from culm.tools.agent_tools import make_agent_tools
@@ -65,7 +65,7 @@ _DEFAULTS = Settings()
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Of all runs of a worker."""
+    """The resources shared by all runs of a worker."""
 
     http: aiohttp.ClientSession
     work: FileExecutor
@@ -73,7 +73,7 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run, as far as it is known before anything is opened."""
+    """The checked parameters of one run."""
 
     id: RunId
     session_id: SessionId
@@ -86,19 +86,19 @@ class _Run:
 
 
 def make_bamboo_runtime(provision: Provision, services: WorkerServices) -> "BambooRuntime":
-    """Raises `BadProvision`. Opens nothing."""
+    """Create the executor without opening anything; raises `BadProvision`."""
     return BambooRuntime(provision, services, read_settings(provision.culm))
 
 
 class BambooRuntime:
-    """Runs may overlap: they share nothing that one of them can change."""
+    """Implements `Executor`. Runs may overlap: they share no state that one of them can change."""
 
     def __init__(
-        self, provision: Provision, services: WorkerServices, given: RuntimeSettings
+        self, provision: Provision, services: WorkerServices, settings: RuntimeSettings
     ) -> None:
         self._provision = provision
         self._services = services
-        self._given = given
+        self._settings = settings
         self._shared: _Shared | None = None
 
     async def run(
@@ -117,19 +117,19 @@ class BambooRuntime:
             return failed(_describe(exc))
         except BadProvision as exc:
             return failed(str(exc))
-        async with open_event_sender(events) as telling:
+        async with open_event_sender(events) as sender:
             try:
-                return await self._run_turn(run, telling)
+                return await self._run_turn(run, sender)
             except ModelFailed as exc:
                 return failed(_describe(exc))
-            except RunEnded:  # Nobody is left to hear of it.
+            except RunEnded:  # The host is gone.
                 return CANCELLED
-            except Exception:  # boundary: a bug in one run is that run's error
+            except Exception:  # boundary: a bug in one run is an error of that run only
                 log.exception("run %s failed", run.id)
                 return failed("Internal error: see the worker's log.")
 
     async def close(self) -> None:
-        """Nothing runs any more: let go of what the runs shared."""
+        """Release the shared resources. No run may be active."""
         shared, self._shared = self._shared, None
         if shared is not None:
             try:
@@ -138,7 +138,7 @@ class BambooRuntime:
                 await shared.http.close()
 
     def _check(self, spec: RunSpec, steer: SteerInbox, cancel: CancelToken, host: RunHost) -> _Run:
-        """Raises `ModelFailed` and `BadProvision`, in words for the host."""
+        """Check the run's parameters; raises `ModelFailed` and `BadProvision` for the host."""
         policy = spec.permission_policy
         capabilities = capabilities_of(self._provision.capabilities, policy)
         if policy is not None:
@@ -154,14 +154,14 @@ class BambooRuntime:
             session_id=ids.session() if logical is None else SessionId(logical.session_id),
             spec=spec,
             capabilities=capabilities,
-            chosen=choose(self._provision, self._given.chosen, spec.reasoning_effort),
+            chosen=choose(self._provision, self._settings.chosen, spec.reasoning_effort),
             steer=steer,
             cancel=cancel,
             host=host,
         )
 
     def _open_shared(self) -> _Shared:
-        """Plain, so that of runs that begin together the first one opens it for all."""
+        """Open the shared resources once. Not async, so that runs starting together do not race."""
         if self._shared is None:
             http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -169,17 +169,17 @@ class BambooRuntime:
             self._shared = _Shared(http, FileExecutor(self._services.clock, WALL_S))
         return self._shared
 
-    async def _run_turn(self, run: _Run, telling: EventSender) -> Outcome:
+    async def _run_turn(self, run: _Run, sender: EventSender) -> Outcome:
         for event in self._opening_events(run):
-            await telling.send(event)
+            await sender.send(event)
         services, shared = self._services, self._open_shared()
         try:
             path = await shared.work.run(lambda _: self._find_workspace(run))
-        except OSError as exc:  # A disk that does not answer in time is one, without words.
-            return failed(f"there is nowhere to work: {str(exc) or 'the disk does not answer'}")
+        except OSError as exc:  # Includes the timeout of a slow disk, which has no message.
+            return failed(f"cannot open the workspace: {str(exc) or 'the disk does not answer'}")
         chosen, models = run.chosen, await self._models(run, shared, path)
         journal = EventJournal(
-            telling,
+            sender,
             run.steer,
             run.cancel,
             JournalSetting(
@@ -194,7 +194,7 @@ class BambooRuntime:
             session_id=run.session_id,
             history=history_from(run.spec.messages, run.spec.assignment, run.session_id),
         )
-        meter = HostMeter(run.host, telling) if run.host.takes_calls else FreeMeter()
+        meter = HostMeter(run.host, sender) if run.host.takes_calls else FreeMeter()
         async with open_runtime_tools(
             services,
             shared.work,
@@ -204,14 +204,14 @@ class BambooRuntime:
             run_id=run.id,
             session_id=run.session_id,
             offer=self._offer(run),
-        ) as bench:
-            admission, limits = self._admission(run, bench, telling), self._limits()
-            work = TurnWork(services, telling, journal, bench, admission, models, limits, meter)
+        ) as tools:
+            gate, limits = self._gate(run, tools, sender), self._limits()
+            work = TurnWork(services, sender, journal, tools, gate, models, limits, meter)
             ending = await run_turn(work, run.cancel)
         return await end(work, ending)
 
     def _opening_events(self, run: _Run) -> Iterator[dict[str, Json]]:
-        """Told before anything else: a host waits for a sign of life, and some for the first."""
+        """Build the first events of a run: hosts wait for them, some for the very first one."""
         policy = run.spec.permission_policy
         if policy is not None:
             effective = run.capabilities.mode
@@ -227,32 +227,32 @@ class BambooRuntime:
         yield execution_started(run_id, run.session_id, self._services.clock.now_s())
 
     def _folder_of(self, run: _Run) -> Path:
-        """The run's own, which goes with it: the next one may be another child's."""
+        """Return the run's own folder, removed at its end: the next run may be for another host."""
         return self._services.storage / "runs" / run.id
 
     def _find_workspace(self, run: _Run) -> Path:
-        """Where the run works. Blocks as the disk does; raises OSError."""
+        """Find or create the workspace of a run. Blocks on disk I/O; raises OSError."""
         make_private(self._services.storage)
         if self._provision.workspace is None:
             return make_private(self._folder_of(run) / "workspace")
         path = Path(self._provision.workspace)
         if not path.is_dir():
-            raise NotADirectoryError(f"{path} is no directory")
+            raise NotADirectoryError(f"{path} is not a directory")
         return path
 
     def _env(self) -> Mapping[str, str]:
-        """Of processes that tools start. No credential was ever put there by us."""
-        given = self._provision.culm.env
-        return dict(os.environ) if given is None else given
+        """Return the environment of processes that tools start; culm puts no credentials there."""
+        provided = self._provision.culm.env
+        return dict(os.environ) if provided is None else provided
 
     def _limits(self) -> Limits:
         return Limits(steps=self._provision.limits.max_rounds or _DEFAULTS.run_steps_max)
 
     async def _models(self, run: _Run, shared: _Shared, path: Path) -> SingleModel:
-        """Raises `ModelFailed`."""
+        """Build the model with its system prompt; raises `ModelFailed`."""
         chosen = run.chosen
-        paths, now_s = self._given.context_paths, self._services.clock.now_s()
-        around = await find_project_context(shared.work, path, paths, now_s)
+        paths, now_s = self._settings.context_paths, self._services.clock.now_s()
+        context = await find_project_context(shared.work, path, paths, now_s)
         model = make_model(
             chosen,
             shared.http,
@@ -260,41 +260,41 @@ class BambooRuntime:
             stall_s=_DEFAULTS.model_stall_s,
         )
         price = price_of(chosen.info, flat_rate=chosen.flat_rate)
-        words = (system_prompt(around, chosen.system_prefix), self._provision.culm.prompt)
-        system = "\n\n".join(filter(None, words))
+        prompts = (system_prompt(context, chosen.system_prefix), self._provision.culm.prompt)
+        system = "\n\n".join(filter(None, prompts))
         return SingleModel(ActiveModel(model, chosen.settings, price, system))
 
     def _offer(self, run: _Run) -> ToolOffer:
-        """What needs a host is offered only where there is one that does it."""
-        said, disabled = self._provision.culm, self._provision.disabled_tools or ()
+        """Offer the tools that need a host only if the host takes calls."""
+        extension, disabled = self._provision.culm, self._provision.disabled_tools or ()
         can = run.capabilities
-        # That nobody is asked before one runs does not say that it only reads.
+        # An own tool may write even if it runs without an approval request.
         is_read_only = can.is_read_only or can.mode == "plan"
-        own_tools = {} if is_read_only else self._given.own_tools
+        own_tools = {} if is_read_only else self._settings.own_tools
         if not run.host.takes_calls:
             return ToolOffer(own_tools=own_tools, disabled=disabled)
         refusal = refusal_to_start(can, self._provision.identity.depth)
         delegation = HostDelegation(run.host)
-        agent_tools = make_agent_tools(delegation, may_start=not refusal, roles=said.roles)
+        agent_tools = make_agent_tools(delegation, may_start=not refusal, roles=extension.roles)
         withheld = {"agent": refusal} if refusal else {}
-        return ToolOffer(agent_tools, own_tools, said.questions, disabled, withheld)
+        return ToolOffer(agent_tools, own_tools, extension.questions, disabled, withheld)
 
-    def _admission(self, run: _Run, bench: RuntimeTools, telling: EventSender) -> RuntimeGate:
-        workspace = str(bench.context.inside.root)
-        terms, is_read_only = policy_terms_of(
-            run.capabilities, self._given, workspace=workspace, home=bench.home
+    def _gate(self, run: _Run, tools: RuntimeTools, sender: EventSender) -> RuntimeGate:
+        workspace = str(tools.context.paths.root)
+        policy_input, is_read_only = policy_input_of(
+            run.capabilities, self._settings, workspace=workspace, home=tools.home
         )
-        hooks = Hooks(bench.context, lambda: self._given.hooks)
+        hooks = Hooks(tools.context, lambda: self._settings.hooks)
 
         def on_allowed(call: CallRequest, by: str) -> None:
-            if by in ("approve", "hook"):  # Whoever watches is shown what nobody was asked about.
-                told = {"type": "call_allowed", "tool_call_id": call.id, "by": by}
-                telling.send_nowait({**told})
+            if by in ("approve", "hook"):  # Clients show calls that were allowed without a request.
+                event = {"type": "call_allowed", "tool_call_id": call.id, "by": by}
+                sender.send_nowait({**event})
 
         return RuntimeGate(
             run.host,
             self._services.clock,
-            terms,
+            policy_input,
             is_read_only,
             hooks.run,
             self._provision.culm.ask_s or ASK_S,
@@ -303,7 +303,7 @@ class BambooRuntime:
 
 
 def refusal_to_start(can: Capabilities, depth: int) -> str:
-    """Why an agent at this depth starts no others, for its model; empty if it may."""
+    """Return why an agent at this depth cannot start others, for its model; empty if it can."""
     if not can.nested_spawn:
         limit = "this one may start no others"
     elif depth >= can.depth_max:

@@ -1,10 +1,9 @@
-"""What an executor is given by the worker it works in, beside the provision."""
+"""The services that a worker gives its executor, besides the provision."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from culm.clock import Clock
-from culm.fleet.times import format_time
+from culm.clock import Clock, format_time
 from culm.ids import Ids
 from culm.processes.base import Processes
 from culm.wire.codec import Json
@@ -12,22 +11,22 @@ from culm.wire.codec import Json
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
-    """The same for every run of a worker; nothing of it is opened before its first use."""
+    """Shared by all runs of a worker; everything is opened at its first use."""
 
     clock: Clock
     ids: Ids
-    processes: Processes  # Who starts the first process also starts, or asks for, its keeper.
-    storage: Path  # Private to this worker. It is there once `make_private` was called.
+    processes: Processes  # The first start also starts or requests the supervisor.
+    storage: Path  # Private to this worker; exists once `make_private` was called.
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, which only its owner may enter; raises OSError. Blocks as the disk does."""
+    """Create a folder that only its owner may enter; raises OSError. Blocks on disk I/O."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
 def execution_started(run_id: str, session_id: str, now_s: float) -> dict[str, Json]:
-    """What a run tells before it does anything. A parent that heard it does not begin it anew."""
+    """Build the first event of a run; a host that has received it does not start the run again."""
     return {
         "type": "execution_started",
         "run_id": run_id,

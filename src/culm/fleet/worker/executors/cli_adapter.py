@@ -1,7 +1,8 @@
-"""The executor that has a command-line agent do the work: one process in custody a run.
+"""The executor that delegates to a command-line agent: one supervised process per run.
 
-Owns the pipes between it and us. How a program is started and what its lines mean is
-`cli_profiles.py`'s. Such an agent hears its assignment and nothing after it, and asks nobody.
+Owns the pipes to that process. The command line and the meaning of its output belong to
+`cli_profiles.py`. Such an agent gets its assignment only: it cannot be steered, and it sends no
+approval requests.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from culm.fleet.environment import keyless_env
 from culm.fleet.executor import (
     CANCELLED,
     CancelToken,
@@ -24,7 +24,7 @@ from culm.fleet.executor import (
     failed,
 )
 from culm.fleet.protocol.frames import RunSpec
-from culm.fleet.provision import ClaudeKind, CliKind, CodexKind, Provision
+from culm.fleet.provision import ClaudeKind, CliKind, CodexKind, Provision, keyless_env
 from culm.fleet.tail import StderrTail
 from culm.fleet.worker.executors.base import WorkerServices, execution_started
 from culm.fleet.worker.executors.cli_pipes import LinePipe
@@ -40,29 +40,29 @@ from culm.tools.process.child import open_memory
 from culm.tools.process.environment import command_env
 from culm.wire.codec import Json
 
-RESULT_CHARS_MAX: Final = 1 << 20  # Of what it said; the end of it, where the answer is.
-KILL_GRACE_S: Final = 0.5  # A cancelled run has three seconds in all.
+RESULT_CHARS_MAX: Final = 1 << 20  # The end of the output is kept, because the answer is there.
+KILL_GRACE_S: Final = 0.5  # A cancelled run has three seconds in total.
 
 
 def make_cli_adapter(
     kind: CliKind | ClaudeKind | CodexKind, provision: Provision, services: WorkerServices
 ) -> "CliAdapter":
-    """Raises `BadProvision`."""
-    spoken = profile_of(kind, read_only=provision.capabilities.is_read_only)
-    return CliAdapter(spoken, provision, services)
+    """Create the adapter for a program; raises `BadProvision`."""
+    profile = profile_of(kind, read_only=provision.capabilities.is_read_only)
+    return CliAdapter(profile, provision, services)
 
 
 class CliAdapter:
     """Implements `Executor`."""
 
-    def __init__(self, spoken: CliProfile, provision: Provision, services: WorkerServices) -> None:
-        self._spoken = spoken
+    def __init__(self, profile: CliProfile, provision: Provision, services: WorkerServices) -> None:
+        self._profile = profile
         self._processes = services.processes
         self._clock = services.clock
         self._agent_id = provision.identity.child_id
         self._cwd = provision.workspace or _working_directory()
-        given = provision.culm.env or {}
-        self._env = env_of(os.environ, given, spoken.forward_env, self._cwd)
+        provided = provision.culm.env or {}
+        self._env = env_of(os.environ, provided, profile.forward_env, self._cwd)
 
     async def run(
         self,
@@ -80,14 +80,14 @@ class CliAdapter:
             ours.callback(errors.close)
             await events.emit(self._begun(spec))
             try:
-                held = await self._start(spec, output, errors)
+                process = await self._start(spec, output, errors)
             except ProcessStartFailed as exc:
                 return failed(str(exc))
             answer = _Answer()
-            how = await _follow(held, output, self._spoken, events, cancel, answer)
-            if how is None or cancel.is_set():
+            exit_ = await _follow(process, output, self._profile, events, cancel, answer)
+            if exit_ is None or cancel.is_set():
                 return CANCELLED
-            return answer.outcome(how, self._spoken.argv[0], errors.text())
+            return answer.outcome(exit_, self._profile.argv[0], errors.text())
 
     def _begun(self, spec: RunSpec) -> dict[str, Json]:
         session = spec.logical_session
@@ -95,81 +95,81 @@ class CliAdapter:
         return execution_started(spec.activation_run_id or "", session_id, self._clock.now_s())
 
     async def _start(self, spec: RunSpec, output: LinePipe, errors: StderrTail) -> ProcessHandle:
-        spoken = self._spoken
-        words = (spec.assignment,) if spoken.in_argument else ()
-        given = b"" if spoken.in_argument else spec.assignment.encode()
+        profile = self._profile
+        args = (spec.assignment,) if profile.in_argument else ()
+        stdin = b"" if profile.in_argument else spec.assignment.encode()
         with ExitStack() as theirs:
-            theirs.callback(errors.close_mouth)
+            theirs.callback(errors.close_write_fd)
             descriptors = (
-                theirs.enter_context(open_memory(given)),
+                theirs.enter_context(open_memory(stdin)),
                 output.open(theirs),
-                errors.mouth,
+                errors.write_fd,
             )
             owner = ProcessOwner(self._agent_id, "agent")
-            title = " ".join(spoken.argv)
-            order = ProcessRequest(
-                [*spoken.argv, *words], self._cwd, self._env, owner, descriptors, title
+            title = " ".join(profile.argv)
+            request = ProcessRequest(
+                [*profile.argv, *args], self._cwd, self._env, owner, descriptors, title
             )
-            return await self._processes.start(order)
+            return await self._processes.start(request)
 
 
 def env_of(
-    own: Mapping[str, str], given: Mapping[str, str], forward: tuple[str, ...], cwd: str
+    own: Mapping[str, str], provided: Mapping[str, str], forward: tuple[str, ...], cwd: str
 ) -> dict[str, str]:
-    """The little that every program needs, what the provision gives, and what it names."""
-    return command_env({**keyless_env(own, also=forward), **given}, cwd)
+    """Merge the basic variables, the named ones of the worker, and those of the provision."""
+    return command_env({**keyless_env(own, also=forward), **provided}, cwd)
 
 
 def _working_directory() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # Somebody removed it.
+    except OSError:  # It was removed.
         return "/"
 
 
 async def _follow(
-    held: ProcessHandle,
+    process: ProcessHandle,
     output: LinePipe,
-    spoken: CliProfile,
+    profile: CliProfile,
     events: EventSink,
     cancel: CancelToken,
     answer: "_Answer",
 ) -> ProcessExit | None:
-    """Tell what it says until it has ended with all it started. A cancel ends all of it.
+    """Send the events of its output until it and all its processes have ended; a cancel kills them.
 
-    None if nobody is left to be told; then it is ended, too.
+    Returns None if the host has ended the run; then they are killed, too.
     """
-    how: ProcessExit | None = None
+    exit_: ProcessExit | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            stopping = group.create_task(_stop(held, cancel), name="cancel")
-            waiting = group.create_task(held.wait(), name="exit")
-            # Something that got away may hold the pipe for ever.
+            stopping = group.create_task(_stop(process, cancel), name="cancel")
+            waiting = group.create_task(process.wait(), name="exit")
+            # An escaped process may keep the pipe open for ever.
             waiting.add_done_callback(lambda _: output.end())
             with suppress(RunEnded):
                 while (line := await output.line()) is not None:
-                    told = spoken.read(line)
-                    for event in told.events:
+                    parsed = profile.read(line)
+                    for event in parsed.events:
                         await events.emit(event)
-                    answer.take(told)
+                    answer.add(parsed)
                 if answer.usage is not None and not cancel.is_set():
                     await events.emit({"type": "complete", "usage": answer.usage})
-                how = await waiting
+                exit_ = await waiting
             stopping.cancel()
             waiting.cancel()
-        return how
+        return exit_
     finally:
-        if how is None:
-            await held.kill(0.0)
+        if exit_ is None:
+            await process.kill(0.0)
 
 
-async def _stop(held: ProcessHandle, cancel: CancelToken) -> None:
+async def _stop(process: ProcessHandle, cancel: CancelToken) -> None:
     await cancel.wait()
-    await held.kill(KILL_GRACE_S)
+    await process.kill(KILL_GRACE_S)
 
 
 class _Answer:
-    """What a program has said so far of how it will end."""
+    """The result, error and usage collected from a program's output so far."""
 
     def __init__(self) -> None:
         self.usage: dict[str, int] | None = None
@@ -178,38 +178,40 @@ class _Answer:
         self._result: str | None = None
         self._error: str | None = None
 
-    def take(self, told: AgentOutput) -> None:
-        if told.text:
-            self._texts.append(told.text)
-            self._chars += len(told.text)
+    def add(self, parsed: AgentOutput) -> None:
+        if parsed.text:
+            self._texts.append(parsed.text)
+            self._chars += len(parsed.text)
             if self._chars > 2 * RESULT_CHARS_MAX:
                 self._texts = [self._text()]
                 self._chars = len(self._texts[0])
-        if told.result is not None:
-            self._result = told.result[-RESULT_CHARS_MAX:]
-        if told.error is not None:
-            self._error = told.error
-        if told.usage is not None:
-            given, said = told.usage
+        if parsed.result is not None:
+            self._result = parsed.result[-RESULT_CHARS_MAX:]
+        if parsed.error is not None:
+            self._error = parsed.error
+        if parsed.usage is not None:
+            tokens_in, tokens_out = parsed.usage
             self.usage = {
-                "prompt_tokens": given,
-                "completion_tokens": said,
-                "total_tokens": given + said,
+                "prompt_tokens": tokens_in,
+                "completion_tokens": tokens_out,
+                "total_tokens": tokens_in + tokens_out,
             }
 
     def _text(self) -> str:
         return "".join(self._texts)[-RESULT_CHARS_MAX:]
 
-    def outcome(self, how: ProcessExit, name: str, last_words: str) -> Outcome:
+    def outcome(self, exit_: ProcessExit, name: str, errors: str) -> Outcome:
         if self._error is not None:
             return failed(f"`{name}` failed: {self._error}")
-        if how.code != 0:
-            words = f": {last_words}" if last_words else ""
-            return failed(f"`{name}` {_ending(how)}{words}")
+        if exit_.code != 0:
+            details = f": {errors}" if errors else ""
+            return failed(f"`{name}` {_describe_exit(exit_)}{details}")
         return completed(self._text().strip("\n") if self._result is None else self._result)
 
 
-def _ending(how: ProcessExit) -> str:
-    if how.lost:
-        return "was ended with the keeper of its process; what it had done is not known"
-    return f"ended with status {how.code}" if how.signal is None else f"died of signal {how.signal}"
+def _describe_exit(exit_: ProcessExit) -> str:
+    if exit_.lost:
+        return "was lost with the supervisor of its process; its effects are unknown"
+    if exit_.signal is None:
+        return f"ended with status {exit_.code}"
+    return f"died of signal {exit_.signal}"

@@ -1,4 +1,4 @@
-"""The output of one process, line by line, read without blocking and within bounds."""
+"""The output of one process, line by line, read without blocking and within limits."""
 
 import asyncio
 import os
@@ -6,42 +6,43 @@ from collections import deque
 from contextlib import ExitStack
 from typing import Final
 
-LINE_BYTES_MAX: Final = 1 << 20  # The rest of a longer one is read and forgotten.
+LINE_BYTES_MAX: Final = 1 << 20  # The rest of a longer line is read and discarded.
 READ_BYTES: Final = 64 << 10
-DRAIN_BYTES_MAX: Final = 8 << 20  # After the end: more than a pipe holds. What got away writes on.
+# Read after the end: more than a pipe holds, but limited, as an escaped process may write for ever.
+DRAIN_BYTES_MAX: Final = 8 << 20
 
 
 class LinePipe:
-    """Lines as somebody takes them; while nobody does, the process waits."""
+    """Lines on demand; while none are read, the process blocks."""
 
     def __init__(self) -> None:
         self._ours = -1
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._lines: deque[str] = deque()
-        self._begun = bytearray()
-        self._is_over = False  # The process is gone; what is in the pipe is the last of it.
-        self._is_whole = False
+        self._partial = bytearray()
+        self._is_over = False  # The process is gone; the pipe holds the rest of its output.
+        self._is_complete = False
         self._drained = 0
 
     def open(self, theirs: ExitStack) -> int:
-        """The end for the process, which `theirs` closes."""
+        """Open the pipe and return the process's end, which `theirs` closes."""
         self._ours, other = os.pipe()
         theirs.callback(os.close, other)
         os.set_blocking(self._ours, False)
         return other
 
     async def line(self) -> str | None:
-        """The next line without its end; None after the last."""
+        """Return the next line without its line break; None after the last."""
         while not self._lines:
-            if self._is_whole:
+            if self._is_complete:
                 return None
             data = await self._read()
             if data:
-                self._take(data)
+                self._split(data)
                 continue
-            self._is_whole = True
-            if self._begun:
+            self._is_complete = True
+            if self._partial:
                 self._end_line()
         return self._lines.popleft()
 
@@ -56,7 +57,7 @@ class LinePipe:
             self._ours = -1
 
     async def _read(self) -> bytes:
-        """What comes next; nothing at the end."""
+        """Read the next bytes; empty at the end."""
         while True:
             try:
                 data = os.read(self._ours, READ_BYTES)
@@ -74,7 +75,7 @@ class LinePipe:
             finally:
                 self._loop.remove_reader(self._ours)
 
-    def _take(self, data: bytes) -> None:
+    def _split(self, data: bytes) -> None:
         first, *rest = data.split(b"\n")
         self._grow(first)
         for piece in rest:
@@ -82,8 +83,8 @@ class LinePipe:
             self._grow(piece)
 
     def _grow(self, piece: bytes) -> None:
-        self._begun += piece[: LINE_BYTES_MAX - len(self._begun)]
+        self._partial += piece[: LINE_BYTES_MAX - len(self._partial)]
 
     def _end_line(self) -> None:
-        self._lines.append(self._begun.decode(errors="replace").removesuffix("\r"))
-        self._begun.clear()
+        self._lines.append(self._partial.decode(errors="replace").removesuffix("\r"))
+        self._partial.clear()

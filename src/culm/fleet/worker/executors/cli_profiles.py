@@ -1,8 +1,8 @@
-"""How programs are spoken to that are agents themselves: their command line, and what they print.
+"""Profiles of command-line agents: their command lines and the parsers of their output.
 
-Pure: a line goes in, what it tells comes out. `claude`, `codex` and `crush` are written after what
-these programs say of themselves, and tested with stand-ins; they are not verified against the real
-programs.
+Pure: a line goes in, the parsed output comes out. `claude`, `codex` and `crush` follow the
+documentation of these programs and are tested with stand-ins; they are not verified against the
+real programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +19,12 @@ Event = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class AgentOutput:
-    """What a line tells."""
+    """The parsed content of one line."""
 
     events: list[Event] = field(default_factory=list[Event])
-    text: str = ""  # Grows the result, unless another line names it.
-    result: str | None = None  # Names the result.
-    error: str | None = None  # The program itself says that it failed.
+    text: str = ""  # Part of the result, unless a line has the whole result.
+    result: str | None = None  # The whole result.
+    error: str | None = None  # The program reports that it failed.
     usage: tuple[int, int] | None = None  # Tokens in and out.
 
 
@@ -34,11 +34,11 @@ Reader = Callable[[str], AgentOutput]
 
 @dataclass(frozen=True, slots=True)
 class CliProfile:
-    """A program, how it is started, and how what it prints is read."""
+    """A program's command line and the parser of its output."""
 
     argv: list[str]
     read: Reader
-    in_argument: bool = False  # The assignment is its last argument, and not its input.
+    in_argument: bool = False  # The assignment is the last argument, not the standard input.
     forward_env: tuple[str, ...] = ()
 
 
@@ -46,25 +46,25 @@ class CliProfile:
 
 
 def profile_of(kind: CliKind | ClaudeKind | CodexKind, *, read_only: bool) -> CliProfile:
-    """Raises `BadProvision`."""
+    """Return the profile of an executor kind; raises `BadProvision`."""
     match kind:
         case CliKind():
-            return _spoken_cli(kind, read_only=read_only)
+            return _profile_of_cli(kind, read_only=read_only)
         case ClaudeKind():
-            return _spoken_claude(kind, read_only=read_only)
+            return _profile_of_claude(kind, read_only=read_only)
         case CodexKind():
-            return _spoken_codex(kind, read_only=read_only)
+            return _profile_of_codex(kind, read_only=read_only)
 
 
-def _spoken_cli(kind: CliKind, *, read_only: bool) -> CliProfile:
+def _profile_of_cli(kind: CliKind, *, read_only: bool) -> CliProfile:
     if not kind.command:
         raise BadProvision("executor.command is empty")
     match kind.profile:
         case "claude":
-            claude = _spoken_claude(ClaudeKind(kind.command), read_only=read_only)
+            claude = _profile_of_claude(ClaudeKind(kind.command), read_only=read_only)
             return CliProfile([*claude.argv, *kind.args], claude.read)
         case "codex":
-            *argv, stdin = _spoken_codex(CodexKind(kind.command), read_only=read_only).argv
+            *argv, stdin = _profile_of_codex(CodexKind(kind.command), read_only=read_only).argv
             return CliProfile([*argv, *kind.args, stdin], read_codex)
         case "crush" | "":
             if read_only:
@@ -77,9 +77,9 @@ def _spoken_cli(kind: CliKind, *, read_only: bool) -> CliProfile:
             raise BadProvision("executor.profile is not one of claude, codex, crush")
 
 
-def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> CliProfile:
+def _profile_of_claude(kind: ClaudeKind, *, read_only: bool) -> CliProfile:
     argv = [kind.binary or "claude", "-p", "--output-format", "stream-json", "--verbose"]
-    # Said in any case: left to itself, without a terminal, it may allow itself everything.
+    # Always set: by default, without a terminal, the program may allow everything.
     argv += ["--permission-mode", "plan" if read_only else kind.permission_mode or "default"]
     if kind.model:
         argv += ["--model", kind.model]
@@ -88,7 +88,7 @@ def _spoken_claude(kind: ClaudeKind, *, read_only: bool) -> CliProfile:
     return CliProfile(argv, read_claude, forward_env=tuple(kind.forward_env))
 
 
-def _spoken_codex(kind: CodexKind, *, read_only: bool) -> CliProfile:
+def _profile_of_codex(kind: CodexKind, *, read_only: bool) -> CliProfile:
     for name, is_given in (
         ("mode", kind.mode not in (None, "exec")),
         ("auth_mode", kind.auth_mode not in (None, "inherit", "api_key")),
@@ -96,7 +96,7 @@ def _spoken_codex(kind: CodexKind, *, read_only: bool) -> CliProfile:
         ("provider_key_ref", kind.provider_key_ref is not None),
     ):
         if is_given:
-            raise BadProvision(f"executor.{name} of codex is not supported as it is given")
+            raise BadProvision(f"this value of executor.{name} is not supported for codex")
     argv = [kind.binary or "codex", "exec", "--json"]
     if kind.model:
         argv += ["--model", kind.model]
@@ -118,15 +118,15 @@ def _toml(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-# --- what they print
+# --- output
 
 
 def read_text(line: str) -> AgentOutput:
-    """A line is a piece of the answer."""
+    """Parse plain text: each line is part of the answer."""
     return _text_of(f"{line}\n")
 
 
-# Only what a run may say of its own text and tools; the rest is for the worker to say.
+# Only events about the program's own text and tools; all others are sent by the worker.
 _PASSED: Final = frozenset(
     {
         "token",
@@ -142,9 +142,9 @@ _PASSED: Final = frozenset(
 
 
 def read_json(line: str) -> AgentOutput:
-    """Events as a worker sends them, one a line; `result` names the result, `error` the reason.
+    """Parse events in the format of a worker, one per line, plus `result` and `error`.
 
-    What is no JSON object is a piece of the answer.
+    A line that is not a JSON object is part of the answer.
     """
     found = _find_object(line)
     if found is None:
@@ -156,9 +156,7 @@ def read_json(line: str) -> AgentOutput:
         case "result":
             return AgentOutput(result=_text(found.get("result")) or _text(found.get("text")))
         case "error":
-            return AgentOutput(
-                error=_text(found.get("message")) or "it failed, and did not say why"
-            )
+            return AgentOutput(error=_text(found.get("message")) or "it failed without a message")
         case str(kind) if kind in _PASSED:
             return AgentOutput([found])
         case _:
@@ -183,7 +181,7 @@ def read_claude(line: str) -> AgentOutput:
 def _blocks(message: Json) -> list[dict[str, Json]]:
     content = _object(message).get("content")
     if isinstance(content, str):
-        return []  # What was said to it, and not by it.
+        return []  # The prompt, not output of the program.
     return [_object(block) for block in _list(content)]
 
 
@@ -196,8 +194,8 @@ def _read_claude_block(block: dict[str, Json]) -> AgentOutput:
                 [{"type": "reasoning_token", "content": _text(block.get("thinking"))}]
             )
         case "tool_use":
-            name, given = _text(block.get("name")), _object(block.get("input"))
-            return AgentOutput([_started(_text(block.get("id")), name, given)])
+            name, arguments = _text(block.get("name")), _object(block.get("input"))
+            return AgentOutput([_started(_text(block.get("id")), name, arguments)])
         case "tool_result":
             content = block.get("content")
             pieces = [_text(_object(piece).get("text")) for piece in _list(content)]
@@ -214,13 +212,13 @@ def read_codex(line: str) -> AgentOutput:
     match found.get("type"), item.get("type"):
         case "item.completed", "agent_message":
             text = _text(item.get("text"))
-            # The last one is the answer.
+            # The last message is the answer.
             return AgentOutput([{"type": "token", "content": f"{text}\n"}], result=text)
         case "item.completed", "reasoning":
             return AgentOutput([{"type": "reasoning_token", "content": _text(item.get("text"))}])
         case "item.started", "command_execution":
-            given = {"command": _text(item.get("command"))}
-            return AgentOutput([_started(_text(item.get("id")), "command_execution", given)])
+            arguments = {"command": _text(item.get("command"))}
+            return AgentOutput([_started(_text(item.get("id")), "command_execution", arguments)])
         case "item.completed", "command_execution":
             is_error = item.get("exit_code") not in (0, None) or item.get("status") == "failed"
             text = _text(item.get("aggregated_output"))
@@ -240,8 +238,13 @@ def _text_of(text: str) -> AgentOutput:
     return AgentOutput([{"type": "token", "content": text}], text=text)
 
 
-def _started(call_id: str, name: str, given: Json) -> Event:
-    return {"type": "tool_start", "tool_call_id": call_id, "tool_name": name, "arguments": given}
+def _started(call_id: str, name: str, arguments: Json) -> Event:
+    return {
+        "type": "tool_start",
+        "tool_call_id": call_id,
+        "tool_name": name,
+        "arguments": arguments,
+    }
 
 
 def _ended(call_id: str, text: str, *, is_error: bool) -> Event:
@@ -252,12 +255,12 @@ def _ended(call_id: str, text: str, *, is_error: bool) -> Event:
 
 
 def _merged(several: Iterator[AgentOutput]) -> AgentOutput:
-    told = list(several)
-    events = [event for one in told for event in one.events]
-    return AgentOutput(events, text="".join(one.text for one in told))
+    outputs = list(several)
+    events = [event for one in outputs for event in one.events]
+    return AgentOutput(events, text="".join(one.text for one in outputs))
 
 
-# --- JSON of strangers: whatever is not what it should be is nothing
+# --- untrusted JSON: a value of the wrong type counts as missing
 
 
 def _find_object(line: str) -> dict[str, Json] | None:
@@ -280,8 +283,8 @@ def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _usage(usage: dict[str, Json], given: str, said: str) -> tuple[int, int] | None:
-    counts = usage.get(given), usage.get(said)
+def _usage(usage: dict[str, Json], key_in: str, key_out: str) -> tuple[int, int] | None:
+    counts = usage.get(key_in), usage.get(key_out)
     if not isinstance(counts[0], int) or not isinstance(counts[1], int):
         return None
     return counts[0], counts[1]

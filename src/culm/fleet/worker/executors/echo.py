@@ -1,4 +1,4 @@
-"""The executor that says back what it was told: it needs nothing, and shows that a worker works."""
+"""The executor that repeats its assignment: without dependencies, to test that a worker works."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ _SLEEP: Final = re.compile(r"__sleep_ms:([0-9]{1,9})")
 
 
 class EchoExecutor:
-    """Implements `Executor`. The first word `__sleep_ms:<n>` is not said, but waited for."""
+    """Implements `Executor`. The first `__sleep_ms:<n>` in the assignment is a delay, not text."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class EchoExecutor:
         host: RunHost,
     ) -> Outcome:
         words, delay_s = parse_assignment(spec.assignment)
-        if delay_s and not await self._passes(delay_s, cancel):
+        if delay_s and not await self._pause(delay_s, cancel):
             return CANCELLED
         for word in words:
             if cancel.is_set():
@@ -46,8 +46,8 @@ class EchoExecutor:
         await events.emit({"type": "complete"})
         return completed(f"echo: {' '.join(words)}")
 
-    async def _passes(self, delay_s: float, cancel: CancelToken) -> bool:
-        """Whether the time has passed before the run was cancelled."""
+    async def _pause(self, delay_s: float, cancel: CancelToken) -> bool:
+        """Wait. False if the run was cancelled meanwhile."""
         async with asyncio.TaskGroup() as group:
             passing = group.create_task(pause(self._clock, delay_s), name="delay")
             cancelling = group.create_task(cancel.wait(), name="cancel")
@@ -58,7 +58,7 @@ class EchoExecutor:
 
 
 def parse_assignment(assignment: str) -> tuple[list[str], float]:
-    """The words to say, and how long to wait before."""
+    """Split an assignment into its words and the delay before them."""
     words = assignment.split()
     for number, word in enumerate(words):
         if found := _SLEEP.fullmatch(word):

@@ -1,4 +1,4 @@
-"""Which executor carries out which kind of a provision."""
+"""The executors by the kind in a provision."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from culm.fleet.provision import (
 from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.executors.echo import EchoExecutor
 
-# What somebody imports when it is first used, in the order in which a run does.
+# Modules that are imported at their first use, in the order in which a run uses them.
 _LATE: Final = (
     "culm.fleet.worker.executors.bamboo_runtime",
     "culm.fleet.worker.executors.cli_adapter",
@@ -30,7 +30,7 @@ _LATE: Final = (
 
 @asynccontextmanager
 async def open_executor(provision: Provision, services: WorkerServices) -> AsyncGenerator[Executor]:
-    """Raises `BadProvision`. What an executor needs is imported if it is wanted."""
+    """Open the executor of a provision and import its modules; raises `BadProvision`."""
     match provision.executor:
         case EchoKind():
             yield EchoExecutor(services.clock)
@@ -49,7 +49,7 @@ async def open_executor(provision: Provision, services: WorkerServices) -> Async
 
 
 def preload() -> None:
-    """Import what any executor needs, in a process whose forks shall not have to."""
+    """Import the modules of all executors, so that the forks of this process need not."""
     for name in _LATE:
         import_module(name)
     from culm.model.dialects import entry_points_of
@@ -57,10 +57,10 @@ def preload() -> None:
     from culm.store.memory import empty_database
     from culm.tools.entry_points import GROUP, load_makers
 
-    # To look for tools of other packages takes longer than all else in a first run. If there are
-    # some, each worker loads them: strangers may start threads, and no fork survives those.
+    # Searching for tools of other packages takes longer than the rest of a first run. If there are
+    # any, each worker loads them itself: foreign code may start threads, which forbids forking.
     if not entry_points_of(GROUP):
         load_makers()
-    # What is made at its first use, and would be in every fork.
+    # Lazy values that every fork would otherwise have to build.
     empty_database()
     parse_intents("read a file")

@@ -1,8 +1,8 @@
-"""Whether a call of a worker's run goes ahead: by the rules, by its mode, or by asking its host.
+"""The permission gate of a worker's run: rules, permission mode, approval requests to the host.
 
-The way of a call and the rules are the same as in a run of the server (`permission/admission.py`,
-`policy.py`), hooks included. What differs is who is asked: the host, once a call, within a deadline
-that both sides keep. Nothing is granted for longer.
+The steps and the rules are the same as in a run of the server (`permission/gate.py`, `policy.py`),
+hooks included. The difference is that the host is asked, once per call, within a deadline that both
+sides keep. No grant outlives its call.
 """
 
 import math
@@ -12,14 +12,13 @@ from typing import cast
 
 import msgspec
 
-from culm.clock import Clock
+from culm.clock import Clock, format_time
 from culm.fleet.executor import ApprovalUnavailable, RunHost
 from culm.fleet.protocol.frames import PermissionPolicy
 from culm.fleet.provision import Capabilities
-from culm.fleet.times import format_time
 from culm.fleet.worker.executors.runtime_host import ask_people
 from culm.fleet.worker.executors.runtime_settings import RuntimeSettings
-from culm.permission.admission import (
+from culm.permission.gate import (
     DENIED,
     NOBODY_ANSWERS,
     UNANSWERED,
@@ -30,25 +29,25 @@ from culm.permission.admission import (
 )
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
-from culm.tools.process.waiting import within
+from culm.tools.process.running import within
 from culm.wire.codec import Json, encode
 from culm.wire.rules import Rule
 
-PARAMS_BYTES_MAX = 1 << 20  # Of what a dialog shows of a call.
-ASK_S = 300.0  # As long as hosts of either kind let a person think.
-# What `accept_edits` means: writing files, and only inside the workspace.
+PARAMS_BYTES_MAX = 1 << 20  # The parameters of a call that a dialog shows.
+ASK_S = 300.0  # The time that hosts of both kinds give a person to answer.
+# The rule behind `accept_edits`: writing files, and only inside the workspace.
 EDITS = Rule("allow", action="write", path="**")
 
 
-def capabilities_of(given: Capabilities, policy: PermissionPolicy | None) -> Capabilities:
-    """What holds for a run: what its host said with it goes over what the worker was made with.
+def capabilities_of(own: Capabilities, policy: PermissionPolicy | None) -> Capabilities:
+    """Apply the policy of a run to the worker's own capabilities.
 
-    That it is read-only stays. The modes are not checked yet.
+    A read-only worker stays read-only. The modes are not checked here.
     """
     if policy is None:
-        return given
+        return own
     return msgspec.structs.replace(
-        given,
+        own,
         enforce_permissions=True,
         bypass=policy.bypass_permissions,
         auto_approve_permissions=policy.auto_approve_permissions,
@@ -57,39 +56,38 @@ def capabilities_of(given: Capabilities, policy: PermissionPolicy | None) -> Cap
     )
 
 
-def policy_terms_of(
-    can: Capabilities, given: RuntimeSettings, *, workspace: str, home: str
+def policy_input_of(
+    can: Capabilities, settings: RuntimeSettings, *, workspace: str, home: str
 ) -> tuple[PolicyInput, bool]:
-    """What calls are judged by, and whether nothing but what is harmless goes ahead."""
+    """Return the input of the policy, and True if only harmless calls are allowed."""
     mode = can.mode
-    terms = PolicyInput(
+    policy_input = PolicyInput(
         workspace,
         home,
-        also_from=given.rules_also_from,
-        rules=(*given.rules, EDITS) if mode == "accept_edits" else given.rules,
-        allowed_tools=given.allowed_tools,
+        also_from=settings.rules_also_from,
+        rules=(*settings.rules, EDITS) if mode == "accept_edits" else settings.rules,
+        allowed_tools=settings.allowed_tools,
         skip=not can.enforce_permissions or mode in ("auto", "bypass"),
-        approve="deny" if mode == "dont_ask" or can.no_human_approver else given.approve,
+        approve="deny" if mode == "dont_ask" or can.no_human_approver else settings.approve,
     )
-    return terms, can.is_read_only or mode == "plan"
+    return policy_input, can.is_read_only or mode == "plan"
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGate:
-    """That of one run."""
+    """The gate of one run."""
 
     host: RunHost
     clock: Clock
-    terms: PolicyInput
+    policy_input: PolicyInput
     is_read_only: bool
     run_hooks: RunHooks
     ask_s: float = ASK_S
-    on_allowed: Callable[[CallRequest, str], None] = lambda _call, _by: (
-        None
-    )  # Told what let it through.
+    # Called with the reason why a call was allowed.
+    on_allowed: Callable[[CallRequest, str], None] = lambda _call, _by: None
 
     async def admit(self, tool: Tool | CallResult, call: CallRequest) -> CallPlan | CallResult:
-        """The plan of a call that goes ahead, or the result it has instead."""
+        """Return the plan of an allowed call, or the result of a refused one."""
         if isinstance(tool, CallResult):
             return tool
         return await admit(tool, call, AdmissionSteps(self.run_hooks, self._check, self._inquire))
@@ -104,7 +102,7 @@ class RuntimeGate:
     ) -> CallResult | None:
         if self.is_read_only and not action.is_free:
             return refused("this agent may only read in its workspace")
-        match decide(action, replace(self.terms, hook="allow" if hooked else "none")):
+        match decide(action, replace(self.policy_input, hook="allow" if hooked else "none")):
             case Allow(by=by):
                 self.on_allowed(call, by)
                 return None
@@ -115,10 +113,10 @@ class RuntimeGate:
 
     async def _ask(self, action: ResolvedAction, call: CallRequest, why: str) -> CallResult | None:
         now_s = self.clock.now_s()
-        # A host keeps deadlines in whole seconds; so both sides mean the same moment.
+        # Hosts keep deadlines in whole seconds; rounding here makes both sides agree.
         deadline_s = math.ceil(now_s + self.ask_s)
         asking = self.host.ask(body_of(action, call, why, deadline_s))
-        # Who answers later finds nobody waiting: the wait, and with it the request, is withdrawn.
+        # A late answer has no effect: the end of the wait withdraws the request.
         try:
             is_allowed = await within(self.clock, deadline_s - now_s, asking)
         except ApprovalUnavailable as exc:
@@ -133,7 +131,7 @@ class RuntimeGate:
 def body_of(
     action: ResolvedAction, call: CallRequest, why: str, deadline_s: float
 ) -> dict[str, Json]:
-    """What a host is asked. The first five are what every host reads; the rest is for ours."""
+    """Build an approval request. All hosts read the first five fields; only culm reads the rest."""
     return {
         "tool_name": action.tool,
         "permission": action.name,
@@ -143,7 +141,7 @@ def body_of(
         "deadline": format_time(deadline_s),
         "tool_call_id": call.id,
         "description": action.description,
-        # Whole files may be in it. A host that cannot show them has the digest.
+        # May contain whole files. A host that cannot show them has the digest.
         "params": action.params if len(encode(action.params)) <= PARAMS_BYTES_MAX else None,
         "path": action.path,
         "digest": action.digest,
@@ -153,7 +151,7 @@ def body_of(
 
 
 def _resource(action: ResolvedAction) -> str:
-    """What it is about, in one text: the command, the address, or else the file."""
+    """Summarize the subject in one text: the command, the URL, or else the file."""
     if isinstance(action.params, dict):
         params = cast("dict[str, Json]", action.params)
         for name in ("command", "url"):

@@ -1,7 +1,6 @@
-"""The conversation that a host sends with an assignment, as messages that our models read. Pure.
+"""Convert the conversation that a host sends with an assignment into our messages. Pure.
 
-A host may be another system's: what of its messages we do not know is passed over, and a message
-that cannot be read at all is left out.
+The host may be a foreign system: unknown fields are ignored, and unreadable messages are left out.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,8 +50,8 @@ class _ContentPart(Struct):
     image_url: _Image | str | None = None
 
 
-class _Spoken(Struct):
-    """One message of the conversation; more fields are known to its host than to us."""
+class _WireMessage(Struct):
+    """One message of the conversation; its host may send more fields."""
 
     role: Literal["system", "user", "assistant", "tool"]
     id: str = ""
@@ -64,17 +63,17 @@ class _Spoken(Struct):
     tool_call_id: str | None = None
     tool_success: bool | None = None
     compressed: bool = False
-    # Ours: who said it. Only that model believes the signature of its reasoning.
+    # culm only: the author. Only that model accepts the signature of its reasoning.
     model: str = ""
     provider: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Spoken)
+_decoder = msgspec.json.Decoder(_WireMessage)
 
 
 def history_from(messages: Iterable[Raw], assignment: str, session_id: SessionId) -> list[Message]:
-    """All that was said, oldest first, every call with its result; the assignment is in it once."""
-    known = [_message(spoken, session_id) for spoken in _read(messages)]
+    """Convert messages, oldest first, every call with its result; include the assignment once."""
+    known = [_message(wire, session_id) for wire in _read(messages)]
     history = history_of(_with_names(known), summary_id="")
     if not any(_repeats(message, assignment) for message in _messages_since(history)):
         history.append(user_message(session_id, clean(assignment)))
@@ -82,7 +81,7 @@ def history_from(messages: Iterable[Raw], assignment: str, session_id: SessionId
 
 
 def _messages_since(history: Sequence[Message]) -> Iterator[Message]:
-    """What was said since the last answer."""
+    """Yield the user messages since the last answer, the latest first."""
     for message in reversed(history):
         if message.role != "user":
             return
@@ -90,45 +89,45 @@ def _messages_since(history: Sequence[Message]) -> Iterator[Message]:
 
 
 def _repeats(message: Message, assignment: str) -> bool:
-    """A file that came with it may stand behind it."""
+    """Compare the beginning only: the text of an attached file may follow the assignment."""
     return full_text(message.parts).strip().startswith(assignment.strip())
 
 
-def _read(messages: Iterable[Raw]) -> Iterator[_Spoken]:
+def _read(messages: Iterable[Raw]) -> Iterator[_WireMessage]:
     for raw in messages:
         try:
-            spoken = _decoder.decode(raw)
+            wire = _decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeError, ValueError, RecursionError):
             continue
-        if not spoken.compressed:  # Else a summary stands in its place.
-            yield spoken
+        if not wire.compressed:  # A summary replaces compressed messages.
+            yield wire
 
 
-def _message(spoken: _Spoken, session_id: SessionId) -> Message:
-    message = Message(MessageId(spoken.id), spoken.role, session_id, list(_parts(spoken)))
-    message.model, message.provider = spoken.model, spoken.provider
+def _message(wire: _WireMessage, session_id: SessionId) -> Message:
+    message = Message(MessageId(wire.id), wire.role, session_id, list(_parts(wire)))
+    message.model, message.provider = wire.model, wire.provider
     return encodable(message)
 
 
-def _parts(spoken: _Spoken) -> Iterator[Part]:
-    match spoken.role:
+def _parts(wire: _WireMessage) -> Iterator[Part]:
+    match wire.role:
         case "system" | "user":
-            yield from _content(spoken)
+            yield from _content(wire)
         case "assistant":
-            yield from _answer(spoken)
+            yield from _answer(wire)
         case "tool":
             result = ToolResult(
-                tool_call_id=spoken.tool_call_id or "",
-                content=spoken.content or "",
-                is_error=spoken.tool_success is False,
+                tool_call_id=wire.tool_call_id or "",
+                content=wire.content or "",
+                is_error=wire.tool_success is False,
             )
             yield ToolResultPart(result)
 
 
-def _content(spoken: _Spoken) -> Iterator[Part]:
-    """Text and images in their order, where a host has that; else the text."""
+def _content(wire: _WireMessage) -> Iterator[Part]:
+    """Yield text and images in order if the host sends parts, else the text."""
     parts: list[Part] = []
-    for part in spoken.content_parts or ():
+    for part in wire.content_parts or ():
         if part.text:
             parts.append(TextPart(Text(part.text)))
         elif isinstance(part.image_url, str):
@@ -136,23 +135,23 @@ def _content(spoken: _Spoken) -> Iterator[Part]:
         elif part.image_url is not None:
             image = ImageUrl(part.image_url.url, part.image_url.detail or "")
             parts.append(ImageUrlPart(image))
-    if spoken.content and not any(isinstance(part, TextPart) for part in parts):
-        yield TextPart(Text(spoken.content))
+    if wire.content and not any(isinstance(part, TextPart) for part in parts):
+        yield TextPart(Text(wire.content))
     yield from parts
 
 
-def _answer(spoken: _Spoken) -> Iterator[Part]:
-    if spoken.reasoning or spoken.reasoning_signature:
-        yield ReasoningPart(Reasoning(spoken.reasoning or "", spoken.reasoning_signature or ""))
-    yield from _content(spoken)
-    for call in spoken.tool_calls or ():
-        given = call.function.arguments
-        text = given if isinstance(given, str) else encode(given).decode()
+def _answer(wire: _WireMessage) -> Iterator[Part]:
+    if wire.reasoning or wire.reasoning_signature:
+        yield ReasoningPart(Reasoning(wire.reasoning or "", wire.reasoning_signature or ""))
+    yield from _content(wire)
+    for call in wire.tool_calls or ():
+        arguments = call.function.arguments
+        text = arguments if isinstance(arguments, str) else encode(arguments).decode()
         yield ToolCallPart(ToolCall(call.id, call.function.name, text or "{}", finished=True))
 
 
 def _with_names(messages: list[Message]) -> list[Message]:
-    """A result says which call it answers, and our models also want to know which tool's it is."""
+    """Add the tool names to the results, which only have the ids of their calls."""
     names: dict[str, str] = {}
     for message in messages:
         for part in message.parts:

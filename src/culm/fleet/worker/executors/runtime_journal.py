@@ -1,9 +1,9 @@
-"""A turn as its host hears of it: nothing is stored here, the host owns the truth.
+"""The journal of a worker's run, which sends every change to the host and stores nothing.
 
-Owns the messages of one run: what its model reads, the answer while it grows, and its calls. Each
-change is told before what follows it. A foreign host reads the texts, the calls and the end; ours
-also hears every message as it is written (`session_message_written`, the latest of an id counts),
-when an answer is taken back (`answer_cleared`), and what was admitted (`message_admitted`).
+Owns the messages of one run: the history for its model, the growing answer, and its calls. Changes
+are sent in order. A foreign host reads the texts, the calls and the end; a culm host also receives
+every message as it is written (`session_message_written`, where the latest per id counts), cleared
+answers (`answer_cleared`), and admitted prompts (`message_admitted`).
 """
 
 import asyncio
@@ -21,11 +21,10 @@ from culm.ids import Ids, RunId, SessionId
 from culm.run.answer import OpenAnswer
 from culm.run.context import as_user, continuation, user_message
 from culm.run.draft import Draft, check_part, check_size, put_parts
+from culm.run.journal import JournalSetting, StepCalls
 from culm.run.limits import RunSpending, estimate
 from culm.run.loop import Growth
 from culm.run.rules import unanswered_call_text
-from culm.run.setting import JournalSetting
-from culm.run.step_calls import StepCalls
 from culm.store.base import Unit
 from culm.tools.base import CallRequest, CallResult
 from culm.wire.codec import Json, clean, encodable
@@ -52,7 +51,7 @@ SendEvent = Callable[[Growing, str], None]
 
 
 class RunUsage(NamedTuple):
-    """What a run has used so far."""
+    """The usage of a run so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -73,10 +72,10 @@ class RunUsage(NamedTuple):
 
 
 class EventWriter:
-    """Where an answer is written (`run.answer.Writing`): in memory, each growth told at once."""
+    """Writes an answer in memory and sends each growth at once."""
 
-    def __init__(self, tell: SendEvent) -> None:
-        self._tell = tell
+    def __init__(self, send: SendEvent) -> None:
+        self._send = send
 
     def append(self, draft: Draft, part: int, kind: Growing, text: str) -> None:
         text = clean(text)
@@ -86,7 +85,7 @@ class EventWriter:
             draft.message.parts.append(new_part(kind))
         draft.pieces.setdefault(part, []).append(text)
         draft.size += len(text)
-        self._tell(kind, text)
+        self._send(kind, text)
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
         return self.put_all(draft, {part: value})
@@ -107,11 +106,11 @@ class EventWriter:
 
 
 class EventJournal:
-    """The journal of one run; see `loop.Journal` for what a turn says to it."""
+    """The journal of one run; `run/loop.py` documents its methods."""
 
     def __init__(
         self,
-        telling: EventSender,
+        events: EventSender,
         steer: SteerInbox,
         cancel: CancelToken,
         setting: JournalSetting,
@@ -122,7 +121,7 @@ class EventJournal:
         session_id: SessionId,
         history: list[Message],
     ) -> None:
-        self._telling = telling
+        self._events = events
         self._steer = steer
         self._cancel = cancel
         self._setting = setting
@@ -131,19 +130,19 @@ class EventJournal:
         self._run_id = run_id
         self._session_id = session_id
         self.session = Session(session_id)
-        self.history = history  # What the model reads.
-        self._said = [full_text(m.parts) for m in history if m.role == "user"][-1:]
-        self._waiting: list[SteerMessage] = []  # Taken from the host, and not admitted yet.
+        self.history = history  # For the model.
+        self._prompts = [full_text(m.parts) for m in history if m.role == "user"][-1:]
+        self._waiting: list[SteerMessage] = []  # Received from the host and not admitted yet.
         self._answer: OpenAnswer | None = None
         self._calls = StepCalls()
         self._last: Message | None = None  # The latest answer.
-        self._used: Used | None = None  # By the present step.
+        self._used: Used | None = None  # By the current step.
         self.usage = RunUsage()
         self.spent = RunSpending()
-        self.denied = ""  # Which call was, and by what: the turn ends with it.
+        self.denied = ""  # The denied call and the reason, which end the turn.
 
     def _check_going(self) -> None:
-        """A tool may swallow the cancel that stops its turn; no further step comes of that."""
+        """Raise a cancel that a tool may have swallowed, so that no further step begins."""
         if self._cancel.is_set():
             raise asyncio.CancelledError
 
@@ -153,11 +152,11 @@ class EventJournal:
         self._check_going()
         for steer in self._take_steering():
             self.history.append(user_message(self._session_id, steer.text))
-            self._said.append(steer.text)
+            self._prompts.append(steer.text)
             if steer.id:
-                await self._telling.send({"type": "message_admitted", "id": steer.id})
+                await self._events.send({"type": "message_admitted", "id": steer.id})
         progress = {"session_id": self._session_id, "round_count": self.spent.steps + 1}
-        self._telling.send_nowait({"type": "runner_progress", **progress})
+        self._events.send_nowait({"type": "runner_progress", **progress})
         self._last = self._open(self._send_growth)
         await self._send_message(self._last)
         return self.history
@@ -167,24 +166,24 @@ class EventJournal:
         return taken
 
     def is_steered(self) -> bool:
-        """Whether the host has said something that no step has heard yet."""
+        """Return True if a prompt of the host is waiting to be admitted."""
         self._waiting = self._take_steering()
         return bool(self._waiting)
 
-    def _open(self, tell: SendEvent, *, summary: bool = False) -> Message:
+    def _open(self, send: SendEvent, *, summary: bool = False) -> Message:
         message = self._new("assistant", [])
         message.model, message.provider = self._setting.model_id, self._setting.provider_id
         message.is_summary_message = summary
         self._used = None
         self._calls = StepCalls()
         self._answer = OpenAnswer(
-            Draft(message), EventWriter(tell), self._clock, lambda written: written
+            Draft(message), EventWriter(send), self._clock, lambda written: written
         )
         return message
 
     def _send_growth(self, kind: Growing, text: str) -> None:
-        if kind != "input":  # Calls are told when they are whole.
-            self._telling.grow("token" if kind == "text" else "reasoning_token", text)
+        if kind != "input":  # Calls are sent when they are complete.
+            self._events.grow("token" if kind == "text" else "reasoning_token", text)
 
     def _present(self) -> OpenAnswer:
         assert self._answer is not None, "an answer was begun"
@@ -198,11 +197,11 @@ class EventJournal:
         await self._present().clear()
         message = self._present().draft.message
         if not message.is_summary_message:
-            await self._telling.send({"type": "answer_cleared", "message_id": message.id})
+            await self._events.send({"type": "answer_cleared", "message_id": message.id})
 
     # --- calls
 
-    async def know_calls(self) -> list[CallRequest]:
+    async def record_calls(self) -> list[CallRequest]:
         self._check_going()
         answer = self._present()
         answer.end_reasoning()
@@ -222,27 +221,27 @@ class EventJournal:
 
     async def _send_start(self, call: CallRequest) -> None:
         about = {"tool_name": call.name, "arguments": encodable(call.arguments or {})}
-        await self._telling.send({"type": "tool_start", "tool_call_id": call.id, **about})
+        await self._events.send({"type": "tool_start", "tool_call_id": call.id, **about})
 
     async def answer_call(self, call: CallRequest, result: CallResult) -> None:
         if result.ends_turn is not None:
-            self._check_going()  # To a run that is cancelled its host denies what it was asked.
-        if call.id not in self._calls.started:  # It was refused, and a host hears of that, too.
+            self._check_going()  # A cancelled run has its approval requests denied.
+        if call.id not in self._calls.started:  # Refused calls are sent, too.
             await self._send_start(call)
         if result.ends_turn == "denied":
             self.denied = f"{call.name}: {result.content}"
-        told = encodable(self._calls.answer(call, result))
-        await self._send_result(told)
-        await self._write_result(told)
+        stored = encodable(self._calls.answer(call, result))
+        await self._send_result(stored)
+        await self._write_result(stored)
 
     async def _send_result(self, result: ToolResult) -> None:
         event: dict[str, Json] = {"tool_call_id": result.tool_call_id, "metadata": result.metadata}
         if result.is_error:
             event |= {"type": "tool_error", "error": result.content}
         else:
-            told = {"success": True, "result": result.content}
-            event |= {"type": "tool_complete", "result": told}
-        await self._telling.send(event)
+            value = {"success": True, "result": result.content}
+            event |= {"type": "tool_complete", "result": value}
+        await self._events.send(event)
 
     async def _write_result(self, result: ToolResult) -> None:
         message = self._new("tool", [ToolResultPart(result), FinishPart(Finish("stop", 0))])
@@ -258,10 +257,10 @@ class EventJournal:
 
     def _add_usage(self, used: Used) -> None:
         self.usage = self.usage.plus(used)
-        self._telling.send_nowait({"type": "token_budget_updated", "usage": self.usage.shown()})
+        self._events.send_nowait({"type": "token_budget_updated", "usage": self.usage.shown()})
 
     def is_nearly_full(self) -> bool:
-        """Whether the context has so little room left that it should be summarized."""
+        """Return True if the context has so little room left that it should be summarized."""
         return self._setting.is_nearly_full(self._used)
 
     async def end_step(self) -> None:
@@ -269,12 +268,12 @@ class EventJournal:
         await self._finish(Finish("tool_use", int(self._clock.now_s())))
 
     async def end(self, ending: Ending) -> None:
-        """The turn is over: finish its answer, if one is open, with a result for every call."""
+        """End the turn: finish the open answer, if any, with a result for every call."""
         if self._answer is None or self._answer.draft.message.is_summary_message:
             return
         message = self._answer.draft.fold()
         if self._used is None and message.parts:
-            # It was cut off, so nobody counted: an estimate, which costs nothing.
+            # It was cut off before the provider reported usage: count an estimate without cost.
             self._add_usage(estimate(self.history, message.parts))
         for part in message.parts:
             if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
@@ -282,12 +281,12 @@ class EventJournal:
         await self._finish(finish_of(ending, int(self._clock.now_s())))
 
     async def _answer_missing(self, call: ToolCall, ending: Ending) -> None:
-        """A call has no result: it did not end, it was not started, or only its message is new."""
+        """Write the result of a call that did not end or start, or whose result was not written."""
         known = self._calls.results.get(call.id)
         if known is None:
             has_started = call.id in self._calls.started
-            words = unanswered_call_text(ending, "ask" if has_started else None)
-            known = ToolResult(call.id, call.name, words, is_error=True)
+            text = unanswered_call_text(ending, "ask" if has_started else None)
+            known = ToolResult(call.id, call.name, text, is_error=True)
             if has_started:
                 await self._send_result(known)
         await self._write_result(known)
@@ -304,31 +303,31 @@ class EventJournal:
         await self._send_message(message)
 
     def text(self) -> str:
-        """What the latest answer says."""
+        """Return the text of the latest answer."""
         return "" if self._last is None else full_text(self._last.parts)
 
     # --- summaries
 
-    def said(self) -> str:
-        """What the host asked for."""
-        return "\n\n".join(self._said)
+    def prompt_text(self) -> str:
+        """Return the assignment and all admitted prompts."""
+        return "\n\n".join(self._prompts)
 
     async def begin_summary(self) -> list[Message]:
         self._check_going()
-        self._open(_send_nothing, summary=True)  # Nobody hears of one that is not finished.
+        self._open(_send_nothing, summary=True)  # An unfinished summary is not sent.
         return self.history
 
     async def end_summary(self, used: Used, prompt: str) -> None:
-        """From here on the model reads the summary, and `prompt` to go on with."""
+        """Replace the history by the summary and a prompt to continue with."""
         summary = self._present().draft.fold()
         if not full_text(summary.parts).strip():
-            raise ModelFailed("No summary", "The model answered the request for one with nothing.")
+            raise ModelFailed("No summary", "The model returned an empty summary.")
         self._add_usage(used)
         await self._finish(Finish("end_turn", int(self._clock.now_s())))
         again = user_message(self._session_id, continuation(prompt))
         self.history = [as_user(summary), again]
 
-    # --- telling
+    # --- messages
 
     def _new(self, role: Role, parts: list[Part]) -> Message:
         now = int(self._clock.now_s())
@@ -336,9 +335,9 @@ class EventJournal:
         return Message(message_id, role, self._session_id, parts, created_at=now, updated_at=now)
 
     async def _send_message(self, message: Message) -> None:
-        # As it is now: it may change before it is sent.
-        told = msgspec.to_builtins(message)
-        await self._telling.send({"type": "session_message_written", "message": told})
+        # A copy, as the message may change before it is sent.
+        copy = msgspec.to_builtins(message)
+        await self._events.send({"type": "session_message_written", "message": copy})
 
 
 def _send_nothing(kind: Growing, text: str) -> None:

@@ -1,7 +1,7 @@
-"""The one model of a worker: as our own parent chose it, or as any parent's provision names it.
+"""The model of a worker: chosen by a culm host, or named in the provision of any other host.
 
 Its credential is the only one a worker has. It goes from the provision into the model's requests
-and nowhere else; it is taken as it is written, so a `$` in it refers to nothing.
+and nowhere else; it is used literally, so a `$` in it is not expanded.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ EFFORTS: Sequence[str] = get_args(Effort)  # The least first.
 
 
 class SingleModel:
-    """Nobody else is asked when it fails: whoever gave the assignment may choose another model."""
+    """A model without a fallback: the host may retry the assignment with another model."""
 
     def __init__(self, active: ActiveModel) -> None:
         self.current = active
@@ -34,26 +34,29 @@ class SingleModel:
         return False
 
 
-def choose(provision: Provision, given: ChosenModel | None, effort: str | None) -> ChosenModel:
-    """Raises `ModelFailed`, which says what is missing and never a key."""
+def choose(provision: Provision, chosen: ChosenModel | None, effort: str | None) -> ChosenModel:
+    """Check the chosen model, or find the one named in the provision.
+
+    Raises `ModelFailed`; its message never contains a key.
+    """
     if effort is not None and effort not in EFFORTS:
         raise _unusable(f"reasoning_effort must be one of {', '.join(EFFORTS)}")
-    chosen = _named(provision) if given is None else given
+    chosen = _find_named(provision) if chosen is None else chosen
     if find_dialect(chosen.access.type) is None:
-        raise _unusable(f"nobody here speaks to a provider of type {chosen.access.type!r}")
+        raise _unusable(f"unknown provider type {chosen.access.type!r}")
     if effort is None:
         return chosen
     fitting = fitting_effort(effort, chosen.info) or UNSET
     return chosen._replace(settings=replace(chosen.settings, reasoning_effort=fitting))
 
 
-def _named(provision: Provision) -> ChosenModel:
+def _find_named(provision: Provision) -> ChosenModel:
     named = provision.model or ModelName(OFFLINE, OFFLINE)
     provider = _provider(provision, named.provider)
     if reason := why_unreachable(named.provider, provider):
         raise _unusable(reason)
     if not named.model:
-        raise _unusable(f"the provision names no model of provider {named.provider!r}")
+        raise _unusable(f"the provision does not name a model of provider {named.provider!r}")
     settings = SelectedModel(model=named.model, provider=named.provider)
     return chosen_of(named.provider, provider, settings)
 
@@ -61,12 +64,12 @@ def _named(provision: Provision) -> ChosenModel:
 def _provider(provision: Provision, name: str) -> ProviderFile:
     if name == OFFLINE:
         return ProviderFile(type=OFFLINE)
-    for given in provision.secrets.provider_credentials:
-        if given.provider == name:
+    for credential in provision.secrets.provider_credentials:
+        if credential.provider == name:
             return ProviderFile(
-                type=given.provider_type or "",
-                base_url=given.base_url or "",
-                api_key=given.api_key,
+                type=credential.provider_type or "",
+                base_url=credential.base_url or "",
+                api_key=credential.api_key,
             )
     raise _unusable(f"the provision has no credential for provider {name!r}")
 
@@ -76,9 +79,9 @@ def _unusable(reason: str) -> ModelFailed:
 
 
 def fitting_effort(effort: str, info: ModelInfo) -> str:
-    """The greatest effort that a model knows and that is not greater; empty if it does not think.
+    """Return the greatest effort of the model up to `effort`; empty if it does not reason.
 
-    A host says the same word to every model. Of one that is unknown here, the word may be right.
+    Hosts send the same value for every model. For a model unknown here the value is kept.
     """
     if info.context_window and not info.can_reason:
         return ""

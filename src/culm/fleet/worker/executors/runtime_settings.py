@@ -1,4 +1,4 @@
-"""What our own parent said to a worker that runs the loop (`culm` in its provision), read once."""
+"""The settings that a culm host sends for the loop (`culm` in the provision), parsed once."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -17,7 +17,7 @@ from culm.wire.rules import Approve, Rule, parse_approve, parse_rules
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RuntimeSettings:
-    """It holds the key of the chosen model."""
+    """The parsed settings. Without a repr, because they contain the key of the chosen model."""
 
     rules: tuple[Rule, ...] = ()
     rules_also_from: tuple[str, ...] = ()
@@ -30,32 +30,36 @@ class RuntimeSettings:
 
 
 class _Parts(Struct):
-    """What of it is read as it stands."""
+    """The fields that are decoded without further checks."""
 
     hooks: Annotated[tuple[Hook, ...], Meta(max_length=HOOKS_MAX)] = ()
     own_tools: Annotated[dict[ToolName, OwnTool], Meta(max_length=OWN_TOOLS_MAX)] = {}
     chosen: ChosenModel | None = None
 
 
-def read_settings(said: CulmExtension) -> RuntimeSettings:
-    """Raises `BadProvision`, which says what is wrong and repeats no value."""
-    named = {"hooks": said.hooks, "own_tools": said.own_tools, "chosen": said.chosen}
+def read_settings(extension: CulmExtension) -> RuntimeSettings:
+    """Parse the settings; raises `BadProvision`, whose message repeats no value."""
+    named = {
+        "hooks": extension.hooks,
+        "own_tools": extension.own_tools,
+        "chosen": extension.chosen,
+    }
     try:
         parts = msgspec.convert({k: v for k, v in named.items() if _known(v) is not None}, _Parts)
     except msgspec.ValidationError as exc:
         raise BadProvision(f"culm: {exc}") from exc
     try:
-        rules = parse_rules(_known(said.rules))
-        approve = parse_approve(_known(said.approve))
+        rules = parse_rules(_known(extension.rules))
+        approve = parse_approve(_known(extension.approve))
     except InvalidRequest as exc:
         raise BadProvision(f"culm: {exc.message}") from exc
-    places = said.context_paths
-    usual = ContextPaths()
-    paths = usual if places is None else ContextPaths(tuple(places.project), tuple(places.user))
-    tools = tuple(said.allowed_tools)
+    sent = extension.context_paths
+    default = ContextPaths()
+    paths = default if sent is None else ContextPaths(tuple(sent.project), tuple(sent.user))
+    tools = tuple(extension.allowed_tools)
     return RuntimeSettings(
         rules,
-        tuple(said.rules_also_from),
+        tuple(extension.rules_also_from),
         tools,
         approve,
         parts.hooks,

@@ -1,7 +1,7 @@
-"""What the tools of one run work with; at the end of the run nothing of it is left.
+"""The tools of one run and their context, which is removed at the end of the run.
 
-A worker serves runs one after the other, or side by side, for different hosts. So what a run knows
-of files, its list of what is to do and its background jobs are its own, in a store in memory.
+A worker serves runs one after another or at the same time, for different hosts. Each run therefore
+has its own read stamps, todo list and background jobs, in an in-memory store.
 """
 
 import logging
@@ -18,18 +18,17 @@ from culm.ids import RunId, SessionId
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
-from culm.tools.base import Tool
+from culm.tools.base import Tool, ToolContext
 from culm.tools.files.file_executor import FileExecutor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs, open_jobs
 from culm.tools.question import QUESTION
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import ToolContext
 
 log = logging.getLogger(__name__)
 
-# Tools as other systems name them, where that is not our name.
+# Our tools by the names of other systems.
 FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
     "Bash": frozenset({"bash"}),
     "Edit": frozenset({"edit", "multiedit"}),
@@ -42,20 +41,20 @@ FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """Which tools a run is offered beside those that every run has."""
+    """The tools of a run besides those that every run has."""
 
     agent_tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
     own_tools: Mapping[str, OwnTool] = field(default_factory=dict[str, OwnTool])
     questions: bool = False
     disabled: Collection[str] = ()
-    withheld: Mapping[str, str] = field(default_factory=dict[str, str])  # By name: why.
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])  # Reasons by name.
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTools:
     context: ToolContext
     tools: Mapping[str, Tool]
-    # What a model reads that calls one of these all the same.
+    # The results of calls to tools that are not offered, by name.
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -75,18 +74,18 @@ async def open_runtime_tools(
     session_id: SessionId,
     offer: ToolOffer,
 ) -> AsyncGenerator[RuntimeTools]:
-    """Tools for the workspace `path`; `folder` is the run's own, and is removed with it.
+    """Open tools for the workspace `path`; `folder` is the run's own and is removed at its end.
 
-    Whoever uses it must not raise within the block, but may be cancelled.
+    The block must not raise, but may be cancelled.
     """
     clock, ids, file = services.clock, services.ids, MemoryFile()
     try:
         async with open_memory_store(file, clock, ids) as store:
             await store.write(add_session(session_id, "", sessions_max=1))
             context = ToolContext(
-                workspace_id=run_id,  # So that what is ended with a run is that run's.
-                inside=WorkspacePaths(path),
-                work=work,
+                workspace_id=run_id,  # So that the end of a run ends only its own processes.
+                paths=WorkspacePaths(path),
+                executor=work,
                 processes=services.processes,
                 store=store,
                 clock=clock,
@@ -101,10 +100,10 @@ async def open_runtime_tools(
             finally:
                 left = await services.processes.end_all(run_id)
                 if left:
-                    log.error("processes %s do not end; they are left behind", left)
+                    log.error("cannot end processes %s", left)
                 await _remove(work, folder)
     finally:
-        file.crash()  # If this was cut short, what waits to be written is not missed.
+        file.crash()  # After an interrupted close, unwritten data is not needed.
         file.close()
 
 
@@ -114,17 +113,17 @@ async def _remove(work: FileExecutor, folder: Path) -> None:
 
 
 def _offered(context: ToolContext, jobs: BackgroundJobs, offer: ToolOffer) -> dict[str, Tool]:
-    """As in a workspace of the server: people's own tools have what names are left."""
+    """Select the tools as a workspace does: an own tool cannot replace a tool of the same name."""
     tools = {**make_tools(context, jobs), **offer.agent_tools}
     tools |= own_tools(context, offer.own_tools, tools)
     disabled = offer.disabled
     gone = set(disabled).union(*(FOREIGN_NAMES.get(name, ()) for name in disabled))
-    if not offer.questions:  # They need a host that passes them on to people.
+    if not offer.questions:  # Questions need a host that passes them on to people.
         gone.add(QUESTION)
     return {name: tool for name, tool in tools.items() if name not in gone}
 
 
 def _withheld(tools: Collection[str], offer: ToolOffer) -> dict[str, str]:
-    """A tool that was taken away, or that people have made of that name, is none of these."""
+    """Select the reasons for tools that are neither disabled nor replaced by an own tool."""
     gone = {*tools, *offer.disabled}
     return {name: why for name, why in offer.withheld.items() if name not in gone}
