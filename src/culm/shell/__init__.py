@@ -1,1 +1,1 @@
-"""Shell commands, judged on their syntax tree: what they run, and whether they only read."""
+"""Static analysis of shell commands: the programs they run, and whether they only read."""

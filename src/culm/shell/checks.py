@@ -1,14 +1,13 @@
-"""Read-only commands whose operands are a language of their own: find, sed, jq, test, printf, git.
+"""Checks of read-only commands whose operands are a language: find, sed, jq, test, printf, git.
 
-Each check raises `NotFree` unless it knows every part of what it is given.
+Each check raises `NotReadOnly` unless it knows every part of the command.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
-from culm.shell.entries import ReadOnlyEntry
 from culm.shell.options import NotReadOnly, ReadOnlyCheck, check_operands, parse_options
-from culm.shell.table import TABLE
+from culm.shell.table import TABLE, ReadOnlyEntry
 from culm.shell.words import Word, names
 
 _FIND_ALONE = names(
@@ -31,7 +30,7 @@ _SUBSTITUTE = (
 _SED_COMMAND = re.compile(
     rf"\s*(?P<range>{_RANGE})\s*!?\s*(?:[pdqDPNnGgHhxl=]|{_SUBSTITUTE})\s*(?:;|\n|$)"
 )
-# Bracket expressions that every program ends at the same place.
+# Bracket expressions that every sed ends at the same place.
 _BRACKETS = re.compile(r"\\.|\[(?!\^\])\^?(?:[^][\\/]|\[:[a-z]+:\])+\]")
 
 _JQ_REFUSED = re.compile(r"env|ENV|import|include|modulemeta|input_filename|get_search_list|\$__")
@@ -111,7 +110,7 @@ def _check_sed_script(script: str) -> None:
         found = _SED_COMMAND.match(script, at)
         if found is None or found.end() == at:
             raise NotReadOnly("has a script that may do more than print")
-        # Programs differ on a delimiter between brackets, which could end the expression early.
+        # Versions of sed differ on a delimiter in brackets, which could end the expression early.
         for part in (found["range"], found["old"]):
             if part and "[" in _BRACKETS.sub("", part):
                 raise NotReadOnly("has a script that may do more than print")
@@ -144,8 +143,8 @@ def check_printf(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyC
 
 
 def check_test(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
-    """`test`, `[` and `[[`: literal operands and the operators that only look."""
-    # Operands of numeric tests are arithmetic, which runs what a variable holds.
+    """Allow `test`, `[` and `[[` with literal operands and operators that only read."""
+    # Operands of numeric tests are arithmetic, which can run the value of a variable.
     allowed = _NUMERIC_OPERAND if is_numeric_test(words) else _TEST_OPERAND
     for word in words:
         if word.is_printable and word.raw in ("$?", '"$?"', "$#", '"$#"'):
@@ -185,9 +184,9 @@ def check_ps(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck
 
 
 def check_diff(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
-    """Of directories it compares what they hold, and follows links there."""
+    """Check the entries of directories, too: diff compares them and follows links there."""
     for operand in parse_options(entry, words, reading).operands:
-        for path in reading.held(operand):
+        for path in reading.with_entries(operand):
             reading.path(path)
 
 
@@ -199,12 +198,12 @@ def check_strings(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnly
 
 
 def check_git_list(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
-    """`git branch` and `git tag`: a name alone would make one."""
+    """Refuse `git branch` and `git tag` with a name alone, which would create one."""
     parsed = parse_options(entry, words, reading)
     listing = ("--list", "--contains", "--no-contains", "--merged", "--no-merged")
-    # The `-l` of older versions of `git branch` makes a name, so it is not in the table there.
+    # In older versions `git branch -l` creates a branch, so `-l` is not in its entry.
     if parsed.operands and not parsed.has("-l", *listing):
-        raise NotReadOnly("with a name makes or changes something")
+        raise NotReadOnly("with a name creates or changes something")
 
 
 def check_git_reflog(entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
@@ -241,10 +240,10 @@ _CHECKS: dict[str, Callable[[ReadOnlyEntry, Sequence[Word], ReadOnlyCheck], None
 
 
 def check(name: str, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
-    """Raise `NotFree` unless the command, given by its line and the words after it, only reads."""
+    """Raise `NotReadOnly` unless the command, an entry and the words after it, only reads."""
     entry = TABLE[name]
     if entry.operands not in ("text", "names"):
-        reading.here()
+        reading.check_directories()
     special = _CHECKS.get(name)
     if special is not None:
         special(entry, words, reading)
@@ -255,9 +254,9 @@ def check(name: str, words: Sequence[Word], reading: ReadOnlyCheck) -> None:
 
 
 def _check_git(words: Sequence[Word], reading: ReadOnlyCheck) -> None:
-    # A format can ask for signatures, which runs the program the configuration names.
+    # A format can request signatures, which runs the program that the configuration names.
     if any(_SIGNATURE.search(word.text or "") for word in words):
         raise NotReadOnly("may run a program to check signatures")
     for directory in reading.directories or ():
-        if not reading.places.owns_repository(directory):
+        if not reading.readable.owns_repository(directory):
             raise NotReadOnly("would use a repository that is not the workspace's own")

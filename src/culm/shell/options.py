@@ -1,84 +1,81 @@
-"""Whether one simple command keeps to its line of the read-only table.
+"""The check of one simple command against its entry in the read-only table.
 
-Options are matched exactly. A shortened long option, a value where none is taken, an option that is
-not listed: each is a reason to ask, and so is every path that does not lead inside.
+Options are matched exactly. An abbreviated long option, an unexpected value and an unlisted option
+each need approval, and so does every path that is not inside the workspace.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from culm.shell.entries import ReadOnlyEntry
-from culm.shell.places import NULL, ReadablePaths
-from culm.shell.script import Directories
-from culm.shell.words import Word
+from culm.shell.paths import NULL, ReadablePaths
+from culm.shell.table import ReadOnlyEntry
+from culm.shell.words import Directories, Word
 
 _NUMBER = re.compile(r"-[0-9]+")
 
 
 class NotReadOnly(Exception):
-    """Why a command is asked about, as the end of a sentence that begins with the command."""
+    """The reason for asking, as the end of a sentence that begins with the command."""
 
 
 @dataclass(slots=True)
 class ReadOnlyCheck:
-    """One command that may only read: the paths it names are resolved and noted here."""
+    """The check of one command; collects the resolved paths that it names."""
 
-    places: ReadablePaths
+    readable: ReadablePaths
     directories: Directories
     real: list[str] = field(default_factory=list[str])
     outside: list[str] = field(default_factory=list[str])
 
-    def here(self) -> Sequence[str]:
-        """Where it runs, which many commands read if they are not told what to read."""
+    def check_directories(self) -> Sequence[str]:
+        """Check the working directory, which many commands read by default."""
         if self.directories is None:
-            raise NotReadOnly("runs in a directory that cannot be told")
-        self.outside += [path for path in self.directories if not self.places.contains(path)]
+            raise NotReadOnly("runs in an unknown directory")
+        self.outside += [path for path in self.directories if not self.readable.contains(path)]
         return self.directories
 
     def path(self, text: str) -> None:
         if self.directories is None:
-            raise NotReadOnly("runs in a directory that cannot be told")
+            raise NotReadOnly("runs in an unknown directory")
         for directory in self.directories:
-            real = self.places.real(directory, text)
+            real = self.readable.real(directory, text)
             if real is None:
                 raise NotReadOnly(f"names a path that cannot be resolved: {_short(text)}")
             self.real.append(real)
-            if real != NULL and not self.places.contains(real):
+            if real != NULL and not self.readable.contains(real):
                 self.outside.append(real)
 
-    def held(self, text: str) -> list[str]:
-        """A path, and what lies in it if it is a directory."""
+    def with_entries(self, text: str) -> list[str]:
+        """Return a path, and its entries if it is a directory."""
         found = [text]
         for directory in self.directories or ():
-            names = self.places.names(directory, text)
+            names = self.readable.names(directory, text)
             if names is None:
-                raise NotReadOnly(f"names a directory that holds too much: {_short(text)}")
+                raise NotReadOnly(f"names a directory with too many entries: {_short(text)}")
             found += [f"{text}/{name}" for name in names]
         return found
 
     def known(self, word: Word) -> str:
         if word.text is None:
-            raise NotReadOnly(
-                f"has an argument that cannot be told from the text: {_short(word.raw)}"
-            )
+            raise NotReadOnly(f"has an argument with an unknown value: {_short(word.raw)}")
         return word.text
 
     def expanded(self, word: Word) -> list[str]:
-        """The words that stand in its place when the command runs."""
+        """Return the words that the shell replaces this one with."""
         text = self.known(word)
         if not word.is_pattern:
             return [text]
         if self.directories is None:
-            raise NotReadOnly("runs in a directory that cannot be told")
+            raise NotReadOnly("runs in an unknown directory")
         found: list[str] = []
         for directory in self.directories:
-            matches = self.places.matches(directory, text)
+            matches = self.readable.matches(directory, text)
             if matches is None:
-                raise NotReadOnly(f"has a pattern that matches too much: {_short(text)}")
+                raise NotReadOnly(f"has a pattern that matches too many files: {_short(text)}")
             found += matches
         for match in found:
-            # A file can have the name of an option, and what is matched may lie anywhere.
+            # A file name can look like an option, and a match may be anywhere.
             if match.startswith("-"):
                 raise NotReadOnly(f"has a pattern that matches an option: {_short(match)}")
             self.path(match)
@@ -99,7 +96,7 @@ class ParsedOptions:
 def parse_options(
     entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck
 ) -> ParsedOptions:
-    """Sort the words after the name. Raises `NotFree` on any that the entry does not list."""
+    """Sort the words after the name. Raises `NotReadOnly` on one that the entry does not list."""
     parsed = ParsedOptions()
     pending = list(reversed(words))
     while pending:
@@ -151,7 +148,7 @@ def _cluster(
     parsed: ParsedOptions,
     reading: ReadOnlyCheck,
 ) -> None:
-    """`-la`, `-n5`, `-n 5`."""
+    """Parse a cluster of short options: `-la`, `-n5`, `-n 5`."""
     if text in entry.flags:
         parsed.options.append((text, None))
         return
@@ -186,8 +183,8 @@ def _value(
     value = reading.known(word)
     if word.is_pattern:
         raise NotReadOnly(f"has a pattern as the value of an option: {_short(value)}")
-    # Where the program on this machine takes no value here, or stops looking for options at its
-    # first operand, the word is an operand: it must be harmless as a path, too.
+    # If the program on this machine takes no value here, or stops parsing options at its first
+    # operand, the word is an operand: it must be harmless as a path, too.
     is_pattern = name in entry.patterns and not parsed.operands
     if name in entry.paths or not (is_pattern or len(value) == 1):
         reading.path(value)
@@ -195,7 +192,7 @@ def _value(
 
 
 def check_operands(entry: ReadOnlyEntry, parsed: ParsedOptions, reading: ReadOnlyCheck) -> None:
-    """What the table says of operands, where no check of its own is named."""
+    """Check the operands of an entry without a check of its own."""
     match entry.operands:
         case "paths":
             paths = parsed.operands

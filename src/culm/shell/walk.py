@@ -1,30 +1,44 @@
 """The walk over a command's syntax tree: every simple command in it, and where each would run.
 
-Owns what the shell does between commands: order, directories, expansions, redirections. A node the
-walk does not know, and text the grammar skipped, make the whole unclear. What a simple command does
-is not decided here; the `Sink` is told of each.
+Owns the parser and the rules of the shell between commands: order, directories, expansions,
+redirections. An unknown node, and text that the grammar skipped, make the whole command unclear.
+The effect of a simple command is not decided here; each is reported to the `CommandVisitor`.
+
+Imports tree-sitter, which is slow to load, so `judge.py` imports this module on first use.
 """
 
 import re
+from functools import cache
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser, Tree
 
 from culm.shell.expansions import EXPANSIONS, WORD_PARTS, Expander
-from culm.shell.script import (
+from culm.shell.words import (
+    UNKNOWN,
+    CommandVisitor,
     Directories,
     Outcome,
-    Redirection,
     SimpleCommand,
     VariableAssignment,
+    Word,
+    names,
     union,
 )
-from culm.shell.tree import Node, parse
-from culm.shell.words import UNKNOWN, Word, names
+
+TEXT_BYTES_MAX = 64 * 1024  # More than a person reads before approving it.
+DEPTH_MAX = 120  # The walk takes about four frames a level; people nest less than 20 deep.
+NODES_MAX = 50_000  # About 64 KiB of short words; more would cost too much time.
+# Unclosed brackets cost the parser quadratic time: 2,000 take 0.2 s, 20,000 take 20 s. Its callback
+# for stopping early crashes the process (0.25.2), so they are counted before parsing.
+OPENERS_MAX = 2_000
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 _BLANK = re.compile(rb"(?:[ \t\n]|\\\n)*")
 _BLANK_IN_LINE = re.compile(rb"(?:[ \t]|\\\n)*")
 _DELIMITER = re.compile(r"\\?([\w.-]+)|'([\w.-]+)'|\"([\w.-]+)\"")
 _LEFT_OVER = re.compile(r"(?<!\\)(?:\\\\)*[$`][A-Za-z0-9_({@*#?$!`-]")
-_OF_A_LOOP = re.compile(r"[a-z_][a-z0-9_]*|[A-Z]")
+_LOOP_VARIABLE = re.compile(r"[a-z_][a-z0-9_]*|[A-Z]")
 _ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEPARATORS = names("; & ;; ;& ;;&") | {"\n"}
 _KEYWORDS = names(
@@ -32,37 +46,37 @@ _KEYWORDS = names(
 )
 
 
-def walk(text: str, directories: Directories, sink: Redirection) -> Outcome:
-    """Tell the sink of everything the text would run."""
+def walk(text: str, directories: Directories, visitor: CommandVisitor) -> Outcome:
+    """Report everything that the text would run to the visitor."""
     try:
         source = text.encode()
     except UnicodeEncodeError:
-        sink.unclear("it is not valid text")
+        visitor.unclear("it is not valid Unicode text")
         return None, None
     if _CONTROL.search(source):
-        sink.unclear("it holds control characters")
+        visitor.unclear("it contains control characters")
         return None, None
-    tree = parse(source)
+    tree = _parse(source)
     if tree is None:
-        sink.unclear("it is too long or too deeply nested to be judged")
+        visitor.unclear("it is too long or too deeply nested to be analyzed")
         return None, None
-    return _Walker(source, sink).program(tree.root_node, directories)
+    return _Walker(source, visitor).program(tree.root_node, directories)
 
 
 class _Walker:
-    def __init__(self, source: bytes, sink: Redirection) -> None:
+    def __init__(self, source: bytes, visitor: CommandVisitor) -> None:
         self._source = source
-        self._sink = sink
-        self._words = Expander(source, sink, self._statement)
+        self._visitor = visitor
+        self._words = Expander(source, visitor, self._statement)
 
     def program(self, root: Node, directories: Directories) -> Outcome:
         if root.has_error:
-            self._sink.unclear("its syntax is not understood")
+            self._visitor.unclear("its syntax is not understood")
         if root.type != "program":
             return None, None
-        rims = self._source[: root.start_byte] + b"\n" + self._source[root.end_byte :]
-        if not _BLANK.fullmatch(rims):
-            self._sink.unclear("its syntax is not understood")
+        outside = self._source[: root.start_byte] + b"\n" + self._source[root.end_byte :]
+        if not _BLANK.fullmatch(outside):
+            self._visitor.unclear("its syntax is not understood")
         return self._block(root, directories)
 
     # Statements.
@@ -88,7 +102,7 @@ class _Walker:
             case "while_statement" | "for_statement" | "do_group":
                 after = self._branches(node, directories)
                 if after[0] != directories:
-                    self._sink.unclear("it changes directory in a loop")
+                    self._visitor.unclear("it changes directory in a loop")
                 return after
             case "function_definition":
                 self._function(node, directories)
@@ -99,11 +113,11 @@ class _Walker:
             case "test_command":
                 self._test(node, directories)
             case _:
-                self._words.odd(node)
+                self._words.unknown_node(node)
         return directories, directories
 
     def _block(self, node: Node, directories: Directories, *, piped: bool = False) -> Outcome:
-        """Statements one after the other."""
+        """Walk statements that run one after the other."""
         outcome: Outcome = (directories, directories)
         children = self._children(node)
         separated = True
@@ -117,7 +131,7 @@ class _Walker:
                 separated = True
             else:
                 if not separated and b"\n" not in self._gap(children[index - 1], child):
-                    self._sink.unclear("part of its syntax is not understood")
+                    self._visitor.unclear("part of its syntax is not understood")
                 separated = False
                 before = directories if piped else union(*outcome)
                 outcome = self._statement(child, before)
@@ -128,8 +142,8 @@ class _Walker:
 
     def _list(self, node: Node, directories: Directories) -> Outcome:
         parts = [child for child in self._children(node) if child.type != "comment"]
-        if len(parts) != 3:  # There is an error in it.
-            self._words.odd(node)
+        if len(parts) != 3:  # It contains a syntax error.
+            self._words.unknown_node(node)
             return None, None
         left, operator, right = parts
         good, bad = self._statement(left, directories)
@@ -139,11 +153,11 @@ class _Walker:
         if operator.type == "||":
             then = self._statement(right, bad)
             return union(good, then[0]), then[1]
-        self._sink.unclear("part of its syntax is not understood")
+        self._visitor.unclear("part of its syntax is not understood")
         return None, None
 
     def _branches(self, node: Node, directories: Directories) -> Outcome:
-        """Any of its statements may run or not, in the order of the text."""
+        """Walk statements each of which may run or not, in the order of the text."""
         current = directories
         header = node.type in ("for_statement", "case_statement", "case_item")
         for child in self._children(node):
@@ -154,7 +168,7 @@ class _Walker:
                 self._loop_variable(node, child, directories)
             elif not child.is_named:
                 if kind not in _KEYWORDS and kind not in _SEPARATORS:
-                    self._sink.unclear("part of its syntax is not understood")
+                    self._visitor.unclear("part of its syntax is not understood")
             elif header and (kind in WORD_PARTS or kind in EXPANSIONS):
                 self._words.word(child, current)
             else:
@@ -162,25 +176,25 @@ class _Walker:
         return current, current
 
     def _loop_variable(self, node: Node, variable: Node, directories: Directories) -> None:
-        """`for PATH in ./bin` sets it as an assignment does; no program looks at `for file in`."""
+        """Report `for PATH in ./bin` as an assignment; a name such as `file` affects no program."""
         name = self._words.text(variable)
-        if _OF_A_LOOP.fullmatch(name):
+        if _LOOP_VARIABLE.fullmatch(name):
             return
         body = next((one for one in node.children if one.type == "do_group"), node)
         raw = self._source[node.start_byte : body.start_byte].decode().rstrip("; \t\n")
-        self._sink.simple(
+        self._visitor.simple(
             SimpleCommand((), (VariableAssignment(name, Word(raw, None), raw),), directories)
         )
 
     def _function(self, node: Node, directories: Directories) -> None:
         for child in self._children(node):
             if child.type == "word":
-                self._sink.define(self._words.text(child))
+                self._visitor.define(self._words.text(child))
             elif child.is_named and self._statement(child, directories) != (
                 directories,
                 directories,
             ):
-                self._sink.unclear("a function in it changes directory")
+                self._visitor.unclear("a function in it changes directory")
 
     def _redirected(self, node: Node, directories: Directories) -> Outcome:
         outcome: Outcome = (directories, directories)
@@ -192,7 +206,7 @@ class _Walker:
             else:
                 outcome = self._statement(child, directories)
                 around = union(directories, *outcome)
-                # After a list it belongs to the last command, and happens where that one runs.
+                # After a list it belongs to the last command, and applies in its directory.
                 if child.type == "list" and "cd" not in self._words.text(child.children[-1]):
                     around = outcome[0]
         for child in redirects:
@@ -208,7 +222,7 @@ class _Walker:
         for child in node.children:
             gap = self._source[end : child.start_byte]
             if not _BLANK_IN_LINE.fullmatch(gap) or (not gap and end > node.start_byte):
-                self._sink.unclear("its words cannot be told apart")
+                self._visitor.unclear("its words cannot be separated")
             end = child.end_byte
             kind = child.type
             if kind == "variable_assignment":
@@ -221,21 +235,21 @@ class _Walker:
                 words.append(Word(kind, kind))
             else:
                 words.append(self._words.word(child, directories))
-        return self._sink.simple(SimpleCommand(tuple(words), tuple(assignments), directories))
+        return self._visitor.simple(SimpleCommand(tuple(words), tuple(assignments), directories))
 
     def _assignments(self, node: Node, directories: Directories) -> None:
         nodes = [node] if node.type == "variable_assignment" else self._children(node)
         found = tuple(self._assignment(child, directories) for child in nodes)
-        self._sink.simple(SimpleCommand((), found, directories))
+        self._visitor.simple(SimpleCommand((), found, directories))
 
     def _assignment(self, node: Node, directories: Directories) -> VariableAssignment:
         raw = self._words.text(node)
         children = self._children(node)
         name = self._words.text(children[0]) if children else ""
         if node.type != "variable_assignment" or not _ASSIGNED.fullmatch(name):
-            # The subscript of an array is arithmetic, which can run what a variable holds.
-            self._sink.unclear("an assignment in it cannot be resolved")
-            self._words.odd(node)
+            # The subscript of an array is arithmetic, which can run the value of a variable.
+            self._visitor.unclear("an assignment in it cannot be resolved")
+            self._words.unknown_node(node)
             return VariableAssignment(name, Word(raw, None), raw)
         value = Word("", "")
         for child in children[2:]:
@@ -247,11 +261,11 @@ class _Walker:
             else:
                 value = self._words.word(child, directories)
         if not raw.startswith((f"{name}=", f"{name}+=")):
-            self._sink.unclear("an assignment in it cannot be resolved")
+            self._visitor.unclear("an assignment in it cannot be resolved")
         return VariableAssignment(name, value, raw)
 
     def _declaration(self, node: Node, directories: Directories) -> None:
-        """`export`, `declare`, `unset` and their like, told of as the simple commands they are."""
+        """Report `export`, `declare`, `unset` and similar as simple commands."""
         words: list[Word] = []
         for child in self._children(node):
             text = self._words.text(child)
@@ -262,7 +276,7 @@ class _Walker:
                 words.append(self._words.word(child, directories))
             else:
                 words.append(Word(text, text))
-        self._sink.simple(SimpleCommand(tuple(words), (), directories))
+        self._visitor.simple(SimpleCommand(tuple(words), (), directories))
 
     def _test(self, node: Node, directories: Directories) -> None:
         words: list[Word] = []
@@ -275,7 +289,7 @@ class _Walker:
                 pending.extend(reversed(self._children(inner)))
             else:
                 words.append(Word(self._words.text(inner), self._words.text(inner)))
-        self._sink.test(words, directories)
+        self._visitor.test(words, directories)
 
     # Redirections.
 
@@ -285,11 +299,11 @@ class _Walker:
         elif node.type == "herestring_redirect":
             for child in self._children(node):
                 if child.is_named:
-                    self._sink.redirect("<<<", self._words.word(child, directories), directories)
+                    self._visitor.redirect("<<<", self._words.word(child, directories), directories)
         elif node.type == "heredoc_redirect":
             self._heredoc(node, directories)
         else:
-            self._words.odd(node)
+            self._words.unknown_node(node)
 
     def _file_redirect(self, node: Node, directories: Directories) -> None:
         operator = ""
@@ -297,19 +311,19 @@ class _Walker:
         for child in self._children(node):
             if child.type == "file_descriptor":
                 if not self._words.text(child).isdigit():
-                    self._sink.unclear("a redirection in it cannot be resolved")
+                    self._visitor.unclear("a redirection in it cannot be resolved")
             elif not child.is_named:
                 operator = child.type
             elif target is None:
                 target = self._words.word(child, directories)
             else:
                 # The grammar lets a redirection have several targets; the shell does not.
-                self._sink.unclear("a redirection in it cannot be resolved")
+                self._visitor.unclear("a redirection in it cannot be resolved")
                 self._words.word(child, directories)
         if operator not in (">&-", "<&-"):
-            self._sink.redirect(operator, target or Word("", None), directories)
+            self._visitor.redirect(operator, target or Word("", None), directories)
         elif target is not None:
-            self._sink.unclear("a redirection in it cannot be resolved")
+            self._visitor.unclear("a redirection in it cannot be resolved")
 
     def _heredoc(self, node: Node, directories: Directories) -> None:
         start = body = ""
@@ -336,7 +350,7 @@ class _Walker:
                 case _:
                     pass
         found = _document(self._source, named, start, strips_tabs=operator == "<<-")
-        # The grammar may leave out blanks at the beginning; they hold nothing.
+        # The grammar may leave out blanks at the beginning; they contain no command.
         is_agreed = (
             found is not None
             and found[1] == ends
@@ -344,18 +358,18 @@ class _Walker:
             and found[0] <= begins
         )
         if not is_agreed or _LEFT_OVER.search(body):
-            self._sink.unclear("a here-document in it cannot be resolved")
+            self._visitor.unclear("a here-document in it cannot be resolved")
         known = None if UNKNOWN in body else ""
-        self._sink.redirect("<<<", Word(body, known), directories)
+        self._visitor.redirect("<<<", Word(body, known), directories)
 
     def _children(self, node: Node) -> list[Node]:
-        """Its children, if nothing but blanks lies between them."""
+        """Return the children; text other than blanks between them makes the command unclear."""
         children = node.children
         end = node.start_byte
         for child in children:
             start = child.start_byte
             if start != end and not _BLANK.fullmatch(self._source, end, start):
-                self._sink.unclear("part of its syntax is not understood")
+                self._visitor.unclear("part of its syntax is not understood")
             end = child.end_byte
         return children
 
@@ -363,7 +377,7 @@ class _Walker:
         before = self._source[node.start_byte - 1 : node.start_byte]
         text = self._source[node.start_byte : node.end_byte]
         if (before and before not in b" \t\n;&|()") or b"\n" in text:
-            self._sink.unclear("part of its syntax is not understood")
+            self._visitor.unclear("part of its syntax is not understood")
 
     def _gap(self, before: Node, after: Node) -> bytes:
         return self._source[before.end_byte : after.start_byte]
@@ -372,7 +386,7 @@ class _Walker:
 def _document(
     source: bytes, named: int, start: str, *, strips_tabs: bool
 ) -> tuple[int, int] | None:
-    """Where a here-document begins and ends, as the shell finds it: line by line."""
+    """Find the start and end of a here-document as the shell does: line by line."""
     delimiter = _DELIMITER.fullmatch(start)
     if delimiter is None:
         return None
@@ -385,10 +399,39 @@ def _document(
         if (line.lstrip(b"\t") if strips_tabs else line) == marker:
             return begins, end
         if line.endswith(b"\\") and _is_expanded(start):
-            return None  # The shell joins lines before it looks for the end.
+            return None  # The shell joins continued lines before it looks for the end.
         at = end + 1
     return None
 
 
 def _is_expanded(start: str) -> bool:
     return not any(quote in start for quote in "'\"\\")
+
+
+@cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def _parse(source: bytes) -> Tree | None:
+    """Parse a command; None if it is too large to be analyzed."""
+    openers = source.count(b"(") + source.count(b"{") + source.count(b"[") + source.count(b"<")
+    if len(source) > TEXT_BYTES_MAX or openers > OPENERS_MAX:
+        return None
+    tree = _parser().parse(source)
+    return tree if _is_bounded(tree) else None
+
+
+def _is_bounded(tree: Tree) -> bool:
+    """Return True if the tree is small and flat enough for a recursive walk."""
+    if tree.root_node.descendant_count > NODES_MAX:
+        return False
+    cursor = tree.walk()
+    while True:
+        if cursor.goto_first_child():
+            if cursor.depth > DEPTH_MAX:
+                return False
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return True

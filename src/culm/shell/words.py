@@ -1,16 +1,25 @@
-"""One word of a shell command: its value, where the text alone tells it.
+"""Words and simple commands: the values that the walk over a shell command reports.
 
-Owns quoting. The tree says where a word begins and ends and which expansions it holds; the scanner
-here reads the rest again, so that a word is known only where the grammar and we agree on it.
+Owns quoting. The syntax tree gives the extent of a word and the expansions in it. The scanner here
+parses the rest of the word again, so that a word counts as known only where the grammar and the
+scanner agree.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-# What the walker puts in the place of an expansion before a word is scanned.
-UNKNOWN = "\x00"  # It may be anything.
-OUTPUT = "\x01"  # What commands put out that are judged themselves.
-NUMBER = "\x02"  # A number or another harmless bit, such as `$?`.
+# Marks that replace the expansions of a word before it is scanned.
+UNKNOWN = "\x00"  # Any value.
+OUTPUT = "\x01"  # The output of commands that are judged themselves.
+NUMBER = "\x02"  # A number or another harmless value, such as `$?`.
+
+# The possible working directories of a command; None if they are unknown.
+Directories = tuple[str, ...] | None
+Outcome = tuple[Directories, Directories]  # After success, and after failure.
+
+DIRECTORIES_MAX = 8  # A text that can reach more directories is not free.
 
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,^-][A-Za-z0-9_./:@%+,^=-]*")
 _META = frozenset("|&;()<>$`\"'\\ \t\n")
@@ -20,24 +29,72 @@ _SIMPLE_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    raw: str  # As it is written.
-    text: str | None  # Its value; None if the text does not tell it.
-    is_pattern: bool = False  # It holds `*` or `?` unquoted: files are put in its place.
-    # Not known, but one word that is no more than judged output and numbers: it may be printed.
+    raw: str  # The source text, with its quotes.
+    text: str | None  # Its value; None if the source text does not determine it.
+    is_pattern: bool = False  # It contains an unquoted `*` or `?`: the shell expands it to files.
+    # The value is unknown, but it is one word made of judged output and numbers only: it may be
+    # printed.
     is_printable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class VariableAssignment:
+    name: str
+    value: Word
+    raw: str  # The whole assignment in the source text.
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleCommand:
+    """A simple command as written, before its wrappers are removed."""
+
+    words: tuple[Word, ...]  # Empty if it only sets variables.
+    assignments: tuple[VariableAssignment, ...]
+    directories: Directories
+
+
+class CommandVisitor(Protocol):
+    """The receiver of everything that the walk over a command finds."""
+
+    def unclear(self, why: str) -> None:
+        """Report that the text does not determine the commands that would run."""
+        ...
+
+    def define(self, name: str) -> None:
+        """Report a function definition; the commands of its body are reported, too."""
+        ...
+
+    def simple(self, command: SimpleCommand) -> Outcome: ...
+
+    def test(self, words: Sequence[Word], directories: Directories) -> None:
+        """Report `[ … ]` or `[[ … ]]`, brackets included."""
+        ...
+
+    def redirect(self, operator: str, target: Word, directories: Directories) -> None:
+        """Report a redirection; `<<<` also stands for a here-document."""
+        ...
+
+
 class UnexpectedWord(Exception):
-    """The text of a word is not what a word can be: the grammar took it for something else."""
+    """Text that cannot be a word: the grammar has misread the command."""
 
 
 def names(text: str) -> frozenset[str]:
-    """A set of words, written as people write them."""
+    """Split a string of names separated by blanks into a set."""
     return frozenset(text.split())
 
 
+def union(*several: Directories) -> Directories:
+    found: dict[str, None] = {}
+    for directories in several:
+        if directories is None:
+            return None
+        found.update(dict.fromkeys(directories))
+    return tuple(found) if len(found) <= DIRECTORIES_MAX else None
+
+
 def scan(masked: str, raw: str) -> Word:
-    """Read one word, its expansions masked. Raises `Odd`."""
+    """Parse one word whose expansions are masked. Raises `UnexpectedWord`."""
     return _Scanner(masked).scan(raw)
 
 
@@ -46,7 +103,7 @@ class _Scanner:
         self._text = text
         self._at = 0
         self._out: list[str] = []
-        self._live = ""  # The unquoted characters, for what is expanded after the quotes are read.
+        self._live = ""  # The unquoted characters, which the shell expands after it removes quotes.
         self._quoted_pattern = False
         self._unknown = False
         self._unprintable = False
@@ -96,7 +153,7 @@ class _Scanner:
 
     def _quoted(self, text: str) -> None:
         self._out.append(text)
-        # Stands for what was quoted, so that `a"x"~` is not taken for a tilde at the start.
+        # Stands for the quoted text, so that `a"x"~` is not taken for a tilde at the start.
         self._live += "x"
         self._quoted_pattern |= not _PATTERN.isdisjoint(text)
 
@@ -111,7 +168,7 @@ class _Scanner:
         following = self._text[self._at + 1 : self._at + 2]
         if not following:
             raise UnexpectedWord("a trailing backslash")
-        if following != "\n":  # A joined line leaves nothing.
+        if following != "\n":  # A line continuation leaves nothing.
             self._quoted(following)
         self._at += 2
 
@@ -159,7 +216,7 @@ class _Scanner:
 
 
 def _leaves_text(live: str) -> bool:
-    """Whether the shell puts something else in the word's place: braces, a tilde, `[…]`."""
+    """Return True if the shell replaces the word: by braces, a tilde or `[…]`."""
     if live.startswith("~") or "=~" in live or ":~" in live:
         return True
     opened = live.find("{")

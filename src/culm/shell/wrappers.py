@@ -1,4 +1,4 @@
-"""Commands that run another one, looked through to what they run."""
+"""Commands that run another command, and how to find the inner command."""
 
 import re
 from collections.abc import Sequence
@@ -12,13 +12,15 @@ _DURATION = re.compile(r"[0-9.]+[smhd]?")
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
+    """The options of a wrapper, and its effect on the inner command."""
+
     flags: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
     leads: int = 0  # Operands before the command, such as the time of `timeout`.
-    assigns: bool = False  # `NAME=value` may stand before the command.
-    # It does more than start the command: it is told of, too, and nothing under it is free.
-    is_shown: bool = False
-    default: str = ""  # What runs if no command is given; "" if it does something else then.
+    assigns: bool = False  # `NAME=value` may come before the command.
+    # It does more than start the command: it is reported itself, and nothing under it is free.
+    is_reported: bool = False
+    default: str = ""  # The program that runs if no command is given; "" if none does.
 
 
 def _wrapper(
@@ -27,17 +29,17 @@ def _wrapper(
     *,
     leads: int = 0,
     assigns: bool = False,
-    is_shown: bool = False,
+    is_reported: bool = False,
     default: str = "",
 ) -> Wrapper:
     return Wrapper(
-        frozenset(flags.split()), frozenset(values.split()), leads, assigns, is_shown, default
+        frozenset(flags.split()), frozenset(values.split()), leads, assigns, is_reported, default
     )
 
 
 WRAPPERS: dict[str, Wrapper] = {
     "nohup": _wrapper(),
-    "setsid": _wrapper("-w -f --wait --fork", is_shown=True),
+    "setsid": _wrapper("-w -f --wait --fork", is_reported=True),
     "timeout": _wrapper(
         "--foreground --preserve-status -v --verbose", "-k -s --kill-after --signal", leads=1
     ),
@@ -49,14 +51,14 @@ WRAPPERS: dict[str, Wrapper] = {
     "builtin": _wrapper(),
     "exec": _wrapper(),
     "env": _wrapper("-i - --ignore-environment", "-u --unset", assigns=True),
-    "coproc": _wrapper(is_shown=True),
-    "sudo": _wrapper("-n -E -H -S -b -k", "-u -g -p -C -h", assigns=True, is_shown=True),
-    "doas": _wrapper("-n", "-u -C", is_shown=True),
-    "busybox": _wrapper(is_shown=True),
+    "coproc": _wrapper(is_reported=True),
+    "sudo": _wrapper("-n -E -H -S -b -k", "-u -g -p -C -h", assigns=True, is_reported=True),
+    "doas": _wrapper("-n", "-u -C", is_reported=True),
+    "busybox": _wrapper(is_reported=True),
     "xargs": _wrapper(
         "-0 -r -t -x --null --no-run-if-empty --verbose",
         "-n -P -I -L -d -s -E --max-args --max-procs --replace --max-lines --delimiter --max-chars",
-        is_shown=True,
+        is_reported=True,
         default="echo",
     ),
 }
@@ -66,11 +68,11 @@ WRAPPERS: dict[str, Wrapper] = {
 class Unwrapped:
     words: Sequence[Word]  # The command inside; empty if there is none.
     assigned: Sequence[tuple[str, Word]] = ()
-    is_clear: bool = True  # False if its own options are not known: what it runs cannot be told.
+    is_clear: bool = True  # False if its own options are unknown, and so the command inside.
 
 
 def unwrap(wrapper: Wrapper, words: Sequence[Word]) -> Unwrapped:
-    """Take a wrapper, its options and its operands off. `words` follow its name."""
+    """Remove the options and operands of a wrapper. `words` follow its name."""
     assigned: list[tuple[str, Word]] = []
     leads = wrapper.leads
     at = 0
@@ -108,7 +110,7 @@ def unwrap(wrapper: Wrapper, words: Sequence[Word]) -> Unwrapped:
 
 
 def fill_in(words: Sequence[Word], inner: Sequence[Word]) -> Sequence[Word]:
-    """The command of an `xargs`, with what it reads put in where `-I` says so."""
+    """Return the command of an `xargs`; words that `-I` fills from the input become unknown."""
     for index, word in enumerate(words[: len(words) - len(inner)]):
         text = word.text or ""
         mark = ""
@@ -124,7 +126,7 @@ def fill_in(words: Sequence[Word], inner: Sequence[Word]) -> Sequence[Word]:
 
 
 def _is_attached(wrapper: Wrapper, text: str) -> bool:
-    """`-n5`, `--signal=KILL`, and a cluster of flags such as `-0r`."""
+    """Match `-n5`, `--signal=KILL`, and a cluster of flags such as `-0r`."""
     if text.startswith("--"):
         return "=" in text and text.partition("=")[0] in wrapper.values
     if not text.startswith("-") or len(text) == 1:

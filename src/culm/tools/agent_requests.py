@@ -1,7 +1,8 @@
-"""The seam towards whoever has other agents work: what an agent wants done, and who does it.
+"""The interface for delegating work to other agents: the requests and their handler.
 
-The tools for it are the same in the server and in a worker. In the server the office is the tree of
-agents itself; a worker's passes each errand on to its host, by a host call whose `op` is the tag.
+The tools are the same in the server and in a worker. In the server the handler is the tree of
+agents itself; in a worker it forwards each request to the host, as a host call whose `op` is the
+tag.
 """
 
 from typing import Annotated, Literal, Protocol
@@ -12,21 +13,23 @@ from culm.tools.base import CallRequest, CallResult, Watch
 from culm.wire.agents import NAME_CHARS_MAX, PROMPT_CHARS_MAX, Name, Until
 from culm.wire.runs import Limits, Money, Tokens
 
-ASSIGNMENTS_MAX = 50  # In one call; the limits of the tree are checked apart from it.
+ASSIGNMENTS_MAX = 50  # In one call; the limits of the tree are checked separately.
 TIMEOUT_S_MAX = 3600.0
 
 
 class AgentAssignment(Struct, frozen=True, omit_defaults=True):
+    """The work and the settings of one agent to start."""
+
     prompt: Annotated[
         str,
         Meta(
-            description="All it has to know: it sees nothing of this conversation.",
+            description="Everything it has to know: it does not see this conversation.",
             min_length=1,
             max_length=PROMPT_CHARS_MAX,
         ),
     ]
     name: Annotated[
-        str, Meta(description="A few words by which people know it.", max_length=NAME_CHARS_MAX)
+        str, Meta(description="A short name that people see.", max_length=NAME_CHARS_MAX)
     ] = ""
     role: Annotated[
         Name, Meta(description="explorer (only reads), worker, reviewer, or a configured one.")
@@ -36,24 +39,24 @@ class AgentAssignment(Struct, frozen=True, omit_defaults=True):
         Annotated[list[Name], Meta(max_length=100)] | None,
         Meta(description="The only tools it may use."),
     ] = None
-    read_only: Annotated[bool, Meta(description="It may only look.")] = False
+    read_only: Annotated[bool, Meta(description="It may only read.")] = False
     worktree: Annotated[
         bool, Meta(description="It works in a git worktree of its own, on its own branch.")
     ] = False
     limits: Annotated[
-        Limits, Meta(description="What it may use up: wall_s, steps, tokens, cost (USD).")
+        Limits, Meta(description="Its limits: wall_s, steps, tokens, cost (USD).")
     ] = field(default_factory=Limits)
 
 
 class StartAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="agent"):
-    """Nothing is started unless all of it can be."""
+    """Start all of the assignments, or none of them."""
 
     assignments: Annotated[list[AgentAssignment], Meta(min_length=1, max_length=ASSIGNMENTS_MAX)]
-    wait: bool = True  # Else they are detached, and this returns at once.
+    wait: bool = True  # Otherwise they are detached and the call returns at once.
 
 
 class WaitForAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="wait"):
-    agents: list[Name] = field(default_factory=list[Name])  # None are all that one has started.
+    agents: list[Name] = field(default_factory=list[Name])  # Empty: all of its own.
     until: Until = "all"
     timeout_s: Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)] = 600.0
 
@@ -69,43 +72,45 @@ class StopAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="s
 
 
 class ListAgents(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="list"):
-    agent: Name = ""  # Whose tree; empty is one's own.
+    agent: Name = ""  # The root of the tree; empty is the caller.
 
 
 class MailRequest(Struct, frozen=True, omit_defaults=True, tag_field="op", tag="mail"):
-    """Send a letter, answer one, or ask what became of one."""
+    """Send a letter, reply to one, or query the status of one."""
 
     action: Literal["send", "reply", "status"]
     to: Name = ""
     kind: Literal["task", "ask", "handoff"] = "task"
     text: str = ""
-    letter: Name = ""  # The one that is answered, or asked about.
+    letter: Name = ""  # The letter to reply to or to query.
 
 
 AgentRequest = StartAgents | WaitForAgents | SteerAgent | StopAgents | ListAgents | MailRequest
 
 
 class Delegation(Protocol):
-    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
-        """Do it, and say what came of it. What cannot be done is an error result, in words.
+    """Handles the requests of one agent."""
 
-        To cancel it ends what it waits for: agents that were started to be waited for.
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
+        """Handle a request and return its result; a request that cannot be done is an error result.
+
+        Cancelling it stops the agents that were started to be waited for.
         """
         ...
 
 
-# --- what else a worker has its host do; not for models
+# --- other requests of a worker to its host; not for models
 
 
 class ReserveBudget(Struct, frozen=True, tag_field="op", tag="reserve"):
-    """Set something aside for a question to a model, on every budget above."""
+    """Reserve part of every budget above for a model request."""
 
     tokens: Tokens
     cost: Money
 
 
 class ReservedBudget(Struct, frozen=True, omit_defaults=True):
-    """Without an id it was refused, and `refused` says which budget is used up."""
+    """A reservation; without an id it was refused, and `refused` names the exhausted budget."""
 
     id: str = ""
     refused: str = ""

@@ -1,7 +1,7 @@
-"""`agent`, `agent_wait`, `agent_send`, `agent_stop`, `agent_list`, `mail`: having others work.
+"""`agent`, `agent_wait`, `agent_send`, `agent_stop`, `agent_list`, `mail`: delegating work.
 
-Owns how a model asks for it, and reads what it wrote into an errand. Doing it is the delegation's
-(`delegation.py`). Nobody need be asked about an errand: whoever is started asks for what it does.
+Owns the arguments of these tools and turns them into requests. The `Delegation` of the agent
+handles them. A request needs no approval: a started agent asks for approval of its own calls.
 """
 
 from collections.abc import Callable
@@ -32,57 +32,57 @@ from culm.wire.agents import PROMPT_CHARS_MAX, Name, Until
 from culm.wire.codec import Json, encodable
 from culm.wire.runs import CrashPolicy
 
-AGENTS_MAX = 200  # Named in one call.
+AGENTS_MAX = 200  # The maximum in one call.
 
 AGENT = """\
-Have agents work for you, each in a conversation of its own. Use it for work that can be told apart
-from yours: a search through much, parts that can be done side by side, a review. Not for what takes
-you a few calls. Give one (prompt and what belongs to it) or several, which work side by side
-(assignments). With wait you get what each reports; without, their ids, and agent_wait later gets
-the reports."""
+Start agents that work for you, each in a conversation of its own. Use it for work that is separate
+from yours: a large search, parts that can be done in parallel, a review. Do not use it for a few
+calls. Pass one assignment (prompt and its settings) or several, which run in parallel
+(assignments). With wait you get the report of each; without it you get their ids, and agent_wait
+gets the reports later."""
 
 AGENT_WAIT = """\
-Wait for agents that you did not wait for when you started them, or sent more to do, and get what
-they report. Without agents it waits for all of yours. If the time runs out it says who still works;
-they go on."""
+Wait for agents that you started without waiting or sent more work to, and get their reports.
+Without agents it waits for all of yours. If the time runs out it lists the agents that are still
+working; they continue."""
 
 AGENT_SEND = """\
-Say something to an agent that you started. If it works, it reads this before its next step; if it
-has ended, it takes this as more work and still knows all it did. For an agent that is not yours use
-mail."""
+Send a message to an agent that you started. If it is working, it reads the message before its next
+step; if it has ended, the message is more work for it, and it still knows its earlier work. For an
+agent that is not yours use mail."""
 
 AGENT_STOP = """\
-Stop agents that you started, and all that work for them. What they have done stays done."""
+Stop agents that you started, and all agents that work for them. Their changes are kept."""
 
 AGENT_LIST = """\
-List the agents that work for you and those that work for them: their ids, what they are doing, what
-they wait for and what they cost. For what they report use agent_wait."""
+List the agents that work for you and those that work for them: their ids, their current activity,
+what they wait for and their cost. For their reports use agent_wait."""
 
 MAIL = """\
-Write to another agent of this project, by its id, also when it is not at work: the letter is kept
-until it is read. send needs to and text; reply needs letter (the one you answer) and text; status
-needs letter, and says what became of one you sent. For an agent that works for you agent_send is
-quicker."""
+Write to another agent of this project, by its id, even if it is not working: the letter is kept
+until it is read. send needs to and text; reply needs letter (the one you reply to) and text; status
+needs letter, and reports the state of one you sent. For an agent that works for you agent_send is
+faster."""
 
 _Agents = Annotated[list[Name], Meta(max_length=AGENTS_MAX)]
 
 
 class AgentArguments(AgentAssignment, frozen=True):
-    """One assignment as it is, or several of them."""
+    """One assignment, or a list of them."""
 
     prompt: Annotated[
         str,
         Meta(
-            description="What the agent shall do and report, and all it has to know: it sees "
-            "nothing of this conversation.",
+            description="The work, the expected report, and everything it has to know: it does "
+            "not see this conversation.",
             max_length=PROMPT_CHARS_MAX,
         ),
     ] = ""
     assignments: Annotated[
         list[AgentAssignment],
         Meta(
-            description="Instead of all of the above, several agents: each has a prompt and what "
-            "belongs to it.",
+            description="Instead of all of the above, several agents: each has a prompt and its "
+            "settings.",
             max_length=ASSIGNMENTS_MAX,
         ),
     ] = field(default_factory=list[AgentAssignment])
@@ -104,9 +104,9 @@ class AgentWaitArguments(Struct, frozen=True):
 class AgentSendArguments(Struct, frozen=True):
     agent: Annotated[Name, Meta(description="Its id.", min_length=1)]
     message: Annotated[
-        str, Meta(description="What to tell it.", min_length=1, max_length=PROMPT_CHARS_MAX)
+        str, Meta(description="The message.", min_length=1, max_length=PROMPT_CHARS_MAX)
     ]
-    wait: Annotated[bool, Meta(description="Whether to wait for what it reports then.")] = False
+    wait: Annotated[bool, Meta(description="Whether to wait for its report.")] = False
 
 
 class AgentStopArguments(Struct, frozen=True):
@@ -126,58 +126,62 @@ class MailArguments(Struct, frozen=True):
         Literal["task", "ask", "handoff"],
         Meta(description="task: work to do. ask: wants a reply. handoff: your work is now its."),
     ] = "task"
-    text: Annotated[str, Meta(description="What to write.", max_length=PROMPT_CHARS_MAX)] = ""
+    text: Annotated[
+        str, Meta(description="The text of the letter.", max_length=PROMPT_CHARS_MAX)
+    ] = ""
     letter: Annotated[Name, Meta(description="The id of a letter.")] = ""
 
 
-# --- what a model wrote, as an errand
+# --- parsing of arguments into requests
 
 
-def read_start(given: dict[str, Json]) -> StartAgents:
-    said = parse_arguments(given, AgentArguments)
-    own = AgentAssignment(*(getattr(said, name) for name in AgentAssignment.__struct_fields__))
-    if not said.assignments:
-        if not said.prompt.strip():
+def read_start(raw: dict[str, Json]) -> StartAgents:
+    arguments = parse_arguments(raw, AgentArguments)
+    own = AgentAssignment(*(getattr(arguments, name) for name in AgentAssignment.__struct_fields__))
+    if not arguments.assignments:
+        if not arguments.prompt.strip():
             raise InvalidArguments("give a prompt, or assignments that each have one")
-        return StartAgents([own], said.wait)
+        return StartAgents([own], arguments.wait)
     if own != AgentAssignment(""):
-        # To pass over a `read_only` beside them would let them all write.
+        # Ignoring a `read_only` beside them would let all of them write.
         raise InvalidArguments(
             "beside assignments only wait is taken; put the rest into each of them"
         )
-    if any(not one.prompt.strip() for one in said.assignments):
+    if any(not one.prompt.strip() for one in arguments.assignments):
         raise InvalidArguments("every one of the assignments needs a prompt")
-    return StartAgents(said.assignments, said.wait)
+    return StartAgents(arguments.assignments, arguments.wait)
 
 
-def read_wait(given: dict[str, Json]) -> WaitForAgents:
-    said = parse_arguments(given, AgentWaitArguments)
-    return WaitForAgents(said.agents, said.until, said.timeout_s)
+def read_wait(raw: dict[str, Json]) -> WaitForAgents:
+    arguments = parse_arguments(raw, AgentWaitArguments)
+    return WaitForAgents(arguments.agents, arguments.until, arguments.timeout_s)
 
 
-def read_send(given: dict[str, Json]) -> SteerAgent:
-    said = parse_arguments(given, AgentSendArguments)
-    return SteerAgent(said.agent, said.message, said.wait)
+def read_send(raw: dict[str, Json]) -> SteerAgent:
+    arguments = parse_arguments(raw, AgentSendArguments)
+    return SteerAgent(arguments.agent, arguments.message, arguments.wait)
 
 
-def read_stop(given: dict[str, Json]) -> StopAgents:
-    return StopAgents(parse_arguments(given, AgentStopArguments).agents)
+def read_stop(raw: dict[str, Json]) -> StopAgents:
+    return StopAgents(parse_arguments(raw, AgentStopArguments).agents)
 
 
-def read_list(given: dict[str, Json]) -> ListAgents:
-    return ListAgents(parse_arguments(given, AgentListArguments).agent)
+def read_list(raw: dict[str, Json]) -> ListAgents:
+    return ListAgents(parse_arguments(raw, AgentListArguments).agent)
 
 
-def read_mail(given: dict[str, Json]) -> MailRequest:
-    said = parse_arguments(given, MailArguments)
+def read_mail(raw: dict[str, Json]) -> MailRequest:
+    arguments = parse_arguments(raw, MailArguments)
     needed = {
-        "send": {"to": said.to, "text": said.text},
-        "reply": {"letter": said.letter, "text": said.text},
-        "status": {"letter": said.letter},
-    }[said.action]
+        "send": {"to": arguments.to, "text": arguments.text},
+        "reply": {"letter": arguments.letter, "text": arguments.text},
+        "status": {"letter": arguments.letter},
+    }[arguments.action]
     if missing := [name for name, value in needed.items() if not value.strip()]:
-        raise InvalidArguments(f"{said.action} needs {' and '.join(missing)}")
-    return MailRequest(said.action, said.to, said.kind, said.text, said.letter)
+        raise InvalidArguments(f"{arguments.action} needs {' and '.join(missing)}")
+    return MailRequest(
+        arguments.action, arguments.to, arguments.kind, arguments.text, arguments.letter
+    )
 
 
 # --- the tools
@@ -185,8 +189,10 @@ def read_mail(given: dict[str, Json]) -> MailRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentTool:
+    """A tool that turns its arguments into one agent request."""
+
     spec: ToolSpec
-    read: Callable[[dict[str, Json]], AgentRequest]  # Raises `BadArguments`.
+    read: Callable[[dict[str, Json]], AgentRequest]  # Raises `InvalidArguments`.
     delegation: Delegation
     parallel: bool
     crash: CrashPolicy
@@ -199,7 +205,7 @@ class AgentTool:
         return free_plan(call, lambda watch: self.delegation.do(call, request, watch))
 
 
-# Their schemas are made once: a worker makes its tools for every run.
+# The schemas are made once: a worker makes its tools for every run.
 _STARTING = (
     partial(
         AgentTool,
@@ -251,9 +257,9 @@ _OTHERS = (
 def make_agent_tools(
     delegation: Delegation, *, may_start: bool, roles: str = ""
 ) -> dict[str, Tool]:
-    """Those of an agent; one that may start no others has nobody to wait for, or to stop.
+    """Make the tools of an agent; one that may not start others cannot wait for or stop any.
 
-    `roles` is what a model is told of those that there are.
+    `roles` describes the available roles to the model.
     """
     kinds = (*_STARTING, *_OTHERS) if may_start else _OTHERS
     tools = [kind(delegation=delegation) for kind in kinds]

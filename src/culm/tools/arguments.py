@@ -1,4 +1,4 @@
-"""The arguments of a tool: how a model is told of them, and what it wrote, read once."""
+"""The arguments of a tool: their schema for the model, and parsing of the values it wrote."""
 
 from typing import Annotated, TypeVar, cast
 
@@ -18,23 +18,23 @@ FilePath = Annotated[
 
 
 class InvalidArguments(Exception):
-    """Arguments that a tool cannot take. Says which, and what would be right."""
+    """Arguments that a tool does not accept. Names the argument and the expected value."""
 
 
-def parse_arguments(given: dict[str, Json], kind: type[A]) -> A:
-    """Read what a model wrote; raises `BadArguments`.
+def parse_arguments(arguments: dict[str, Json], kind: type[A]) -> A:
+    """Parse the arguments that a model wrote; raises `InvalidArguments`.
 
-    Models write numbers as text and null for what they leave out; both are taken as meant.
+    Models write numbers as text and null for omitted arguments; both are accepted.
     """
     try:
-        return msgspec.convert(_without_nulls(given), kind, strict=False)
+        return msgspec.convert(_without_nulls(arguments), kind, strict=False)
     except msgspec.ValidationError as exc:
-        problem, _, place = str(exc).partition(" - at `$.")
-        place = place.rstrip("`")
-        about = _properties(kind).get(place.split("[")[0].split(".")[0], {})
-        right = f" - {place}: {about['description']}" if about else ""
+        problem, _, where = str(exc).partition(" - at `$.")
+        where = where.rstrip("`")
+        about = _properties(kind).get(where.split("[")[0].split(".")[0], {})
+        right = f" - {where}: {about['description']}" if about else ""
         raise InvalidArguments(f"{clean(problem)}{right}") from exc
-    except ValueError as exc:  # Text with half a surrogate pair has no UTF-8.
+    except ValueError as exc:  # Text with an unpaired surrogate cannot be encoded.
         raise InvalidArguments(f"an argument cannot be read: {clean(str(exc))}") from exc
 
 
@@ -48,7 +48,7 @@ def _without_nulls(value: Json) -> Json:
 
 
 def make_spec(name: str, description: str, kind: type[msgspec.Struct]) -> ToolSpec:
-    """The tool as a model is told of it; its schema says what `kind` takes."""
+    """Make the description of a tool for the model, with the schema of `kind`."""
     required = [field.name for field in msgspec.structs.fields(kind) if field.required]
     parameters: dict[str, Json] = {"type": "object", "properties": _properties(kind)}
     return ToolSpec(name, description, {**parameters, "required": required})
@@ -56,27 +56,27 @@ def make_spec(name: str, description: str, kind: type[msgspec.Struct]) -> ToolSp
 
 def _properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, Json]]:
     _, components = msgspec.json.schema_components([kind])
-    properties = _written_out(components[kind.__name__]["properties"], components)
+    properties = _inline_references(components[kind.__name__]["properties"], components)
     return cast("dict[str, dict[str, Json]]", properties)
 
 
-def _written_out(schema: Json, components: dict[str, Json]) -> Json:
-    """The schema with every reference replaced by what it means: not every model follows one."""
+def _inline_references(schema: Json, components: dict[str, Json]) -> Json:
+    """Replace every reference in a schema by its definition: not every model follows one."""
     if isinstance(schema, dict):
         named = cast("dict[str, Json]", schema)
         reference = named.get("$ref")
         if isinstance(reference, str):
-            meant = dict(components[reference.rpartition("/")[2]])
-            meant.pop("title", None)
-            return _written_out(
-                {**meant, **{k: v for k, v in named.items() if k != "$ref"}}, components
+            target = dict(components[reference.rpartition("/")[2]])
+            target.pop("title", None)
+            return _inline_references(
+                {**target, **{k: v for k, v in named.items() if k != "$ref"}}, components
             )
-        return {name: _written_out(value, components) for name, value in named.items()}
+        return {name: _inline_references(value, components) for name, value in named.items()}
     if isinstance(schema, list):
-        return [_written_out(value, components) for value in cast("list[Json]", schema)]
+        return [_inline_references(value, components) for value in cast("list[Json]", schema)]
     return schema
 
 
 def metadata(**fields: str | int | bool | None) -> str:
-    """What clients show beside a result, as JSON; what is None is not known."""
+    """Encode the data that clients show beside a result as JSON; None values are omitted."""
     return encode({k: value for k, value in fields.items() if value is not None}).decode()

@@ -1,26 +1,33 @@
-"""The seam towards tools: what one is called with, what it plans, what it answers.
+"""The interface of tools: the call, its plan and its result.
 
-A call goes through two steps. `prepare` looks and resolves, and changes nothing: it says what would
-happen. Whether that may happen is decided in between, by `permission/`. Then the plan is carried
-out, and what it does is what was shown.
+A call has two steps. `prepare` looks and resolves and changes nothing; its plan describes the
+effect exactly. `permission/` decides in between whether the plan may run. Then `run` carries out
+the plan that was shown.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
+from culm.clock import Clock
+from culm.ids import Ids
 from culm.model.base import ToolSpec
+from culm.processes.base import Processes
+from culm.store.store import Store
+from culm.tools.files.file_executor import FileExecutor
+from culm.tools.files.paths import WorkspacePaths
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.codec import Json, encode
 from culm.wire.runs import CrashPolicy
 
-Watch = Callable[[str], None]  # Told what a call puts out while it goes on.
+Watch = Callable[[str], None]  # Receives the output of a call while it runs.
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """One complete call of a model, and for whom it is made."""
+    """One complete tool call of a model, and the run it belongs to."""
 
     id: str  # Unique in its message.
     name: str
@@ -33,7 +40,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the model reads; an error is a value, too."""
+    """The result that the model reads; an error is a value, too."""
 
     content: str
     is_error: bool = False
@@ -45,26 +52,26 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAction:
-    """What a call will do, resolved: this is judged, shown to people and bound by its digest."""
+    """The resolved effect of a call: it is judged, shown to people and bound by its digest."""
 
     tool: str
     name: str  # execute, write, read, list, fetch, download, …
     description: str = ""  # One line for a person.
-    path: str = ""  # The directory it is about, absolute and real.
-    params: Json = None  # What a client's dialog shows; crush-wire has the shape of each tool.
-    # What the digest is over: argv, real paths, working directory, contents. Two calls with the
-    # same do the same.
+    path: str = ""  # The directory it affects, absolute and real.
+    params: Json = None  # Shown in the dialog of a client; the shapes are those of Crush.
+    # The input of the digest: argv, real paths, working directory, contents. Two calls with equal
+    # values have the same effect.
     resolved: Json = None
-    # It reads inside the workspace and nothing else: nobody need be asked.
+    # It only reads inside the workspace: no approval is needed.
     is_free: bool = False
-    paths: tuple[str, ...] = ()  # Every real path it is about, for rules.
-    # The simple commands in it that need consent, words joined by blanks: a rule that allows must
-    # cover them all. None if what will run cannot be told from the text.
+    paths: tuple[str, ...] = ()  # Every real path it affects, for rules.
+    # The simple commands in it that need approval, words joined by blanks: a rule that allows must
+    # cover all of them. None if the text does not determine the commands that will run.
     commands: tuple[str, ...] | None = ()
     seen: tuple[str, ...] = ()  # Every command that is known to be in it, for rules that deny.
-    # What a grant for more than once covers: another action is covered if all its grains are.
+    # The scope of a lasting grant: it covers another action if it covers all of its entries.
     coverage: tuple[str, ...] = ()
-    why: str = ""  # Why it is asked for, where that is not plain.
+    why: str = ""  # The reason for asking, if it is not obvious.
 
     @property
     def digest(self) -> str:
@@ -73,19 +80,19 @@ class ResolvedAction:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """A call that can go ahead, once it may."""
+    """A call that can run once it is allowed."""
 
     action: ResolvedAction
-    # Does it. Cancelling it must end it, and everything it started, within seconds.
+    # Carries out the action. Cancelling it must end it, and everything it started, within seconds.
     run: Callable[[Watch], Awaitable[CallResult]] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    """A call that is nothing but questions to a person."""
+    """A call that only asks a person questions."""
 
-    questions: Sequence[Question]  # Their ids are made when they are asked.
-    # What the model reads, from what was asked and what was answered.
+    questions: Sequence[Question]  # Their ids are assigned when they are asked.
+    # Builds the result from the questions and the answers.
     answer: Callable[[QuestionRequest, Sequence[QuestionResponse]], CallResult] = field(
         compare=False
     )
@@ -99,18 +106,33 @@ class Tool(Protocol):
 
     @property
     def parallel(self) -> bool:
-        """Whether it may run beside other calls of the same step."""
+        """True if it may run concurrently with other calls of the same step."""
         ...
 
     @property
     def crash(self) -> CrashPolicy: ...
 
     async def prepare(self, call: CallRequest) -> CallPlan | QuestionPlan | CallResult:
-        """Say what the call would do, without doing it; a result if it cannot be done."""
+        """Return the plan of a call without carrying it out; a result if it cannot be done."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """Services shared by the tools of one workspace."""
+
+    workspace_id: str
+    paths: WorkspacePaths
+    executor: FileExecutor
+    processes: Processes
+    store: Store
+    clock: Clock
+    ids: Ids
+    env: Callable[[], Mapping[str, str]]  # The current environment for processes.
+    outputs: Path  # Holds output that is too long for a model; readable without approval.
+
+
 def free_plan(call: CallRequest, run: Callable[[Watch], Awaitable[CallResult]]) -> CallPlan:
-    """Of a call that nobody need be asked about."""
+    """Make the plan of a call that needs no approval."""
     action = ResolvedAction(call.name, "use", resolved=dict(call.arguments or {}), is_free=True)
     return CallPlan(action, run)

@@ -6,30 +6,31 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from culm.tools.arguments import FilePath, make_spec
-from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
+from culm.tools.base import ToolContext
+from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_encodable
 from culm.tools.files.diffs import TextDifference
 from culm.tools.files.replace import replaced
 from culm.tools.files.safe_open import OpenRefused
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean
 
 SHOWN_LINES_MAX = 30
 SHOWN_CONTEXT = 2
-SHOWN_CHARS_MAX = 300  # Of one line.
+SHOWN_CHARS_MAX = 300  # Per line.
 DESCRIPTION = (
     "Replace one text in a file by another. old_string must be in the file exactly once, blanks "
     "and indentation included, without the line numbers of view; give enough lines around it, or "
-    "set replace_all. With an empty old_string a new file is made. The file must have been viewed "
-    "in this session and not changed since, except by these tools. A person may be asked first."
+    "set replace_all. Pass an empty old_string to create a new file. The file must have been "
+    "viewed in this session and not changed since, except by these tools. A person may be asked "
+    "first."
 )
 
 
 class EditArguments(Struct, frozen=True):
     file_path: FilePath
-    old_string: Annotated[str, Meta(description="The text to replace, exactly as it stands.")]
-    new_string: Annotated[str, Meta(description="The text to put there.")]
+    old_string: Annotated[str, Meta(description="The text to replace, exactly as in the file.")]
+    new_string: Annotated[str, Meta(description="The text to insert instead.")]
     replace_all: Annotated[
-        bool, Meta(description="Whether to replace every place. Default: false.")
+        bool, Meta(description="Whether to replace all matches. Default: false.")
     ] = False
 
 
@@ -41,38 +42,38 @@ def make_edit(context: ToolContext) -> ChangeTool[EditArguments]:
         context,
         SPEC,
         EditArguments,
-        lambda given: given.file_path,
+        lambda arguments: arguments.file_path,
         _rewrite,
         lambda change: (change_summary(change), change_fields(change)),
     )
 
 
-def _rewrite(given: EditArguments, found: FileToChange) -> Rewrite:
-    check_sound(given.new_string)
-    if not given.old_string:
-        return Rewrite(first_text(found, given.new_string))
+def _rewrite(arguments: EditArguments, found: FileToChange) -> Rewrite:
+    check_encodable(arguments.new_string)
+    if not arguments.old_string:
+        return Rewrite(first_text(found, arguments.new_string))
     check_exists(found)
-    every = given.replace_all
-    text = replaced(found.text.text, given.old_string, given.new_string, everywhere=every)
+    every = arguments.replace_all
+    text = replaced(found.text.text, arguments.old_string, arguments.new_string, everywhere=every)
     return Rewrite(text)
 
 
 def first_text(found: FileToChange, text: str) -> str:
-    """The text of a file that has none yet; raises `Refused`."""
+    """Return the text of a new or empty file; raises `OpenRefused` for another."""
     if found.text.text:
         raise OpenRefused(
-            f"{found.shown} exists already. Say with old_string what to replace, or use write."
+            f"{found.shown} already exists. Set old_string to the text to replace, or use write."
         )
     return text
 
 
 def check_exists(found: FileToChange) -> None:
     if not found.exists:
-        raise OpenRefused(f"There is no {found.shown}. With an empty old_string it would be made.")
+        raise OpenRefused(f"{found.shown} does not exist. Pass an empty old_string to create it.")
 
 
 def change_summary(change: FileChange) -> str:
-    """What was done, and how the changed lines are now."""
+    """Describe the change, with the changed lines."""
     verb = "Changed" if change.found.exists else "Made"
     counts = f"+{change.difference.additions} -{change.difference.removals} lines"
     shown = _changed_lines(change.difference)
@@ -81,7 +82,7 @@ def change_summary(change: FileChange) -> str:
 
 def _changed_lines(found: TextDifference) -> list[str]:
     lines: list[str] = []
-    shown = 0  # How many are passed already.
+    shown = 0  # The number of lines passed.
     for block in found.blocks:
         start = max(block.b0 - SHOWN_CONTEXT, shown)
         if start > shown and lines:

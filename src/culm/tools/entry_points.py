@@ -1,8 +1,8 @@
-"""Tools that other packages bring, by an entry point of the group `culm.tools`.
+"""Tools of other packages, found by the entry point group `culm.tools`.
 
-What it loads is called with a workspace's `Kit` and returns one `Tool` or several
-(docs/configuration.md has an example). One that fails costs its own tools and nothing else; the log
-says which.
+An entry point loads a callable that takes the `ToolContext` of a workspace and returns one `Tool`
+or several (docs/configuration.md has an example). A package that fails loses only its own tools;
+the log names it.
 """
 
 import logging
@@ -13,21 +13,20 @@ from typing import cast
 
 from culm.model.base import ToolSpec
 from culm.model.dialects import entry_points_of
-from culm.tools.base import Tool
-from culm.tools.tool_context import ToolContext
+from culm.tools.base import Tool, ToolContext
 
 log = logging.getLogger(__name__)
 
 GROUP = "culm.tools"
-TOOLS_MAX = 64  # Of all packages; a model that is offered more chooses worse.
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # What every provider takes.
+TOOLS_MAX = 64  # For all packages; with more tools a model chooses worse.
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # Accepted by every provider.
 
 MakeTools = Callable[[ToolContext], Tool | Iterable[Tool]]
 
 
 @cache
 def load_makers() -> dict[str, MakeTools]:
-    """What makes the tools of each entry point. Imports their packages: blocks as that does."""
+    """Load the factory of each entry point. Imports their packages, which blocks."""
     makers: dict[str, MakeTools] = {}
     for name, point in sorted(entry_points_of(GROUP).items()):
         try:
@@ -37,12 +36,12 @@ def load_makers() -> dict[str, MakeTools]:
         except Exception:  # boundary: another package's code
             log.exception("the tools %s (%s) cannot be loaded", name, point.value)
         else:
-            makers[name] = cast("MakeTools", make)  # What it returns is looked at when it does.
+            makers[name] = cast("MakeTools", make)  # Its return value is checked on each call.
     return makers
 
 
 def package_tools(context: ToolContext, taken: Collection[str]) -> dict[str, Tool]:
-    """The tools of other packages for a workspace; none of them has a name that is `taken`."""
+    """Make the tools of other packages for a workspace; names in `taken` are refused."""
     tools: dict[str, Tool] = {}
     for name, make in load_makers().items():
         try:
@@ -59,25 +58,25 @@ def package_tools(context: ToolContext, taken: Collection[str]) -> dict[str, Too
 
 
 def _listed(made: Tool | Iterable[Tool]) -> list[Tool]:
-    """One tool or several. Whether they are tools is not yet known."""
+    """Return one tool or several as a list. The objects are not checked yet."""
     if hasattr(made, "spec"):
         return [cast("Tool", made)]
     return list(cast("Iterable[Tool]", made))
 
 
 def _why_not(tool: Tool, taken: Collection[str], others: Collection[str]) -> str:
-    """Why it cannot be used; empty if it can. Somebody else wrote it, so nothing is sure."""
+    """Return why a tool of another package cannot be used; empty if it can."""
     if not isinstance(getattr(tool, "spec", None), ToolSpec):
         return f"{tool!r:.200} has no spec"
     name = tool.spec.name
     if not isinstance(cast("object", name), str) or NAME.fullmatch(name) is None:
-        return f"{name!r:.200} is no name for a tool"
+        return f"{name!r:.200} is not a valid tool name"
     if not callable(getattr(tool, "prepare", None)):
         return f"{name} has no prepare"
     if not isinstance(getattr(tool, "parallel", None), bool):
-        return f"{name} does not say whether it is parallel"
+        return f"{name} does not define parallel"
     if getattr(tool, "crash", None) not in ("again", "ask", "never"):
-        return f"{name} does not say what is to be done after a crash"
+        return f"{name} does not define crash"
     if name in taken or name in others:
         return f"there is a tool {name} already"
     return f"there are {TOOLS_MAX} already" if len(others) >= TOOLS_MAX else ""

@@ -1,4 +1,4 @@
-"""`fetch`: a page of the network as text, from the address that a person was asked about."""
+"""`fetch`: a page of the network as text, from the addresses that were approved."""
 
 import codecs
 import re
@@ -10,9 +10,8 @@ from msgspec import Meta, Struct
 
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
-from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.tool_context import ToolContext
 from culm.tools.web.addresses import CheckedTarget, parse_site, private_text
 from culm.tools.web.http_fetch import (
     LOOKUP_S,
@@ -29,8 +28,8 @@ from culm.tools.web.markdown import render
 from culm.wire.runs import CrashPolicy
 
 BODY_BYTES_MAX = 5 << 20
-TEXT_CHARS_MAX = 100_000  # Some 25,000 tokens; a page of prose has a tenth.
-ERROR_CHARS_MAX = 2000  # Of the body of an error.
+TEXT_CHARS_MAX = 100_000  # About 25,000 tokens; a page of prose has a tenth.
+ERROR_CHARS_MAX = 2000  # Shown of the body of an error.
 _META = re.compile(rb"<meta[^>]{1,200}?charset\s*=\s*[\"']?\s*([\w-]{1,40})", re.IGNORECASE)
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -43,10 +42,10 @@ _TEXTS = re.compile(
     r"|x-sh|x-javascript|graphql|x-www-form-urlencoded)|image/svg\+xml|"
 )
 DESCRIPTION = (
-    "Read a page or another text from the network by its URL (GET; http or https). HTML comes as "
-    "Markdown, as plain text or as it is. Redirects are followed, but not to private addresses: "
-    "ask for such an address itself. Binary data is refused; download keeps it in a file. No "
-    f"proxy and no cookies are used. At most {TEXT_CHARS_MAX} characters come back."
+    "Read a page or another text from the network by its URL (GET; http or https). HTML is "
+    "returned as Markdown, as plain text or unchanged. Redirects are followed, but not to private "
+    "addresses: fetch such an address itself. Binary data is refused; use download for it. No "
+    f"proxy and no cookies are used. At most {TEXT_CHARS_MAX} characters are returned."
 )
 
 Format = Literal["text", "markdown", "html"]
@@ -54,7 +53,7 @@ Format = Literal["text", "markdown", "html"]
 
 class FetchArguments(Struct, frozen=True):
     url: UrlText
-    format: Annotated[Format, Meta(description="How HTML comes back. Default: markdown.")] = (
+    format: Annotated[Format, Meta(description="The format for HTML. Default: markdown.")] = (
         "markdown"
     )
     timeout: TimeoutSeconds = 0
@@ -73,25 +72,25 @@ class FetchTool:
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, FetchArguments)
-            checked = await resolve_target(self.context, self.network, given.url)
+            arguments = parse_arguments(call.arguments or {}, FetchArguments)
+            checked = await resolve_target(self.context, self.network, arguments.url)
         except (InvalidArguments, OpenRefused) as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        params = {"url": checked.site.url, "format": given.format, "timeout": given.timeout}
+        params = {"url": checked.site.url, "format": arguments.format, "timeout": arguments.timeout}
         action = ResolvedAction(
             call.name,
             "fetch",
             description=f"Fetch {checked.site.url}{shown_private(checked)}",
-            path=str(self.context.inside.root),
+            path=str(self.context.paths.root),
             params=params,
             resolved=resolved(checked),
             coverage=coverage_of("fetch", checked),
             why=why(checked),
         )
-        return CallPlan(action, lambda _: self._run(given, checked))
+        return CallPlan(action, lambda _: self._run(arguments, checked))
 
-    async def _run(self, given: FetchArguments, checked: CheckedTarget) -> CallResult:
-        seconds = given.timeout or TIMEOUT_S
+    async def _run(self, arguments: FetchArguments, checked: CheckedTarget) -> CallResult:
+        seconds = arguments.timeout or TIMEOUT_S
         try:
             async with (
                 bounded(self.context.clock, seconds),
@@ -99,7 +98,7 @@ class FetchTool:
             ):
                 _check_kind(page)
                 body, is_cut = await _read(page)
-            return await self._result(given, checked, page, body, is_cut=is_cut)
+            return await self._result(arguments, checked, page, body, is_cut=is_cut)
         except OpenRefused as exc:
             return CallResult(str(exc), is_error=True)
         except TimeoutError:
@@ -109,7 +108,7 @@ class FetchTool:
 
     async def _result(
         self,
-        given: FetchArguments,
+        arguments: FetchArguments,
         asked: CheckedTarget,
         page: FetchedPage,
         body: bytes,
@@ -119,15 +118,15 @@ class FetchTool:
         text = _decode(body, page)
         is_bad = not 200 <= page.status < 300
         chars_max = ERROR_CHARS_MAX if is_bad else TEXT_CHARS_MAX
-        if given.format != "html" and _is_html(page, text):
-            text, is_stopped = await self.context.work.run(
+        if arguments.format != "html" and _is_html(page, text):
+            text, is_stopped = await self.context.executor.run(
                 lambda stop: (
                     render(
                         text,
                         page.site.url,
                         chars_max + 1,
                         stop.is_set,
-                        plain=given.format == "text",
+                        plain=arguments.format == "text",
                     ),
                     stop.is_set(),
                 )
@@ -140,8 +139,8 @@ class FetchTool:
             notes.append("(this is not all of it)")
         text = text[:chars_max].strip() or "(the page has no text)"
         if is_bad:
-            said = f"{page.site.url} answered {page.status} {page.reason}".rstrip()
-            text = f"{said}.\n\n{text}"
+            status = f"{page.site.url} answered {page.status} {page.reason}".rstrip()
+            text = f"{status}.\n\n{text}"
         return CallResult("\n\n".join((text, *notes)), is_error=is_bad)
 
 
@@ -150,7 +149,7 @@ def make_fetch(context: ToolContext, network: Network | None = None) -> FetchToo
 
 
 async def resolve_target(context: ToolContext, network: Network, url: str) -> CheckedTarget:
-    """What a URL names and where that is; raises `Refused`."""
+    """Parse a URL and look up its addresses; raises `OpenRefused`."""
     site = parse_site(url)
     try:
         async with bounded(context.clock, LOOKUP_S):
@@ -172,14 +171,14 @@ def why(checked: CheckedTarget) -> str:
 
 
 def coverage_of(action: str, checked: CheckedTarget) -> tuple[str, ...]:
-    """What a lasting grant covers: an origin, or exactly these addresses if one is private."""
+    """Return the coverage of a lasting grant: an origin, or exact addresses if one is private."""
     if not checked.private:
         return (f"{action}:{checked.site.origin}",)
-    return tuple(f"{action}:{checked.site.place}@{address}" for address in checked.private)
+    return tuple(f"{action}:{checked.site.host_port}@{address}" for address in checked.private)
 
 
 def resolved(checked: CheckedTarget) -> dict[str, str | list[str]]:
-    """What the digest is over. The addresses of public hosts change all day, and are left out."""
+    """Return the input of the digest. Public addresses change all day, and are left out."""
     if not checked.private:
         return {"url": checked.site.url}
     return {"url": checked.site.url, "private": list(checked.private)}
@@ -188,12 +187,12 @@ def resolved(checked: CheckedTarget) -> dict[str, str | list[str]]:
 def _check_kind(page: FetchedPage) -> None:
     if _TEXTS.fullmatch(page.kind):
         return
-    size = "" if page.bytes_said is None else f", {page.bytes_said} bytes"
-    raise OpenRefused(f"{page.site.url} is no text ({shown(page.kind)[:80]}{size}). Use download.")
+    size = "" if page.content_length is None else f", {page.content_length} bytes"
+    raise OpenRefused(f"{page.site.url} is not text ({shown(page.kind)[:80]}{size}). Use download.")
 
 
 async def _read(page: FetchedPage) -> tuple[bytes, bool]:
-    """The body and whether it was cut."""
+    """Return the body, and whether it was cut."""
     body = bytearray()
     async with aclosing(page.pieces()) as pieces:
         async for piece in pieces:
@@ -209,11 +208,11 @@ def _decode(body: bytes, page: FetchedPage) -> str:
             return body[len(mark) :].decode(charset, errors="replace")
     if b"\0" in body[:8192] and "utf-16" not in (page.charset or "").lower():
         raise OpenRefused(
-            f"{page.site.url} is binary data, though it says it is text. Use download."
+            f"{page.site.url} is binary data, although it is declared as text. Use download."
         )
     in_page = _META.search(body[:4096])
     for charset in (page.charset, in_page and in_page[1].decode("ascii", errors="replace")):
-        with suppress(LookupError, ValueError):  # Also a codec that makes no text of bytes.
+        with suppress(LookupError, ValueError):  # Also for a codec that does not produce text.
             if charset:
                 return body.decode(charset, errors="replace")
     return body.decode(errors="replace")

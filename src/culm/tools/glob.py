@@ -1,4 +1,4 @@
-"""`glob`: files by their names, the newest first."""
+"""`glob`: files by name, the newest first."""
 
 import heapq
 import os
@@ -27,9 +27,9 @@ from culm.tools.search.patterns import (
 
 FILES_MAX = 100
 GITIGNORE_BYTES_MAX = 64 << 10
-OUTSIDE_IGNORED = "\n".join(KERNEL_FOLDERS)  # Nothing in there is a file, and there is no end.
+OUTSIDE_IGNORED = "\n".join(KERNEL_FOLDERS)  # Their contents are not files, and endless.
 DESCRIPTION = (
-    "Find files by name, the newest first. Knows *, ?, [..], {a,b} and **, which "
+    "Find files by name, the newest first. Supports *, ?, [..], {a,b} and **, which "
     "is any number of directories: **/*.py finds all Python files. Names with a dot in front are "
     f"found only if the pattern has the dot. At most {FILES_MAX} paths. Outside the workspace a "
     "person is asked first."
@@ -65,45 +65,45 @@ def make_glob(context: FileAccess) -> ReadTool[GlobArguments]:
         context,
         SPEC,
         GlobArguments,
-        lambda given: _start(given)[0],
-        lambda given, target, stop: _glob(context.inside, given, target, stop),
+        lambda arguments: _start(arguments)[0],
+        lambda arguments, target, stop: _glob(context.paths, arguments, target, stop),
         verb="Find files in",
     )
 
 
 def _glob(
-    inside: WorkspacePaths, given: GlobArguments, target: PathTarget, stop: StopFlag
+    paths: WorkspacePaths, arguments: GlobArguments, target: PathTarget, stop: StopFlag
 ) -> CallResult:
-    _, pattern = _start(given)
+    _, pattern = _start(arguments)
     walked = WalkReport()
-    with inside.open_real(target.path) as place:
-        rules = parse_gitignore(read_gitignore(inside) if place.is_inside else OUTSIDE_IGNORED)
-        if not place.is_directory:
-            raise OpenRefused(f"{place.shown} is a file; `path` is a directory.")
-        # One more than is shown tells whether there are more.
-        with closing(_files(place, pattern, rules, stop, walked)) as files:
+    with paths.open_real(target.path) as opened:
+        rules = parse_gitignore(read_gitignore(paths) if opened.is_inside else OUTSIDE_IGNORED)
+        if not opened.is_directory:
+            raise OpenRefused(f"{opened.shown} is a file; `path` must be a directory.")
+        # One more than is shown, to detect that there are more.
+        with closing(_files(opened, pattern, rules, stop, walked)) as files:
             found = heapq.nlargest(FILES_MAX + 1, files)
     is_cut = len(found) > FILES_MAX or walked.is_cut or walked.is_stopped
     lines = [file.path for file in found[:FILES_MAX]]
     count = len(lines)
     if not lines:
         so_far = " so far" if walked.is_stopped else ""
-        lines.append(f"No file matches {shown(given.pattern)}{so_far}.")
+        lines.append(f"No file matches {shown(arguments.pattern)}{so_far}.")
     if len(found) > FILES_MAX:
         lines.append(f"(only the newest {FILES_MAX} are shown; use a narrower pattern)")
     lines += notes(walked.unread, is_cut=walked.is_cut, is_stopped=walked.is_stopped)
     return CallResult("\n".join(lines), metadata=metadata(number_of_files=count, truncated=is_cut))
 
 
-def _start(given: GlobArguments) -> tuple[str, str]:
-    """Where to walk, and what is matched from there.
+def _start(arguments: GlobArguments) -> tuple[str, str]:
+    """Return the directory to walk, and the pattern relative to it.
 
-    Directories that the pattern names are walked to, so they count though they are ignored.
+    Directories that the pattern names are walked to, so they are found even if they are ignored.
     """
-    path, pattern = given.path or ".", given.pattern
+    path, pattern = arguments.path or ".", arguments.pattern
     if pattern.startswith("/"):
         path, pattern = "/", pattern.lstrip("/")
-    elif pattern.startswith("~/") and not given.path:
+    elif pattern.startswith("~/") and not arguments.path:
         path, pattern = "~", pattern[2:].lstrip("/")
     head, *rest = pattern.split("/")
     while rest and not any(character in head for character in "*?[{\\"):
@@ -111,48 +111,48 @@ def _start(given: GlobArguments) -> tuple[str, str]:
         head, *rest = rest
     pattern = "/".join((head, *rest))
     if ".." in pattern.split("/"):
-        raise OpenRefused("A pattern goes down only; say with `path` where to look.")
+        raise OpenRefused("A pattern may not contain `..`; set `path` to search elsewhere.")
     return path, pattern or "**"
 
 
 def _files(
-    place: OpenPath, pattern: str, rules: IgnoreRules, stop: StopFlag, walked: WalkReport
+    opened: OpenPath, pattern: str, rules: IgnoreRules, stop: StopFlag, walked: WalkReport
 ) -> Generator[_File]:
     glob = parse_glob(pattern, hidden=False)
     names_dot = any(
         part.startswith(".") for one in expand_braces(pattern) for part in one.split("/")
     )
-    skip = len(place.parts)
+    skip = len(opened.parts)
     with closing(
-        walk(place.descriptor, place.parts, rules, stop.is_set, walked, hidden=names_dot)
+        walk(opened.descriptor, opened.parts, rules, stop.is_set, walked, hidden=names_dot)
     ) as entries:
         for entry in entries:
             if glob.matches(entry.parts[skip:]):
                 try:
                     status = os.stat(entry.name, dir_fd=entry.within, follow_symlinks=False)
                 except OSError:
-                    continue  # It was deleted meanwhile.
-                yield _File(status.st_mtime_ns, place.shown_below(entry.parts))
+                    continue  # It has been deleted meanwhile.
+                yield _File(status.st_mtime_ns, opened.shown_below(entry.parts))
 
 
-def read_gitignore(inside: WorkspacePaths) -> str:
-    """The workspace's own .gitignore; nothing if it has none that can be read."""
+def read_gitignore(paths: WorkspacePaths) -> str:
+    """Return the .gitignore of the workspace; "" if it has none that can be read."""
     try:
-        with inside.open(".gitignore") as place:
-            if place.is_directory:
+        with paths.open(".gitignore") as opened:
+            if opened.is_directory:
                 return ""
-            return os.read(place.descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
+            return os.read(opened.descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
     except OpenRefused:
         return ""
 
 
 def notes(unread: int, *, is_cut: bool, is_stopped: bool) -> list[str]:
-    """What a result says of what was not seen."""
+    """Return the notes of a result about files that were not searched."""
     found: list[str] = []
     if unread:
         found.append(f"(directories that could not be read: {unread})")
     if is_cut:
-        found.append("(a directory has too many names; some were not looked at)")
+        found.append("(a directory has too many entries; some were not searched)")
     if is_stopped:
-        found.append("(time was over; this is not all)")
+        found.append("(out of time; the result is incomplete)")
     return found

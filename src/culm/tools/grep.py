@@ -1,8 +1,8 @@
-"""`grep`: lines of files by a regular expression, found by ripgrep or, without it, by ourselves.
+"""`grep`: lines of files by a regular expression, found by ripgrep or by our own search.
 
-Owns which of them searches, and what the result says. Both are processes in custody: they end when
-the call is cancelled or out of time. What ripgrep is told is `ripgrep.py`; what our own process
-does, and why it is one, is `search.py`.
+Owns the choice between the two and the text of the result. Both run as processes that end when the
+call is cancelled or times out. `search/ripgrep.py` runs ripgrep; `search/process.py` is our own
+process, and explains why it is one.
 """
 
 import json
@@ -18,13 +18,19 @@ import culm
 from culm.model.base import ToolSpec
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
-from culm.tools.base import CallPlan, CallRequest, CallResult
+from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext
 from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget
 from culm.tools.files.read_access import check_read, reading_action
 from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.safe_open import OpenRefused
 from culm.tools.glob import notes, read_gitignore
-from culm.tools.process.child import CallDeadline, ChildRequest, ProcessAccess, ask, open_deadline
+from culm.tools.process.child import (
+    CallDeadline,
+    ChildRequest,
+    ProcessAccess,
+    open_deadline,
+    run_child,
+)
 from culm.tools.search.dialect import for_ripgrep
 from culm.tools.search.patterns import PATTERN_CHARS_MAX, parse_glob
 from culm.tools.search.process import (
@@ -34,17 +40,22 @@ from culm.tools.search.process import (
     SearchMatch,
     SearchQuery,
 )
-from culm.tools.search.query import LineMatches, LineSearch, OwnedDescriptors
-from culm.tools.search.ripgrep import Ripgrep, RipgrepProgram, find_program
-from culm.tools.tool_context import ToolContext
+from culm.tools.search.ripgrep import (
+    LineMatches,
+    LineSearch,
+    OwnedDescriptors,
+    Ripgrep,
+    RipgrepProgram,
+    find_program,
+)
 from culm.tools.view import size_text
 from culm.wire.codec import clean
 from culm.wire.runs import CrashPolicy
 
 MATCHES_MAX = 100
-_WORD_BYTES_MAX = 12 * (LINE_CHARS_SHOWN + 4096 + 100)  # One line of JSON, all of it escaped.
-# Isolated and without site-packages: it starts in a third of the time, and no project's file or
-# variable can change what it does.
+_MESSAGE_BYTES_MAX = 12 * (LINE_CHARS_SHOWN + 4096 + 100)  # One line of JSON, fully escaped.
+# Isolated and without site-packages: it starts in a third of the time, and no file or variable of a
+# project can change its behavior.
 COMMAND = (
     sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c",
     "import sys; sys.path.append(sys.argv[1]); from culm.tools.search.process import main; main()",
@@ -52,8 +63,8 @@ COMMAND = (
 )  # fmt: skip
 DESCRIPTION = (
     "Search text files, line by line, for a regular expression (Python's syntax; (?i) in front "
-    "ignores case) or for a literal text. Answers with the lines by file. "
-    f"At most {MATCHES_MAX} lines; what .gitignore names is left out, and so are binary and very "
+    "ignores case) or for a literal text. Returns the lines by file. "
+    f"At most {MATCHES_MAX} lines; files in .gitignore are left out, and so are binary and very "
     f"large files (where ripgrep is not installed, over {size_text(FILE_BYTES_MAX)}). Outside the "
     "workspace a person is asked first."
 )
@@ -62,7 +73,11 @@ DESCRIPTION = (
 class GrepArguments(Struct, frozen=True):
     pattern: Annotated[
         str,
-        Meta(min_length=1, max_length=PATTERN_CHARS_MAX, description="What a line shall contain."),
+        Meta(
+            min_length=1,
+            max_length=PATTERN_CHARS_MAX,
+            description="The expression that a line must match.",
+        ),
     ]
     path: Annotated[
         PathText,
@@ -80,12 +95,12 @@ SPEC = make_spec("grep", DESCRIPTION, GrepArguments)
 
 
 def make_grep(context: ToolContext) -> "GrepTool":
-    return GrepTool(context, SPEC, Ripgrep(context, context.work))
+    return GrepTool(context, SPEC, Ripgrep(context, context.executor))
 
 
 @dataclass(frozen=True, slots=True)
 class GrepTool:
-    """It runs beside others, and a crash lets it be repeated."""
+    """A tool that only reads: it may run concurrently, and again after a crash."""
 
     context: ToolContext
     spec: ToolSpec
@@ -95,110 +110,112 @@ class GrepTool:
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, GrepArguments)
+            arguments = parse_arguments(call.arguments or {}, GrepArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
         found = await run_in_thread(
-            self.context.work, lambda stop: check_read(self.context, given.path, stop)
+            self.context.executor, lambda stop: check_read(self.context, arguments.path, stop)
         )
         if isinstance(found, CallResult):
             return found
-        action = reading_action(call, "read", "Search", found, given, "path")
-        return CallPlan(action, lambda _: self._run(call, given, found.target))
+        action = reading_action(call, "read", "Search", found, arguments, "path")
+        return CallPlan(action, lambda _: self._run(call, arguments, found.target))
 
-    async def _run(self, call: CallRequest, given: GrepArguments, target: PathTarget) -> CallResult:
-        work = self.context.work
+    async def _run(
+        self, call: CallRequest, arguments: GrepArguments, target: PathTarget
+    ) -> CallResult:
+        executor = self.context.executor
         owner = ProcessOwner(
             self.context.workspace_id, "call", call.session_id, call.run_id, call.id
         )
-        async with work.searches:
+        async with executor.searches:
             with (
-                OwnedDescriptors() as handles,
-                open_deadline(self.context.clock, work.wall_s) as deadline,
+                OwnedDescriptors() as owned,
+                open_deadline(self.context.clock, executor.wall_s) as deadline,
             ):
                 ready = await run_in_thread(
-                    work, lambda _: self._make_ready(given, target, owner, handles)
+                    executor, lambda _: self._prepare_search(arguments, target, owner, owned)
                 )
                 if isinstance(ready, CallResult):
                     return ready
-                sought, program = ready
+                search, program = ready
                 try:
-                    found = await self._search(sought, program, deadline)
-                    return _result(found, sought.place, work.wall_s)
+                    found = await self._search(search, program, deadline)
+                    return _result(found, search.start, executor.wall_s)
                 except OpenRefused as exc:
                     return CallResult(str(exc), is_error=True)
                 except TimeoutError:
-                    text = f"The disk did not answer within {work.wall_s:g} seconds."
+                    text = f"The disk did not answer within {executor.wall_s:g} seconds."
                     return CallResult(text, is_error=True)
 
-    def _make_ready(
+    def _prepare_search(
         self,
-        given: GrepArguments,
+        arguments: GrepArguments,
         target: PathTarget,
         owner: ProcessOwner,
-        handles: OwnedDescriptors,
+        owned: OwnedDescriptors,
     ) -> tuple[LineSearch, RipgrepProgram | None]:
-        inside = self.context.inside
-        if given.include:
-            parse_glob(given.include, hidden=True)  # Refused here, in words.
-        with inside.open_real(target.path) as opened:
-            place = replace(opened, descriptor=handles.add(os.dup(opened.descriptor)))
+        paths = self.context.paths
+        if arguments.include:
+            parse_glob(arguments.include, hidden=True)  # Refused here, with a message.
+        with paths.open_real(target.path) as opened:
+            start = replace(opened, descriptor=owned.add(os.dup(opened.descriptor)))
         outside = "".join(f"{folder}/\n" for folder in KERNEL_FOLDERS)
-        sought = LineSearch(
-            place,
-            given.pattern,
-            given.literal_text,
-            given.include,
-            read_gitignore(inside) if place.is_inside else outside,
+        search = LineSearch(
+            start,
+            arguments.pattern,
+            arguments.literal_text,
+            arguments.include,
+            read_gitignore(paths) if start.is_inside else outside,
             MATCHES_MAX,
             owner,
         )
-        return sought, find_program(self.context.env().get("PATH", ""), inside.root)
+        return search, find_program(self.context.env().get("PATH", ""), paths.root)
 
     async def _search(
-        self, sought: LineSearch, program: RipgrepProgram | None, deadline: CallDeadline
+        self, search: LineSearch, program: RipgrepProgram | None, deadline: CallDeadline
     ) -> LineMatches:
-        pattern = for_ripgrep(sought.pattern, literal=sought.literal)
+        pattern = for_ripgrep(search.pattern, literal=search.literal)
         if program is not None and pattern is not None:
-            found = await self.ripgrep.search(program, pattern, sought, deadline)
+            found = await self.ripgrep.search(program, pattern, search, deadline)
             if found is not None:
                 return found
-        return await _search_ourselves(self.context, sought, deadline, self.context.work.wall_s)
+        return await _search_ourselves(self.context, search, deadline, self.context.executor.wall_s)
 
 
 async def _search_ourselves(
-    hands: ProcessAccess, sought: LineSearch, deadline: CallDeadline, wall_s: float
+    access: ProcessAccess, search: LineSearch, deadline: CallDeadline, wall_s: float
 ) -> LineMatches:
     query = SearchQuery(
         descriptor=3,
-        parts=sought.place.parts,
-        is_directory=sought.place.is_directory,
-        pattern=sought.pattern,
-        literal=sought.literal,
-        include=sought.include,
-        gitignore=sought.gitignore,
-        matches_max=sought.matches_max,
+        parts=search.start.parts,
+        is_directory=search.start.is_directory,
+        pattern=search.pattern,
+        literal=search.literal,
+        include=search.include,
+        gitignore=search.gitignore,
+        matches_max=search.matches_max,
         wall_s=wall_s,
     )
-    words = _Words()
-    question = ChildRequest(
+    reader = _MessageReader()
+    request = ChildRequest(
         COMMAND,
         "/",
-        sought.owner,
-        f"grep {sought.pattern}",
-        words.receive,
-        given=json.dumps(query._asdict()).encode(),
-        descriptors=(sought.place.descriptor,),
+        search.owner,
+        f"grep {search.pattern}",
+        reader.receive,
+        stdin=json.dumps(query._asdict()).encode(),
+        descriptors=(search.start.descriptor,),
     )
     try:
-        await ask(hands, question, deadline)
+        await run_child(access, request, deadline)
     except ProcessStartFailed as exc:
         raise OpenRefused(f"The search could not be started: {exc}.") from exc
-    return LineMatches(words.matches, words.end, is_stopped=deadline.is_over)
+    return LineMatches(reader.matches, reader.end, is_stopped=deadline.is_over)
 
 
-class _Words:
-    """Hears what our search process says: matches, and at last its end."""
+class _MessageReader:
+    """Receives the messages of our search process: matches, and finally its end."""
 
     def __init__(self) -> None:
         self.matches: list[SearchMatch] = []
@@ -206,19 +223,19 @@ class _Words:
         self._rest = b""
 
     def receive(self, data: bytes) -> bool:
-        *words, self._rest = (self._rest + data).split(b"\n")
-        for word in words:
-            said = json.loads(word)
-            if "path" in said:
-                self.matches.append(SearchMatch(**said))
+        *messages, self._rest = (self._rest + data).split(b"\n")
+        for message in messages:
+            fields = json.loads(message)
+            if "path" in fields:
+                self.matches.append(SearchMatch(**fields))
             else:
-                self.end = SearchEnd(**said)
-        return len(self._rest) <= _WORD_BYTES_MAX
+                self.end = SearchEnd(**fields)
+        return len(self._rest) <= _MESSAGE_BYTES_MAX
 
 
-def _result(found: LineMatches, place: OpenPath, wall_s: float) -> CallResult:
+def _result(found: LineMatches, opened: OpenPath, wall_s: float) -> CallResult:
     if found.end is None and not found.is_stopped:
-        raise OpenRefused("The search broke down. Try a simpler pattern.")
+        raise OpenRefused("The search failed. Try a simpler pattern.")
     if found.end is not None and found.end.problem:
         problem = clean(found.end.problem)
         raise OpenRefused(
@@ -226,10 +243,8 @@ def _result(found: LineMatches, place: OpenPath, wall_s: float) -> CallResult:
         )
     if found.end is None and not found.matches:
         text = f"Nothing was found within {wall_s:g} seconds, and not everything was searched."
-        raise OpenRefused(
-            f"{text} Use a simpler pattern, or say with path or include where to look."
-        )
-    lines = _lines(found.matches, place) or ["No line matches."]
+        raise OpenRefused(f"{text} Use a simpler pattern, or narrow it with path or include.")
+    lines = _lines(found.matches, opened) or ["No line matches."]
     end = found.end or SearchEnd()
     if end.has_more:
         lines.append(f"(only the first {MATCHES_MAX} lines are shown; search more narrowly)")
@@ -241,13 +256,13 @@ def _result(found: LineMatches, place: OpenPath, wall_s: float) -> CallResult:
     return CallResult("\n".join(lines), metadata=about)
 
 
-def _lines(matches: list[SearchMatch], place: OpenPath) -> list[str]:
+def _lines(matches: list[SearchMatch], opened: OpenPath) -> list[str]:
     lines: list[str] = []
     file = None
     for match in matches:
         if match.path != file:
             lines += [""] if lines else []
             file = match.path
-            lines.append(f"{place.shown_below(file.split('/'))}:")
+            lines.append(f"{opened.shown_below(file.split('/'))}:")
         lines.append(f"{match.line:>6}|{clean(match.text)}")
     return lines

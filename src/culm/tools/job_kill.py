@@ -1,4 +1,4 @@
-"""`job_kill`: end a background job, for certain."""
+"""`job_kill`: end a background job, and verify that it has ended."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,13 +10,12 @@ from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_ar
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.files.safe_open import shown
 from culm.tools.job_output import unknown_job
-from culm.tools.process.exit_text import exit_text
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
+from culm.tools.process.running import exit_text
 from culm.wire.runs import CrashPolicy
 
 DESCRIPTION = (
-    "End a background job and everything it started. What it put out can still be read with "
-    "job_output."
+    "End a background job and everything it started. Its output can still be read with job_output."
 )
 
 
@@ -32,17 +31,17 @@ class JobKillTool:
     jobs: BackgroundJobs
     spec: ToolSpec
     parallel: bool = False
-    crash: CrashPolicy = "again"  # After a crash there is no job left.
+    crash: CrashPolicy = "again"  # After a crash no job is left.
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, JobKillArguments)
+            arguments = parse_arguments(call.arguments or {}, JobKillArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        job = self.jobs.find(given.shell_id)
+        job = self.jobs.find(arguments.shell_id)
         if job is None:
-            return unknown_job(self.jobs, given.shell_id)
-        # What a session started it may end; another one may still need it.
+            return unknown_job(self.jobs, arguments.shell_id)
+        # A session may end its own jobs; another session may still need them.
         is_own = job.session_id == call.session_id
         action = ResolvedAction(
             call.name,
@@ -60,8 +59,8 @@ class JobKillTool:
     async def _run(self, job: BackgroundJob) -> CallResult:
         about = metadata(shell_id=job.id, command=job.command, description=job.description)
         if job.ended is not None:
-            words = exit_text(job.ended.exit) or "Exit code 0"
-            return CallResult(f"{job.id} had ended already.\n{words}", metadata=about)
+            text = exit_text(job.ended.exit) or "Exit code 0"
+            return CallResult(f"{job.id} had ended already.\n{text}", metadata=about)
         ended = await self.jobs.kill(job)
         if ended.exit.left:
             return CallResult(exit_text(ended.exit), is_error=True, metadata=about)

@@ -1,4 +1,4 @@
-"""`job_output`: what a background job has put out, and whether it is done."""
+"""`job_output`: the output of a background job, and whether it has ended."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,14 +10,13 @@ from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.tools.files.safe_open import shown
-from culm.tools.process.exit_text import exit_text
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
-from culm.tools.process.waiting import within
+from culm.tools.process.running import exit_text, within
 from culm.wire.runs import CrashPolicy
 
-WAIT_S = 120.0  # Then the answer says that it still runs, and the model decides anew.
+WAIT_S = 120.0  # Then the result reports that it is still running, and the model decides.
 DESCRIPTION = (
-    "Read what a background job has put out since you last looked, and whether it is done. With "
+    "Read the output of a background job since you last looked, and whether it has ended. With "
     f"wait, wait for it to end, at most {WAIT_S:g} seconds."
 )
 
@@ -40,16 +39,16 @@ class JobOutputTool:
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, JobOutputArguments)
+            arguments = parse_arguments(call.arguments or {}, JobOutputArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        return free_plan(call, lambda _: self._run(call.session_id, given))
+        return free_plan(call, lambda _: self._run(call.session_id, arguments))
 
-    async def _run(self, session_id: str, given: JobOutputArguments) -> CallResult:
-        job = self.jobs.find(given.shell_id)
+    async def _run(self, session_id: str, arguments: JobOutputArguments) -> CallResult:
+        job = self.jobs.find(arguments.shell_id)
         if job is None:
-            return unknown_job(self.jobs, given.shell_id)
-        if given.wait and job.ended is None:
+            return unknown_job(self.jobs, arguments.shell_id)
+        if arguments.wait and job.ended is None:
             await within(self.clock, WAIT_S, job.is_over.wait())
         return _result(job, session_id)
 
@@ -63,7 +62,7 @@ def unknown_job(jobs: BackgroundJobs, job_id: str) -> CallResult:
 
 
 def _result(job: BackgroundJob, session_id: str) -> CallResult:
-    # Another session has not seen what the job's own was told.
+    # Another session has not seen the output that its own session has read.
     is_own = session_id == job.session_id
     mark = job.seen_bytes if is_own else 0
     text = job.output.text_since(mark).rstrip("\n")

@@ -1,4 +1,4 @@
-"""`ls`: a directory as a tree, level by level, so that a cut takes what is deepest."""
+"""`ls`: a directory as a tree, listed level by level, so that a cut drops the deepest entries."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.walk import DirectoryEntry, list_directory
 from culm.tools.search.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
 
-ENTRIES_MAX = 1000  # More names than that are not read by anybody.
+ENTRIES_MAX = 1000  # More names than anybody reads.
 DEPTH = 2
 IGNORES_MAX = 100
 DESCRIPTION = (
-    "List a directory as a tree. Directories end in a slash; those that tools make (.git, "
+    "List a directory as a tree. Directories end in a slash; generated ones (.git, "
     f"node_modules, …) are shown but not entered. At most {ENTRIES_MAX} entries. Outside the "
     "workspace a person is asked first."
 )
@@ -49,7 +49,7 @@ SPEC = make_spec("ls", DESCRIPTION, LsArguments)
 
 @dataclass(slots=True)
 class _Directory:
-    """One that is listed; `note` says what is not shown of it."""
+    """One listed directory; `note` describes the entries that are not shown."""
 
     parts: tuple[str, ...]
     level: int
@@ -59,7 +59,7 @@ class _Directory:
 
 @dataclass(slots=True)
 class _Listing:
-    """What was seen so far."""
+    """The directories listed so far."""
 
     directories: dict[tuple[str, ...], _Directory] = field(
         default_factory=dict[tuple[str, ...], _Directory]
@@ -74,36 +74,36 @@ def make_ls(context: FileAccess) -> ReadTool[LsArguments]:
         context,
         SPEC,
         LsArguments,
-        lambda given: given.path,
-        lambda given, target, stop: _ls(context.inside, given, target, stop),
+        lambda arguments: arguments.path,
+        lambda arguments, target, stop: _ls(context.paths, arguments, target, stop),
         action="list",
         verb="List",
     )
 
 
 def _ls(
-    inside: WorkspacePaths, given: LsArguments, target: PathTarget, stop: StopFlag
+    paths: WorkspacePaths, arguments: LsArguments, target: PathTarget, stop: StopFlag
 ) -> CallResult:
-    ignore = [parse_glob(text, hidden=True) for text in given.ignore]
-    with inside.open_real(target.path) as place:
-        if not place.is_directory:
-            raise OpenRefused(f"{place.shown} is a file; use view to read it.")
+    ignore = [parse_glob(text, hidden=True) for text in arguments.ignore]
+    with paths.open_real(target.path) as opened:
+        if not opened.is_directory:
+            raise OpenRefused(f"{opened.shown} is a file; use view to read it.")
         listing = _Listing()
-        todo = deque([_Directory(place.parts, 1)])
-        _list(place, todo[0], ignore, listing, stop)
+        todo = deque([_Directory(opened.parts, 1)])
+        _list(opened, todo[0], ignore, listing, stop)
     while todo and not stop.is_set():
         directory = todo.popleft()
         listing.directories[directory.parts] = directory
-        if directory.level >= given.depth:
+        if directory.level >= arguments.depth:
             continue
         for entry in directory.entries:
             if _is_entered(entry):
                 below = _Directory(entry.parts, directory.level + 1)
-                _list_below(inside, place, below, ignore, listing, stop)
+                _list_below(paths, opened, below, ignore, listing, stop)
                 todo.append(below)
     listing.directories |= {directory.parts: directory for directory in todo}
     listing.is_cut |= stop.is_set()
-    text = "\n".join(_lines(place, listing, stop))
+    text = "\n".join(_lines(opened, listing, stop))
     return CallResult(
         text, metadata=metadata(number_of_files=listing.count, truncated=listing.is_cut)
     )
@@ -114,22 +114,22 @@ def _is_entered(entry: DirectoryEntry) -> bool:
 
 
 def _list_below(
-    inside: WorkspacePaths,
+    paths: WorkspacePaths,
     start: OpenPath,
     directory: _Directory,
     ignore: list[Glob],
     listing: _Listing,
     stop: StopFlag,
 ) -> None:
-    """List one more. It is opened from the root down: a tree in breadth keeps none open."""
+    """List one directory. It is opened from the root: a breadth-first walk keeps none open."""
     if listing.count >= ENTRIES_MAX or stop.is_set():
         directory.note = "not listed"
         listing.is_cut = True
         return
     try:
-        with inside.open_real("/".join((start.root.rstrip("/"), *directory.parts))) as place:
-            if place.is_directory:
-                _list(place, directory, ignore, listing, stop)
+        with paths.open_real("/".join((start.root.rstrip("/"), *directory.parts))) as opened:
+            if opened.is_directory:
+                _list(opened, directory, ignore, listing, stop)
             else:
                 directory.note = "changed while it was listed"
     except OpenRefused:
@@ -137,13 +137,13 @@ def _list_below(
 
 
 def _list(
-    place: OpenPath, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: StopFlag
+    opened: OpenPath, directory: _Directory, ignore: list[Glob], listing: _Listing, stop: StopFlag
 ) -> None:
     try:
-        entries, is_whole = list_directory(place.descriptor, place.parts, stop.is_set)
+        entries, is_whole = list_directory(opened.descriptor, opened.parts, stop.is_set)
     except OSError as exc:
-        raise OpenRefused(f"{place.shown} cannot be read: {exc.strerror}.") from exc
-    # Many patterns take their time: once told to stop, what is left is not wanted.
+        raise OpenRefused(f"{opened.shown} cannot be read: {exc.strerror}.") from exc
+    # Many patterns take time: after a stop the rest is dropped.
     wanted = [entry for entry in entries if not (stop.is_set() or _is_ignored(entry, ignore))]
     listing.ignored += len(entries) - len(wanted)
     room = ENTRIES_MAX - listing.count
@@ -163,11 +163,11 @@ def _lines(start: OpenPath, listing: _Listing, stop: StopFlag) -> list[str]:
     lines = [f"{shown(start.path).rstrip('/')}/"]
     _draw(listing.directories[start.parts], listing, lines)
     if stop.is_set():
-        return [*lines, "(time was over; this is not all)"]
+        return [*lines, "(out of time; the result is incomplete)"]
     if listing.ignored:
         lines.append(f"({listing.ignored} left out by `ignore`)")
     if listing.is_cut:
-        lines.append("(not everything is shown; list a directory of it, or use glob)")
+        lines.append("(not everything is shown; list one of its directories, or use glob)")
     elif not listing.count:
         lines.append("(empty)")
     return lines

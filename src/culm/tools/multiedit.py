@@ -6,24 +6,24 @@ from typing import Annotated
 from msgspec import Meta, Struct, to_builtins
 
 from culm.tools.arguments import FilePath, make_spec
+from culm.tools.base import ToolContext
 from culm.tools.edit import change_fields, change_summary, check_exists, first_text
-from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_sound
+from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrite, check_encodable
 from culm.tools.files.replace import ReplaceFailed, replaced
 from culm.tools.files.safe_open import OpenRefused
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encodable
 
 EDITS_MAX = 200
-EXPLAINED_MAX = 5  # Looking for what was meant takes its time; more misses have one reason.
+EXPLAINED_MAX = 5  # Explaining takes time; more misses usually have the same reason.
 DESCRIPTION = (
     "Make several edits in one file, in order: each finds the text as the ones before left it, "
-    "and each works as in edit. Those that cannot be made are left out and named with the reason, "
-    "the others are made; if none can, nothing is written. With an empty old_string the first one "
-    "makes a new file. A person may be asked first."
+    "and each works as in edit. Edits that cannot be made are skipped and reported with the "
+    "reason; if none can be made, nothing is written. With an empty old_string the first one "
+    "creates a new file. A person may be asked first."
 )
 
 
-class OneEdit(Struct, frozen=True, omit_defaults=True):
+class OneEdit(Struct, frozen=True, omit_defaults=True):  # The fields of `edit`.
     old_string: str
     new_string: str
     replace_all: bool = False
@@ -49,20 +49,20 @@ def make_multiedit(context: ToolContext) -> ChangeTool[MultieditArguments]:
         context,
         SPEC,
         MultieditArguments,
-        lambda given: given.file_path,
+        lambda arguments: arguments.file_path,
         _rewrite,
         _answer,
     )
 
 
-def _rewrite(given: MultieditArguments, found: FileToChange) -> Rewrite:
-    if given.edits[0].old_string:
+def _rewrite(arguments: MultieditArguments, found: FileToChange) -> Rewrite:
+    if arguments.edits[0].old_string:
         check_exists(found)
     text = found.text.text
     failed: list[tuple[int, str]] = []
-    for number, edit in enumerate(given.edits, 1):
+    for number, edit in enumerate(arguments.edits, 1):
         try:
-            check_sound(edit.new_string)
+            check_encodable(edit.new_string)
             if number == 1 and not edit.old_string:
                 text = first_text(found, edit.new_string)
             else:
@@ -75,18 +75,22 @@ def _rewrite(given: MultieditArguments, found: FileToChange) -> Rewrite:
                 )
         except (ReplaceFailed, OpenRefused) as exc:
             failed.append((number, str(exc)))
-    applied = len(given.edits) - len(failed)
+    applied = len(arguments.edits) - len(failed)
     if not applied:
-        raise OpenRefused(_result_text(f"None of {len(given.edits)} edits could be made.", failed))
+        raise OpenRefused(
+            _result_text(f"None of {len(arguments.edits)} edits could be made.", failed)
+        )
     fields: dict[str, Json] = {"edits_applied": applied}
     if failed:
         fields["edits_failed"] = [
-            {"index": number, "error": error, "edit": to_builtins(given.edits[number - 1])}
+            {"index": number, "error": error, "edit": to_builtins(arguments.edits[number - 1])}
             for number, error in failed
         ]
     if not failed:
         return Rewrite(text, fields, f"All {applied} edits were made.")
-    note = _result_text(f"{applied} of {len(given.edits)} edits were made; these were not:", failed)
+    note = _result_text(
+        f"{applied} of {len(arguments.edits)} edits were made; these were not:", failed
+    )
     return Rewrite(text, encodable(fields), note)
 
 

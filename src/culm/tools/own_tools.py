@@ -1,7 +1,7 @@
-"""Tools that are people's own commands, as `own_tools` of a trusted configuration declares them.
+"""Tools that are commands from the configuration (`own_tools` of a trusted configuration).
 
-A command is told its arguments as JSON on its standard input, and answers on its standard output:
-as JSON, or in plain text. Somebody is asked before it runs, unless the declaration says otherwise.
+A command gets its arguments as JSON on its standard input, and answers on its standard output with
+JSON or plain text. It needs approval, unless its declaration makes it free.
 """
 
 import logging
@@ -14,25 +14,24 @@ import msgspec
 from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
 from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
-from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.process.environment import command_env
 from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
 from culm.tools.process.output import CommandOutput, fit
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encodable, encode
 from culm.wire.runs import CrashPolicy
 
 log = logging.getLogger(__name__)
 
-OUTPUT_BYTES_MAX = 256 << 10  # Of an answer; of its content the model reads less.
+OUTPUT_BYTES_MAX = 256 << 10  # Per answer; the model reads less of its content.
 METADATA_BYTES_MAX = 64 << 10
-DEPTH_MAX = 16  # Of arguments that are compared with their schema.
+DEPTH_MAX = 16  # Nesting of arguments that are checked against their schema.
 
 
 def own_tools(
     context: ToolContext, declared: Mapping[str, OwnTool], taken: Collection[str]
 ) -> dict[str, "OwnCommand"]:
-    """The tools that a configuration declares; none of them has a name that is `taken`."""
+    """Make the tools that a configuration declares; names in `taken` are refused."""
     tools: dict[str, OwnCommand] = {}
     for name, own in declared.items():
         if why := _why_not(name, own, taken):
@@ -44,7 +43,7 @@ def own_tools(
 
 def _why_not(name: str, own: OwnTool, taken: Collection[str]) -> str:
     if name in taken:
-        return "there is a tool of that name already"
+        return "a tool of that name already exists"
     if own.parameters.get("type", "object") != "object":
         return "its parameters must be a schema of an object"
     return "" if own.command else "it has no command"
@@ -52,6 +51,8 @@ def _why_not(name: str, own: OwnTool, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
+    """A tool that runs a command from the configuration."""
+
     context: ToolContext
     name: str
     own: OwnTool
@@ -71,8 +72,8 @@ class OwnCommand:
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         if call.arguments is None:
-            return CallResult(f"{self.name}: the arguments are no JSON object", is_error=True)
-        problem = next(misfits(call.arguments, self.own.parameters), "")
+            return CallResult(f"{self.name}: the arguments are not a JSON object", is_error=True)
+        problem = next(schema_problems(call.arguments, self.own.parameters), "")
         if problem:
             return CallResult(f"{self.name}: {problem}", is_error=True)
         arguments = call.arguments
@@ -94,7 +95,7 @@ class OwnCommand:
 
     @property
     def _cwd(self) -> str:
-        return str(self.context.inside.root)
+        return str(self.context.paths.root)
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -102,9 +103,9 @@ class OwnCommand:
         return ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
 
     async def _run(self, call: CallRequest, arguments: dict[str, Json]) -> CallResult:
-        told = {"arguments": arguments, "session_id": call.session_id, "cwd": self._cwd}
-        data = encode(encodable(told)) + b"\n"  # Not every path is text.
-        telling = ExchangeRequest(
+        message = {"arguments": arguments, "session_id": call.session_id, "cwd": self._cwd}
+        data = encode(encodable(message)) + b"\n"  # Not every path is valid text.
+        request = ExchangeRequest(
             self._argv,
             self._cwd,
             command_env(self.context.env(), self._cwd),
@@ -115,23 +116,25 @@ class OwnCommand:
             OUTPUT_BYTES_MAX,
         )
         try:
-            answer = await exchange(self.context.processes, self.context.clock, telling)
+            answer = await exchange(self.context.processes, self.context.clock, request)
         except (ProcessStartFailed, OSError) as exc:
             return CallResult(f"{self.name} cannot be started: {exc}", is_error=True)
         if why := _failure(answer, self.own.timeout_s):
-            said = bounded(fit(answer.errors or answer.output)).strip()
-            return CallResult(f"{self.name} {why}." + (f"\n{said}" if said else ""), is_error=True)
+            errors = bounded(fit(answer.errors or answer.output)).strip()
+            return CallResult(
+                f"{self.name} {why}." + (f"\n{errors}" if errors else ""), is_error=True
+            )
         return read_output(answer)
 
 
 def _failure(answer: ExchangeAnswer, within_s: float) -> str:
-    """How it failed; empty if it did not."""
+    """Describe the failure; empty if it succeeded."""
     left = f"; still running: {', '.join(map(str, answer.exit.left))}" if answer.exit.left else ""
     if answer.is_late:
         return f"took longer than {within_s:g} s and was ended{left}"
     match answer.exit:
         case ProcessExit(lost=True):
-            return "was lost with the process that kept it; whether it did its work is not known"
+            return "was lost with its supervisor; whether it finished is unknown"
         case ProcessExit(code=0):
             return ""
         case ProcessExit(code=None, signal=signal):
@@ -140,41 +143,41 @@ def _failure(answer: ExchangeAnswer, within_s: float) -> str:
             return f"failed with exit status {code}{left}"
 
 
-# --- what it says
+# --- output
 
 
 def read_output(answer: ExchangeAnswer) -> CallResult:
-    """The result of a command that went well: JSON with a content, or plain text."""
-    said = None if answer.is_cut else _json_of(answer.output)
-    if said is None or "content" not in said:
+    """Return the result of a successful command: JSON with a content, or plain text."""
+    fields = None if answer.is_cut else _json_of(answer.output)
+    if fields is None or "content" not in fields:
         text = fit(answer.output)
         more = f"\n[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]"
         return CallResult(bounded(text) + more if answer.is_cut else bounded(text))
-    content = said["content"]
+    content = fields["content"]
     text = content if isinstance(content, str) else encode(content).decode()
-    metadata = encode(said["metadata"]) if isinstance(said.get("metadata"), dict) else b""
+    metadata = encode(fields["metadata"]) if isinstance(fields.get("metadata"), dict) else b""
     if len(metadata) > METADATA_BYTES_MAX:
-        metadata = b""  # It is for clients to show, and no client shows as much.
-    is_error = said.get("is_error") is True
+        metadata = b""  # Clients do not show that much.
+    is_error = fields.get("is_error") is True
     return CallResult(bounded(fit(text.encode())), is_error=is_error, metadata=metadata.decode())
 
 
 def _json_of(output: bytes) -> dict[str, Json] | None:
     try:
-        said = msgspec.json.decode(output)
+        value = msgspec.json.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return cast("dict[str, Json]", said) if isinstance(said, dict) else None
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else None
 
 
 def bounded(text: str) -> str:
-    """As much as a model should read at once: the beginning and the end."""
+    """Limit a text for a model: its beginning and its end."""
     output = CommandOutput(None)
     output.feed(text.encode(errors="replace"))
     return output.text()
 
 
-# --- what it is told
+# --- arguments
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
@@ -187,12 +190,12 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def misfits(arguments: dict[str, Json], schema: dict[str, Json]) -> Iterator[str]:
-    """What is wrong in arguments, as far as kinds, required and known names go, in sentences."""
-    yield from _misfits(arguments, {"type": "object", **schema}, "", DEPTH_MAX)
+def schema_problems(arguments: dict[str, Json], schema: dict[str, Json]) -> Iterator[str]:
+    """Yield the problems of arguments: wrong types, missing and unknown names."""
+    yield from _problems(arguments, {"type": "object", **schema}, "", DEPTH_MAX)
 
 
-def _misfits(value: Json, schema: Json, at: str, depth: int) -> Iterator[str]:
+def _problems(value: Json, schema: Json, at: str, depth: int) -> Iterator[str]:
     if not isinstance(schema, dict) or not depth:
         return
     fields = cast("dict[str, Json]", schema)
@@ -200,26 +203,26 @@ def _misfits(value: Json, schema: Json, at: str, depth: int) -> Iterator[str]:
         yield f"{at or 'it'} {problem}"
         return
     if isinstance(value, dict):
-        yield from _misfits_inside(cast("dict[str, Json]", value), fields, at, depth)
+        yield from _object_problems(cast("dict[str, Json]", value), fields, at, depth)
     elif isinstance(value, list) and "items" in fields:
         for number, item in enumerate(cast("list[Json]", value)):
-            yield from _misfits(item, fields["items"], f"{at}[{number}]", depth - 1)
+            yield from _problems(item, fields["items"], f"{at}[{number}]", depth - 1)
 
 
-def _misfits_inside(
-    given: dict[str, Json], schema: dict[str, Json], at: str, depth: int
+def _object_problems(
+    arguments: dict[str, Json], schema: dict[str, Json], at: str, depth: int
 ) -> Iterator[str]:
     known = schema.get("properties")
     properties = cast("dict[str, Json]", known) if isinstance(known, dict) else {}
     required = schema.get("required")
     for name in cast("list[Json]", required) if isinstance(required, list) else []:
-        if isinstance(name, str) and name not in given:
+        if isinstance(name, str) and name not in arguments:
             yield f"{_step(at, name)} is missing"
-    for name, inner in given.items():
+    for name, inner in arguments.items():
         if name in properties:
-            yield from _misfits(inner, properties[name], _step(at, name), depth - 1)
+            yield from _problems(inner, properties[name], _step(at, name), depth - 1)
         elif schema.get("additionalProperties") is False:
-            yield f"{_step(at, name)} is not known; there is {', '.join(properties) or 'nothing'}"
+            yield f"{_step(at, name)} is unknown; known: {', '.join(properties) or 'none'}"
 
 
 def _step(at: str, name: str) -> str:

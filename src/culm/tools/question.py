@@ -1,4 +1,4 @@
-"""`question`: ask the person who is there, and wait for the answer."""
+"""`question`: ask the person questions, and wait for the answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,26 +20,24 @@ from culm.wire.runs import CrashPolicy
 
 DESCRIPTION = """\
 Ask the person one to five questions and wait for the answers. Use it when a decision is theirs and
-guessing would cost work; not for what you can find out yourself. Put what belongs together into one
-call. A question may be skipped; then decide yourself and say so."""
+guessing would cost work; not for facts you can find out yourself. Put related questions into one
+call. A question may be skipped; then decide yourself and mention it."""
 
-QUESTION = "question"  # Its name, for those who leave it out where nobody can answer.
-# As the dialogs of clients have room for.
+QUESTION = "question"  # Its name, for callers that leave it out if nobody can answer.
+# The limits of the dialogs of clients.
 QUESTIONS_MAX = 5
 QUESTION_CHARS_MAX = 240
 DESCRIPTION_CHARS_MAX = 600
 CHOICES_MIN, CHOICES_MAX = 2, 5
 CHOICE_CHARS_MAX = 200
 LABEL_CHARS_MAX = 80
-NOTE_OF_QUESTION = "_question"  # The key of a note that is about the question as a whole.
+NOTE_OF_QUESTION = "_question"  # The key of a note about the question as a whole.
 CONFIRM = ("Ready to go?", "Review your answers above and confirm.")
 
 
 class ChoiceArgument(Struct):
-    label: Annotated[str, Meta(description="What can be chosen.", max_length=CHOICE_CHARS_MAX)]
-    description: Annotated[str, Meta(description="What it means.", max_length=CHOICE_CHARS_MAX)] = (
-        ""
-    )
+    label: Annotated[str, Meta(description="The text of the choice.", max_length=CHOICE_CHARS_MAX)]
+    description: Annotated[str, Meta(description="Its meaning.", max_length=CHOICE_CHARS_MAX)] = ""
     id: Annotated[
         str, Meta(description="A short name for it; made if left out.", max_length=CHOICE_CHARS_MAX)
     ] = ""
@@ -53,14 +51,14 @@ class QuestionArgument(Struct):
     description: Annotated[
         str,
         Meta(
-            description="What one must know to answer it; Markdown.",
+            description="The context needed to answer it; Markdown.",
             min_length=1,
             max_length=DESCRIPTION_CHARS_MAX,
         ),
     ]
     type: Annotated[QuestionType, Meta(description="How it is answered.")]
     label: Annotated[
-        str, Meta(description="A word or two for its tab.", max_length=LABEL_CHARS_MAX)
+        str, Meta(description="A short title for its tab.", max_length=LABEL_CHARS_MAX)
     ] = ""
     choices: Annotated[
         list[ChoiceArgument],
@@ -88,7 +86,7 @@ SPEC = make_spec(QUESTION, DESCRIPTION, QuestionArguments)
 
 @dataclass(frozen=True, slots=True)
 class QuestionTool:
-    """It changes nothing, and what it asks is asked before it begins: see `Inquiry`."""
+    """It changes nothing; its questions are asked before it runs, see `QuestionPlan`."""
 
     spec: ToolSpec
     parallel: bool = False
@@ -96,8 +94,10 @@ class QuestionTool:
 
     async def prepare(self, call: CallRequest) -> QuestionPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, QuestionArguments)
-            questions = [_question(number, one) for number, one in enumerate(given.questions, 1)]
+            arguments = parse_arguments(call.arguments or {}, QuestionArguments)
+            questions = [
+                _question(number, one) for number, one in enumerate(arguments.questions, 1)
+            ]
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
         several = len(questions) > 1
@@ -105,8 +105,8 @@ class QuestionTool:
         return QuestionPlan(
             questions,
             _answer,
-            given.confirm_title or title,
-            given.confirm_description or description,
+            arguments.confirm_title or title,
+            arguments.confirm_description or description,
         )
 
 
@@ -114,33 +114,33 @@ def make_question() -> QuestionTool:
     return QuestionTool(SPEC)
 
 
-def _question(number: int, given: QuestionArgument) -> Question:
+def _question(number: int, arguments: QuestionArgument) -> Question:
     choices = [
-        Choice(choice.id or f"choice-{place}", choice.label, choice.description)
-        for place, choice in enumerate(given.choices, 1)
+        Choice(choice.id or f"choice-{index}", choice.label, choice.description)
+        for index, choice in enumerate(arguments.choices, 1)
     ]
-    has_choices = given.type in ("single_choice", "multi_choice")
+    has_choices = arguments.type in ("single_choice", "multi_choice")
     if has_choices and len(choices) < CHOICES_MIN:
         raise InvalidArguments(f"question {number} needs {CHOICES_MIN} to {CHOICES_MAX} choices")
     if len({choice.id for choice in choices}) < len(choices):
         raise InvalidArguments(f"question {number} has two choices with one id")
     return Question(
         "",
-        given.type,
-        given.question,
-        given.label,
-        given.description,
+        arguments.type,
+        arguments.question,
+        arguments.label,
+        arguments.description,
         choices if has_choices else [],
     )
 
 
 def _answer(request: QuestionRequest, responses: Sequence[QuestionResponse]) -> CallResult:
     by_id = {response.request_id: response for response in responses}
-    said = [
+    texts = [
         f"{question.question}\n{_answer_text(question, by_id.get(question.id))}"
         for question in request.questions
     ]
-    return CallResult("\n\n".join(said))
+    return CallResult("\n\n".join(texts))
 
 
 def _answer_text(question: Question, response: QuestionResponse | None) -> str:

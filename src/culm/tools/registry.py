@@ -1,6 +1,6 @@
-"""The tools a workspace has, one of each."""
+"""The tools of a workspace."""
 
-from culm.tools.base import Tool
+from culm.tools.base import Tool, ToolContext
 from culm.tools.bash import make_bash
 from culm.tools.download import make_download
 from culm.tools.edit import make_edit
@@ -15,13 +15,12 @@ from culm.tools.multiedit import make_multiedit
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.question import make_question
 from culm.tools.todos import make_todos
-from culm.tools.tool_context import ToolContext
 from culm.tools.view import make_view
 from culm.tools.write import make_write
 
 
 def make_tools(context: ToolContext, jobs: BackgroundJobs) -> dict[str, Tool]:
-    """All that culm brings, and those of packages that are installed beside it."""
+    """Make culm's own tools, and those of other installed packages."""
     tools: tuple[Tool, ...] = (
         make_bash(context, jobs),
         make_download(context),

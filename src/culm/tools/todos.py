@@ -1,4 +1,4 @@
-"""`todos`: the list of what is left to do, kept with the session and shown by every client."""
+"""`todos`: the to-do list of a session, shown by every client."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,18 +11,17 @@ from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.store.sessions import set_todos
 from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
-from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
-from culm.tools.tool_context import ToolContext
+from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext, free_plan
 from culm.wire.codec import Json, clean, encode
 from culm.wire.runs import CrashPolicy
 from culm.wire.sessions import Todo
 
-TODOS_MAX = 100  # They travel with every change of the session.
+TODOS_MAX = 100  # They are sent with every change of the session.
 TODO_CHARS_MAX = 500
 DESCRIPTION = (
     "Keep the list of steps of a longer task, which the user sees. Each call replaces the whole "
     "list, so always send all of it. Have one step in_progress at a time, and mark it completed "
-    "as soon as it is."
+    "as soon as it is done."
 )
 
 
@@ -37,8 +36,8 @@ class TodosArguments(Struct, frozen=True):
         list[TodoArgument],
         Meta(
             max_length=TODOS_MAX,
-            description="All steps in order: content (what to do), status (pending, in_progress "
-            "or completed), active_form (the same as it goes on, like Running the tests).",
+            description="All steps in order: content (the step), status (pending, in_progress or "
+            "completed), active_form (the step in progress, like Running the tests).",
         ),
     ]
 
@@ -55,10 +54,10 @@ class TodosTool:
 
     async def prepare(self, call: CallRequest) -> CallPlan | CallResult:
         try:
-            given = parse_arguments(call.arguments or {}, TodosArguments)
+            arguments = parse_arguments(call.arguments or {}, TodosArguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        todos = [Todo(clean(t.content), t.status, clean(t.active_form)) for t in given.todos]
+        todos = [Todo(clean(t.content), t.status, clean(t.active_form)) for t in arguments.todos]
         return free_plan(call, lambda _: self._run(call, todos))
 
     async def _run(self, call: CallRequest, todos: list[Todo]) -> CallResult:
@@ -76,7 +75,7 @@ def make_todos(context: ToolContext) -> TodosTool:
 
 
 def todos_metadata(before: list[Todo], todos: list[Todo]) -> dict[str, Json]:
-    """What a client shows of the step from one list to the next."""
+    """Describe the step from one list to the next for clients."""
     was = {todo.content: todo.status for todo in before}
     about: dict[str, Json] = {"is_new": not before, "todos": todos}
     done = [t.content for t in todos if t.status == "completed"]
@@ -100,7 +99,7 @@ def _describe(todos: list[Todo]) -> str:
     going = statuses.count("in_progress")
     text = f"The list is kept: {statuses.count('completed')} of {len(todos)} completed."
     if going > 1:
-        text += f" {going} steps are in progress; it is better to have one at a time."
+        text += f" {going} steps are in progress; have one at a time."
     elif not going and "pending" in statuses:
-        text += " Mark the step you go on with as in_progress."
+        text += " Mark the next step as in_progress."
     return text

@@ -1,4 +1,4 @@
-"""`view`: the lines of a text file, numbered, read only as far as they are wanted; or an image."""
+"""`view`: numbered lines of a text file, read only as far as needed; or an image."""
 
 import base64
 import os
@@ -18,19 +18,19 @@ from culm.tools.files.read_stamps import ReadResult, stamp_of
 from culm.tools.files.read_tool import ReadTool
 from culm.tools.files.safe_open import OpenRefused, shown
 
-LINES = 2000  # Without a limit; what the Crush client shows at most.
+LINES = 2000  # Without a limit; the maximum that the Crush client shows.
 LINE_CHARS_MAX = 2000
 LINE_CUT = " … (cut)"
 RESULT_BYTES_MAX = 256 << 10
-WHOLE_BYTES_MAX = 5 << 20  # Larger files are data; whoever wants them says which lines.
-IMAGE_BYTES_MAX = 5 << 20  # What providers take.
+WHOLE_BYTES_MAX = 5 << 20  # Larger files are data; the call must name the lines.
+IMAGE_BYTES_MAX = 5 << 20  # The limit of providers.
 CHUNK_BYTES = 64 << 10
 _KEPT_BYTES = 4 * LINE_CHARS_MAX + 4  # Enough for that many characters of any kind, and one more.
 DESCRIPTION = (
-    "Read a text file. Answers with numbered lines; the number and the bar are not part of the "
-    f"file. Without limit at most {LINES} lines; go on with offset. Shows PNG, JPEG, GIF and WebP "
-    "images, too. A file has to be viewed before it is edited. Outside the workspace a person is "
-    "asked first."
+    "Read a text file. Returns numbered lines; the number and the bar are not part of the "
+    f"file. Without limit at most {LINES} lines; continue with offset. Shows PNG, JPEG, GIF and "
+    "WebP images, too. A file has to be viewed before it is edited. Outside the workspace a person "
+    "is asked first."
 )
 
 
@@ -47,7 +47,7 @@ SPEC = make_spec("view", DESCRIPTION, ViewArguments)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was read: some lines, how many there were up to here, and why it ended."""
+    """The lines read, the number of lines passed, and why reading ended."""
 
     lines: list[str]
     passed: int
@@ -60,47 +60,45 @@ def make_view(context: FileAccess) -> ReadTool[ViewArguments]:
         context,
         SPEC,
         ViewArguments,
-        lambda given: given.file_path,
-        lambda given, target, stop: _view(context.inside, given, target, stop),
+        lambda arguments: arguments.file_path,
+        lambda arguments, target, stop: _view(context.paths, arguments, target, stop),
         path_field="file_path",
     )
 
 
 def _view(
-    inside: WorkspacePaths, given: ViewArguments, target: PathTarget, stop: StopFlag
+    paths: WorkspacePaths, arguments: ViewArguments, target: PathTarget, stop: StopFlag
 ) -> ReadResult:
-    with inside.open_real(target.path) as place:
-        if place.is_directory:
-            raise OpenRefused(f"{place.shown} is a directory; use ls to list it.")
-        head = read_head(place)
+    with paths.open_real(target.path) as opened:
+        if opened.is_directory:
+            raise OpenRefused(f"{opened.shown} is a directory; use ls to list it.")
+        head = read_head(opened)
         kind = image_type(head)
         if kind is not None:
-            result = _image(place, kind)
+            result = _image(opened, kind)
         else:
-            check_text(head, place)
-            size = place.status.st_size
-            is_wide = head[:2] in UTF16_BOMS  # It is turned into UTF-8 as a whole.
-            if size > WHOLE_BYTES_MAX and (is_wide or not (given.offset or given.limit)):
-                what = (
-                    "UTF-16 is too large." if is_wide else "Say which lines: give offset and limit."
-                )
-                raise OpenRefused(f"{place.shown} has {size_text(size)}. {what}")
-            chunks = _wide_chunks(place) if is_wide else _chunks(place.descriptor, stop)
-            seen = _read(chunks, given.offset, given.limit or LINES, stop)
-            result = _result(place, given.offset, seen)
-        # How it looked before it was read: what changed it since is noticed.
-        return ReadResult(result, target.path, stamp_of(place.status))
+            check_text(head, opened)
+            size = opened.status.st_size
+            is_wide = head[:2] in UTF16_BOMS  # It is converted to UTF-8 as a whole.
+            if size > WHOLE_BYTES_MAX and (is_wide or not (arguments.offset or arguments.limit)):
+                hint = "UTF-16 is too large." if is_wide else "Set offset and limit to read a part."
+                raise OpenRefused(f"{opened.shown} has {size_text(size)}. {hint}")
+            chunks = _wide_chunks(opened) if is_wide else _chunks(opened.descriptor, stop)
+            seen = _read(chunks, arguments.offset, arguments.limit or LINES, stop)
+            result = _result(opened, arguments.offset, seen)
+        # The state before reading: a later change is detected.
+        return ReadResult(result, target.path, stamp_of(opened.status))
 
 
-def _image(place: OpenPath, kind: str) -> CallResult:
-    size = size_text(place.status.st_size)
-    if place.status.st_size > IMAGE_BYTES_MAX:
-        raise OpenRefused(f"{place.shown} is an image of {size}; more than 5 MiB are not shown.")
-    with open(place.descriptor, "rb", closefd=False) as file:
+def _image(opened: OpenPath, kind: str) -> CallResult:
+    size = size_text(opened.status.st_size)
+    if opened.status.st_size > IMAGE_BYTES_MAX:
+        raise OpenRefused(f"{opened.shown} is an image of {size}; the maximum is 5 MiB.")
+    with open(opened.descriptor, "rb", closefd=False) as file:
         data = file.read(IMAGE_BYTES_MAX)
     return CallResult(
-        f"{place.shown} is an image ({kind}, {size}).",
-        metadata=metadata(file_path=shown(place.path), content=""),
+        f"{opened.shown} is an image ({kind}, {size}).",
+        metadata=metadata(file_path=shown(opened.path), content=""),
         data=base64.b64encode(data).decode(),
         mime_type=kind,
     )
@@ -111,8 +109,8 @@ def _chunks(descriptor: int, stop: StopFlag) -> Generator[bytes]:
         yield chunk
 
 
-def _wide_chunks(place: OpenPath) -> list[bytes]:
-    with open(place.descriptor, "rb", closefd=False) as file:
+def _wide_chunks(opened: OpenPath) -> list[bytes]:
+    with open(opened.descriptor, "rb", closefd=False) as file:
         return [file.read(WHOLE_BYTES_MAX).decode("utf-16", errors="replace").encode()]
 
 
@@ -123,7 +121,7 @@ def _read(chunks: Iterable[bytes], offset: int, limit: int, stop: StopFlag) -> _
         if raw is None:
             continue
         line = _decode(raw, is_first=number == 1)
-        size += len(line.encode()) + 8  # Its number, the bar and the line's end.
+        size += len(line.encode()) + 8  # Its number, the bar and the line end.
         if len(lines) == limit or size > RESULT_BYTES_MAX:
             return _Seen(lines, number - 1, has_more=True, is_stopped=False)
         lines.append(line)
@@ -133,9 +131,9 @@ def _read(chunks: Iterable[bytes], offset: int, limit: int, stop: StopFlag) -> _
 def _lines(
     chunks: Iterable[bytes], offset: int, stop: StopFlag
 ) -> Generator[tuple[int, bytes | None]]:
-    """Each line from `offset` on with its number, from 1; None stands for all that were skipped.
+    """Yield each line from `offset` on with its number, from 1; None for all skipped lines.
 
-    Of a line no more is kept than is shown, however long it is.
+    However long a line is, only the part to be shown is kept.
     """
     number, rest, is_open = 0, b"", False  # Open: the last line has no end yet.
     for chunk in chunks:
@@ -164,28 +162,28 @@ def _decode(raw: bytes, *, is_first: bool) -> str:
     return line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + LINE_CUT
 
 
-def _result(place: OpenPath, offset: int, seen: _Seen) -> CallResult:
+def _result(opened: OpenPath, offset: int, seen: _Seen) -> CallResult:
     if not seen.lines:
         if seen.is_stopped:
-            raise OpenRefused(f"Line {offset + 1} of {place.shown} was not reached in time.")
+            raise OpenRefused(f"Line {offset + 1} of {opened.shown} was not reached in time.")
         if seen.passed:
-            raise OpenRefused(f"{place.shown} ends with line {seen.passed}.")
+            raise OpenRefused(f"{opened.shown} ends with line {seen.passed}.")
         text = "(the file is empty)"
     else:
         numbered = [f"{n:>6}|{line}" for n, line in enumerate(seen.lines, offset + 1)]
         after = offset + len(seen.lines)
         if seen.has_more:
-            numbered.append(f"(more lines follow; go on with offset {after})")
+            numbered.append(f"(more lines follow; continue with offset {after})")
         elif seen.is_stopped:
-            numbered.append(f"(time was over; go on with offset {after})")
+            numbered.append(f"(out of time; continue with offset {after})")
         else:
             numbered.append(f"(end of file, line {seen.passed})")
         text = "\n".join(numbered)
-    goes_on = seen.has_more or seen.is_stopped
+    is_partial = seen.has_more or seen.is_stopped
     about = metadata(
-        file_path=shown(place.path),
+        file_path=shown(opened.path),
         content="\n".join(seen.lines),
-        truncated=goes_on,
-        number_of_lines=None if goes_on else seen.passed,
+        truncated=is_partial,
+        number_of_lines=None if is_partial else seen.passed,
     )
     return CallResult(text, metadata=about)

@@ -1,7 +1,7 @@
-"""What write, edit and multiedit have in common: one file is looked at, shown changed, replaced.
+"""The common part of write, edit and multiedit: inspect one file, show the change, replace it.
 
-`prepare` reads the file and works out its new contents; a person sees both. `run` opens the same
-real path again, passing no link, and replaces the file only if it still has the old contents.
+`prepare` reads the file and computes its new contents; a person sees both. `run` opens the same
+real path again, through no link, and replaces the file only if it still has the old contents.
 """
 
 import asyncio
@@ -19,40 +19,45 @@ from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.store.history import add_write
 from culm.tools.arguments import InvalidArguments, parse_arguments
-from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
+from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.files.diffs import TextDifference, difference, excerpts
 from culm.tools.files.file_executor import StopFlag
-from culm.tools.files.kinds import check_text, read_head, size_text
+from culm.tools.files.kinds import (
+    FileText,
+    check_text,
+    is_encodable,
+    read_head,
+    read_text,
+    size_text,
+)
 from culm.tools.files.paths import KERNEL_FOLDERS, MissingPath, WorkspacePaths, is_below
 from culm.tools.files.read_access import exact
 from culm.tools.files.read_stamps import OwnWrites, find_staleness, stamp_of
 from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.replace import ReplaceFailed
 from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.files.texts import FileText, is_sound, read_text
 from culm.tools.files.writing import check_writable, create_file, read_all, replace_file
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, clean, encode
 from culm.wire.runs import CrashPolicy
 
 A = TypeVar("A", bound=msgspec.Struct)
 
-FILE_BYTES_MAX = 10 << 20  # What is larger is data; a command changes it better than a model.
-HISTORY_CHARS_MAX = 2 << 20  # Of larger files no versions are kept.
-LOCK_S = 5.0  # For another write in the same workspace to end.
-NAME_BYTES_MAX = 255  # Of one component, as every file system here has it.
+FILE_BYTES_MAX = 10 << 20  # Larger files are data; a command changes them better than a model.
+HISTORY_CHARS_MAX = 2 << 20  # No versions of larger files are stored.
+LOCK_S = 5.0  # The wait for another write in the same workspace.
+NAME_BYTES_MAX = 255  # Per component, on every supported file system.
 CONFIGURATIONS = frozenset(PROJECT_FILES)
 _REPOSITORY = re.compile(r"/\.git(?=/|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FileToChange:
-    """The file that is to be changed, as it is now."""
+    """The file to be changed, in its current state."""
 
     path: str  # Real.
     shown: str
     text: FileText
-    digest: str | None  # Of its bytes; None if there is no file.
+    digest: str | None  # Of its bytes; None if the file does not exist.
     stamp: str = ""
 
     @property
@@ -62,22 +67,22 @@ class FileToChange:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """What a tool makes of a file's text."""
+    """The new text of a file, computed by a tool."""
 
     text: str
     fields: Mapping[str, Json] = field(default_factory=dict[str, Json])  # More metadata.
-    note: str = ""  # For the model, behind what was done.
+    note: str = ""  # For the model, after the summary.
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file, and the contents it is to have."""
+    """A file, and its new contents."""
 
     found: FileToChange
     rewrite: Rewrite
     data: bytes
     difference: TextDifference
-    # Both texts as UTF-8 can carry them: whole, and as clients are shown them.
+    # Both texts in valid UTF-8: whole, and as excerpts for clients.
     before: str
     after: str
     excerpts: tuple[str, str]
@@ -91,10 +96,10 @@ class ChangeTool(Generic[A]):
     spec: ToolSpec
     arguments: type[A]
     path_of: Callable[[A], str]
-    rewrite: Callable[[A, FileToChange], Rewrite]  # Pure; raises `Miss`, `Refused`.
+    rewrite: Callable[[A, FileToChange], Rewrite]  # Pure; raises `ReplaceFailed`, `OpenRefused`.
     answer: Callable[
         [FileChange], tuple[str, Mapping[str, Json]]
-    ]  # What is said, and the metadata.
+    ]  # The text of the result, and its metadata.
     parallel: bool = False
     crash: CrashPolicy = "ask"
     own: OwnWrites = field(default_factory=OwnWrites)
@@ -104,7 +109,7 @@ class ChangeTool(Generic[A]):
             arguments = parse_arguments(call.arguments or {}, self.arguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        seen = await run_in_thread(self.context.work, lambda _: self._inspect(arguments))
+        seen = await run_in_thread(self.context.executor, lambda _: self._inspect(arguments))
         if isinstance(seen, CallResult):
             return seen
         found, change = seen
@@ -119,26 +124,26 @@ class ChangeTool(Generic[A]):
         return CallPlan(_action(self.context, call, change), lambda _: self._run(call, change))
 
     def _inspect(self, arguments: A) -> tuple[FileToChange, FileChange | str]:
-        """The file and what becomes of it, or why that cannot be. Runs in a thread."""
-        found = find_file(self.context.inside, self.path_of(arguments))
+        """Return the file and its change, or why it cannot be changed. Runs in a thread."""
+        found = find_file(self.context.paths, self.path_of(arguments))
         try:
             return found, _change(found, self.rewrite(arguments, found))
         except (ReplaceFailed, OpenRefused) as exc:
             return found, clean(str(exc))
 
     async def _run(self, call: CallRequest, change: FileChange) -> CallResult:
-        written: list[str] = []  # Its stamp, as soon as the file has its new contents.
+        written: list[str] = []  # Its stamp, once the file has its new contents.
         name = change.found.shown
         try:
-            stamp = await self.context.work.run(lambda stop: self._write(change, stop, written))
+            stamp = await self.context.executor.run(lambda stop: self._write(change, stop, written))
         except OpenRefused as exc:
             return CallResult(str(exc), is_error=True)
         except TimeoutError:
-            wall_s = f"{self.context.work.wall_s:g}"
+            wall_s = f"{self.context.executor.wall_s:g}"
             text = f"The disk did not answer within {wall_s} seconds. Whether {name} was written"
             return CallResult(f"{text} is not known: view it before you go on.", is_error=True)
         except asyncio.CancelledError:
-            if written:  # The file is what it is; so shall be the record.
+            if written:  # The file has been written, so the record must match it.
                 self._note(call, change, written[0])
             raise
         self._note(call, change, stamp)
@@ -146,7 +151,7 @@ class ChangeTool(Generic[A]):
         return CallResult(text, metadata=encode(about).decode())
 
     def _note(self, call: CallRequest, change: FileChange, stamp: str) -> None:
-        """Keep both versions, and that the session knows the file."""
+        """Store both versions, and that the session knows the file."""
         is_kept = max(len(change.before), len(change.after)) <= HISTORY_CHARS_MAX
         unit = add_write(
             (self.context.ids.file(), self.context.ids.file()),
@@ -159,69 +164,69 @@ class ChangeTool(Generic[A]):
 
     def _write(self, change: FileChange, stop: StopFlag, written: list[str]) -> str:
         temporary = f".culm-{self.context.ids.file()}.tmp"
-        if not self.context.inside.writing.acquire(timeout=LOCK_S):
-            raise OpenRefused("Another file of this workspace takes long to be written; try again.")
+        if not self.context.paths.writing.acquire(timeout=LOCK_S):
+            raise OpenRefused("Another write in this workspace is taking long; try again.")
         try:
-            stamp = _put(self.context.inside, change, stop, temporary)
+            stamp = _write_file(self.context.paths, change, stop, temporary)
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise OpenRefused(
                 f"{change.found.shown} cannot be written: {reason}. Nothing was changed."
             ) from exc
         finally:
-            self.context.inside.writing.release()
+            self.context.paths.writing.release()
         written.append(stamp)
         return stamp
 
 
-def find_file(inside: WorkspacePaths, path: str) -> FileToChange:
-    """The file to be changed, or the place of a new one; raises `Refused`."""
+def find_file(paths: WorkspacePaths, path: str) -> FileToChange:
+    """Find the file to be changed, or the path of a new one; raises `OpenRefused`."""
     try:
-        target = inside.resolve(path)
+        target = paths.resolve(path)
     except MissingPath as missing:
-        return _new_file(inside, missing)
-    name = inside.shown(target.path)
+        return _new_file(paths, missing)
+    name = paths.shown(target.path)
     _check_name(target.path, name)
     if target.is_directory:
         raise OpenRefused(f"{name} is a directory, not a file.")
-    with inside.open_real(target.path) as place:
-        if place.is_directory:
+    with paths.open_real(target.path) as opened:
+        if opened.is_directory:
             raise OpenRefused(f"{name} is a directory, not a file.")
-        check_writable(place.status, name)
-        if place.status.st_size > FILE_BYTES_MAX:
-            size = size_text(place.status.st_size)
+        check_writable(opened.status, name)
+        if opened.status.st_size > FILE_BYTES_MAX:
+            size = size_text(opened.status.st_size)
             raise OpenRefused(f"{name} has {size}; files over 10 MiB are changed with a command.")
-        check_text(read_head(place), place)
-        data = read_all(place.descriptor, FILE_BYTES_MAX)
+        check_text(read_head(opened), opened)
+        data = read_all(opened.descriptor, FILE_BYTES_MAX)
         if len(data) > FILE_BYTES_MAX:
             raise OpenRefused(f"{name} grows while it is read.")
         try:
             text = read_text(data)
         except UnicodeDecodeError:
             raise OpenRefused(
-                f"{name} begins like UTF-16 and is none; it is not changed."
+                f"{name} begins like UTF-16 but is not valid UTF-16; it is not changed."
             ) from None
-        return FileToChange(target.path, name, text, _digest(data), stamp_of(place.status))
+        return FileToChange(target.path, name, text, _digest(data), stamp_of(opened.status))
 
 
-def _new_file(inside: WorkspacePaths, missing: MissingPath) -> FileToChange:
+def _new_file(paths: WorkspacePaths, missing: MissingPath) -> FileToChange:
     path = "/".join((missing.within.rstrip("/"), missing.name, *missing.rest))
-    name = inside.shown(path)
+    name = paths.shown(path)
     _check_name(path, name)
     if ".." in missing.rest:
-        raise OpenRefused(f"{missing} So nothing above or beside it can be named through it.")
+        raise OpenRefused(f"{missing} A path cannot go through it with `..`.")
     if any(len(part.encode()) > NAME_BYTES_MAX for part in missing.rest):
         raise OpenRefused(f"A name in {name} is longer than {NAME_BYTES_MAX} bytes.")
     if any(is_below(path, folder) for folder in KERNEL_FOLDERS):
-        raise OpenRefused(f"{name} is the kernel's; nothing is written there.")
-    if missing.rest and not inside.contains(path):
-        raise OpenRefused(f"{missing} Directories are made only in the workspace.")
+        raise OpenRefused(f"{name} belongs to the kernel; it cannot be written.")
+    if missing.rest and not paths.contains(path):
+        raise OpenRefused(f"{missing} Directories are created only in the workspace.")
     return FileToChange(path, name, FileText(""), None)
 
 
 def _check_name(path: str, name: str) -> None:
     if exact(path) != path:
-        raise OpenRefused(f"The name of {name} is no UTF-8; such files are changed with a command.")
+        raise OpenRefused(f"The name of {name} is not UTF-8; use a command to change this file.")
 
 
 def _digest(data: bytes) -> str:
@@ -231,18 +236,18 @@ def _digest(data: bytes) -> str:
 def _change(found: FileToChange, rewrite: Rewrite) -> FileChange:
     if found.exists and rewrite.text == found.text.text:
         raise OpenRefused(f"{found.shown} has exactly this content already; nothing was written.")
-    data = found.text.spell(rewrite.text)
+    data = found.text.encode_text(rewrite.text)
     if len(data) > FILE_BYTES_MAX:
-        raise OpenRefused(f"{found.shown} would have {size_text(len(data))}; 10 MiB are the limit.")
+        raise OpenRefused(f"{found.shown} would have {size_text(len(data))}; the limit is 10 MiB.")
     before, after = clean(found.text.text), clean(rewrite.text)
     changed = difference(found.text.text, rewrite.text)
     return FileChange(found, rewrite, data, changed, before, after, excerpts(before, after))
 
 
-def check_sound(*texts: str) -> None:
-    """Raise `Refused` for text that cannot be in a file."""
-    if not all(is_sound(text) for text in texts):
-        raise OpenRefused("The text has half a surrogate pair in it, which no file can hold.")
+def check_encodable(*texts: str) -> None:
+    """Raise `OpenRefused` for text that cannot be in a file."""
+    if not all(is_encodable(text) for text in texts):
+        raise OpenRefused("The text contains an unpaired surrogate, which no file can contain.")
 
 
 def _action(context: ToolContext, call: CallRequest, change: FileChange) -> ResolvedAction:
@@ -257,36 +262,36 @@ def _action(context: ToolContext, call: CallRequest, change: FileChange) -> Reso
         params={"file_path": shown(path), "old_content": before, "new_content": after},
         resolved={"path": path, "old": change.found.digest, "new": _digest(change.data)},
         paths=(path,),
-        coverage=(f"write:{_granted(context, path)}",),
-        why="" if context.inside.contains(path) else f"{shown(path)} is outside the workspace",
+        coverage=(f"write:{_grant_path(context, path)}",),
+        why="" if context.paths.contains(path) else f"{shown(path)} is outside the workspace",
     )
 
 
-def _granted(context: ToolContext, path: str) -> str:
-    """The directory that "for this session" means: the workspace, or the one the file is in."""
+def _grant_path(context: ToolContext, path: str) -> str:
+    """Return the directory that a session grant covers: the workspace, or that of the file."""
     if special := special_path(context, path):
         return special
-    return str(context.inside.root) if context.inside.contains(path) else os.path.dirname(path)  # noqa: PTH120
+    return str(context.paths.root) if context.paths.contains(path) else os.path.dirname(path)  # noqa: PTH120
 
 
 def special_path(context: ToolContext, path: str) -> str:
-    """What a consent must name to cover a file that says what is run or allowed; "" for others.
+    """Return the path that an approval must name for a file that controls execution; "" for others.
 
-    A consent to edit the project is none to write a hook of git, nor to change what culm itself
-    goes by, should that be in the workspace.
+    An approval to edit the project does not include writing a git hook, nor changing the
+    configuration or data of culm itself, if they are in the workspace.
     """
-    # Some disks do not tell `.GIT` from `.git`; where it is a file, it names another repository.
+    # Some file systems ignore case; a `.git` file names another repository.
     if found := _REPOSITORY.search(path):
         return path[: found.end()]
     data = os.path.realpath(context.outputs.parents[2])  # Above `projects/<key>/outputs`.
     if path.rpartition("/")[2].lower() in CONFIGURATIONS:
         return path
-    return path if context.inside.contains(data) and is_below(path, data) else ""
+    return path if context.paths.contains(data) and is_below(path, data) else ""
 
 
-def _put(inside: WorkspacePaths, change: FileChange, stop: StopFlag, temporary: str) -> str:
+def _write_file(paths: WorkspacePaths, change: FileChange, stop: StopFlag, temporary: str) -> str:
     found = change.found
-    with inside.open_parent(found.path, make=not found.exists) as (within, name):
+    with paths.open_parent(found.path, make=not found.exists) as (within, name):
         if not found.exists:
             status = create_file(
                 within, name, found.shown, change.data, temporary, lambda: not stop.is_set()

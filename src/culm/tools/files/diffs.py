@@ -1,17 +1,17 @@
-"""The difference of two texts, line by line, in a time that does not run away.
+"""The difference of two texts, line by line, in bounded time.
 
-Pure. What is the same at both ends is cut off first, in blocks; between, the shortest way from one
-to the other is looked for with a bound on the steps. Past that bound the whole middle counts as
-replaced: such a difference is right, if not the shortest, and nobody reads it line by line.
+Pure. The common beginning and end are removed first, in blocks; the shortest edit script of the
+rest is computed with a bound on the steps. Beyond that bound the whole middle counts as replaced:
+such a difference is correct but not minimal, and nobody reads it line by line.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONTEXT = 3  # Lines around a change, as diff shows them.
+CONTEXT = 3  # Lines around a change, as in diff.
 BLOCK_CHARS = 64 << 10
-STEPS_MAX = 50_000  # Some 20 ms.
-EDITS_MAX = 300  # The ways that are remembered grow with its square.
+STEPS_MAX = 50_000  # About 20 ms.
+EDITS_MAX = 300  # The stored paths grow with its square.
 DIFF_CHARS_MAX = 128 << 10
 CONTENT_CHARS_MAX = 256 << 10
 EXCERPT_CONTEXT = 50
@@ -29,7 +29,7 @@ class DiffBlock:
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
-    """What became of a text. The lines are those around the changes; `skipped` are before them."""
+    """The changes of a text. The lines are those around the changes; `skipped` precede them."""
 
     skipped: int
     before: Sequence[str]
@@ -46,13 +46,14 @@ class TextDifference:
 
 
 def difference(before: str, after: str) -> TextDifference:
+    """Compute the difference of two texts."""
     start, ends = _changed_span(before, after, CONTEXT)
     a, b = lines_of(before[start : ends[0]]), lines_of(after[start : ends[1]])
     return TextDifference(before.count("\n", 0, start), a, b, _blocks(a, b))
 
 
 def unified(found: TextDifference, path: str) -> str:
-    """As `diff -u` writes it; a very long one is cut at a line."""
+    """Format the difference as `diff -u` does; a very long one is cut at a line."""
     lines = [f"--- a/{path.lstrip('/')}\n", f"+++ b/{path.lstrip('/')}\n"]
     for group in _grouped(found.blocks):
         first, last = group[0], group[-1]
@@ -88,7 +89,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 def _grouped(blocks: Sequence[DiffBlock]) -> list[list[DiffBlock]]:
-    """Blocks whose context touches are shown as one."""
+    """Group the blocks whose contexts touch."""
     groups: list[list[DiffBlock]] = []
     for block in blocks:
         if groups and block.a0 - groups[-1][-1].a1 <= 2 * CONTEXT:
@@ -99,9 +100,9 @@ def _grouped(blocks: Sequence[DiffBlock]) -> list[list[DiffBlock]]:
 
 
 def excerpts(before: str, after: str) -> tuple[str, str]:
-    """Both texts for a client that compares them: whole, or if they are long what changed.
+    """Return both texts for a client that compares them: whole, or only the changed part.
 
-    The same line says in both what was left out, so that comparing them finds the same changes.
+    The same note in both marks the omitted lines, so that comparing them finds the same changes.
     """
     if len(before) <= CONTENT_CHARS_MAX and len(after) <= CONTENT_CHARS_MAX:
         return before, after
@@ -119,13 +120,13 @@ def _cut(text: str) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines with their ends. Only a line feed ends one, as every tool here counts them."""
+    """Split into lines with their ends. Only a line feed ends a line, as in every tool here."""
     *lines, last = text.split("\n")
     return [f"{line}\n" for line in lines] + ([last] if last else [])
 
 
 def _changed_span(a: str, b: str, context: int) -> tuple[int, tuple[int, int]]:
-    """Where the change begins in both, and ends in each, in whole lines and some around."""
+    """Find the common start and the ends of the change, in whole lines with context."""
     start = _common_prefix(a, b)
     same = _common_suffix(a, b, min(len(a), len(b)) - start)
     for _ in range(context + 1):
@@ -171,7 +172,7 @@ def _common_suffix(a: str, b: str, limit: int) -> int:
 
 
 def _blocks(a: Sequence[str], b: Sequence[str]) -> list[DiffBlock]:
-    """What changed, by Myers' way; the middle as one block if that takes too long."""
+    """Compute the changed blocks by the algorithm of Myers; one block if it takes too long."""
     head = 0
     while head < min(len(a), len(b)) and a[head] == b[head]:
         head += 1
@@ -190,9 +191,9 @@ def _blocks(a: Sequence[str], b: Sequence[str]) -> list[DiffBlock]:
 
 
 def _shortest_path(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]] | None:
-    """The pairs of lines that stay, in order; None past the bound."""
+    """Return the pairs of unchanged lines, in order; None beyond the bound."""
     n, m = len(a), len(b)
-    furthest = {1: 0}  # By diagonal: how far into `a` one gets.
+    furthest = {1: 0}  # By diagonal: the furthest position in `a`.
     trace: list[dict[int, int]] = []
     steps = 0
     for edits in range(min(n + m, EDITS_MAX) + 1):

@@ -1,4 +1,4 @@
-"""File work off the event loop: a few threads, each job bounded in time and told when to stop."""
+"""File work off the event loop: a few threads, and jobs with a deadline and a stop flag."""
 
 import asyncio
 import threading
@@ -11,14 +11,14 @@ from culm.clock import Clock
 
 T = TypeVar("T")
 
-WALL_S = 10.0  # For one call; then it answers with what it has.
-GRACE_S = 2.0  # For a job to see that it shall stop; one that does not hangs in the kernel.
-THREADS = 4  # The disk does not get faster by more, and the event loop wants the interpreter, too.
-SEARCHES_MAX = 2  # Each keeps a core busy.
+WALL_S = 10.0  # Per call; then it returns a partial result.
+GRACE_S = 2.0  # For a job to notice the flag; one that does not hangs in the kernel.
+THREADS = 4  # More would not make the disk faster, and the event loop needs the interpreter.
+SEARCHES_MAX = 2  # Each uses a core.
 
 
 class StopFlag:
-    """The word to stop, given once: a job asks for it in every loop, or is called."""
+    """A stop signal, set once: a job polls it in every loop, or registers an action."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,9 +35,9 @@ class StopFlag:
 
     @contextmanager
     def calling(self, action: Callable[[], None]) -> Generator[None]:
-        """Within the block, call `action`, which does not wait, when the word comes or has come.
+        """Within the block, call `action`, which must not wait, once the flag is set.
 
-        After the block it is not called any more, by any thread.
+        After the block no thread calls it any more.
         """
         with self._lock:
             self._action = action
@@ -56,22 +56,22 @@ class StopFlag:
 
 
 class FileExecutor:
-    """Made by `open_file_work`; one a process."""
+    """The threads for file work; made by `open_file_executor`, one per process."""
 
     def __init__(self, clock: Clock, wall_s: float) -> None:
         self.wall_s = wall_s
         self.searches = asyncio.Semaphore(SEARCHES_MAX)
         self._clock = clock
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="culm-file")
-        # Time runs from here, not from when a thread is free: nobody's wait eats another's bound.
+        # The time of a job starts when a thread is free: no job uses up the time of another.
         self._room = asyncio.Semaphore(THREADS)
         self._stops: set[StopFlag] = set()
 
     async def run(self, job: Callable[[StopFlag], T]) -> T:
-        """Do `job` in a thread. Out of time it is told to stop, and returns what it has.
+        """Run `job` in a thread. Past its deadline it has to stop and return a partial result.
 
-        Cancelling this stops it, too, and waits for it to end. Raises what the job raises, and
-        `TimeoutError` if it does not stop.
+        Cancelling this stops it, too, and waits for it to end. Raises the exceptions of the job,
+        and `TimeoutError` if it does not stop.
         """
         async with self._room:
             stop = StopFlag()
@@ -97,7 +97,7 @@ class FileExecutor:
             return future.result()
 
     async def close(self) -> None:
-        """Stop all jobs and see them end, unless one hangs."""
+        """Stop all jobs and wait for them, unless one hangs."""
         for stop in self._stops:
             stop.set()
         with suppress(TimeoutError):
@@ -109,14 +109,14 @@ class FileExecutor:
 
 def _give_up(future: asyncio.Future[T]) -> None:
     if not future.cancel() and not future.cancelled():
-        future.exception()  # Nobody wants to know any more.
+        future.exception()  # Retrieved so that asyncio does not log it.
 
 
 @asynccontextmanager
 async def open_file_executor(clock: Clock, wall_s: float = WALL_S) -> AsyncGenerator[FileExecutor]:
-    """The threads for the file tools of a process; at the end of the block they are done."""
-    work = FileExecutor(clock, wall_s)
+    """Open the threads for the file tools of a process; they have ended after the block."""
+    executor = FileExecutor(clock, wall_s)
     try:
-        yield work
+        yield executor
     finally:
-        await work.close()
+        await executor.close()

@@ -1,10 +1,10 @@
-"""Paths that a model wrote: what they really name, and opening exactly that.
+"""Paths that a model wrote: resolving them, and opening exactly the resolved path.
 
 Owns the way from a name to an open descriptor. It has two steps, between which a person may be
 asked. `resolve` walks a path component by component from `/`: each is opened in the directory
-before it, links are read and walked here, and what comes out is a path without any link.
-`open_real` opens such a path, again component by component, and passes no link at all. So a link
-that is put there in between makes the open fail; it is never followed.
+before it, links are read and walked here, and the result is a path without any link. `open_real`
+opens such a path, again component by component, through no link at all. So a link that is created
+in between makes the open fail; it is never followed.
 """
 
 import errno
@@ -27,16 +27,16 @@ from culm.tools.files.safe_open import (
     shown,
 )
 
-LINKS_MAX = 40  # As many as Linux follows before it speaks of a loop.
-# What stands there is made up by the kernel while it is read: without size, and often without end.
+LINKS_MAX = 40  # The limit of Linux before it reports a loop.
+# Their contents are generated on reading: without a size, and often without an end.
 KERNEL_FOLDERS = ("/proc", "/sys")
 
 
 class MissingPath(OpenRefused):
-    """There is no `name` in the real directory `within`; `rest` should have been below it."""
+    """`name` does not exist in the real directory `within`; `rest` was expected below it."""
 
-    def __init__(self, said: str, within: str, name: str, rest: Sequence[str]) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, within: str, name: str, rest: Sequence[str]) -> None:
+        super().__init__(message)
         self.within = within
         self.name = name
         self.rest = tuple(rest)
@@ -44,9 +44,9 @@ class MissingPath(OpenRefused):
 
 @dataclass(frozen=True, slots=True)
 class PathTarget:
-    """What a path really names: a regular file or a directory."""
+    """The regular file or directory that a path resolves to."""
 
-    path: str  # Absolute and without links; a byte that is no UTF-8 is half a surrogate pair.
+    path: str  # Absolute and without links; a byte that is not UTF-8 is an unpaired surrogate.
     is_directory: bool
 
     @property
@@ -56,12 +56,12 @@ class PathTarget:
 
 @dataclass(frozen=True, slots=True)
 class OpenPath:
-    """A regular file or a directory, open."""
+    """An open regular file or directory."""
 
     descriptor: int
-    parts: tuple[str, ...]  # Where it really is, from the workspace down, or else from `/`.
+    parts: tuple[str, ...]  # Its real path, from the workspace down, or else from `/`.
     status: os.stat_result
-    root: str  # What `parts` counts from.
+    root: str  # The directory that `parts` is relative to.
     is_inside: bool = True
 
     @property
@@ -73,7 +73,7 @@ class OpenPath:
         return os.path.join(self.root, *self.parts)  # noqa: PTH118 - a Path is slower
 
     def shown_below(self, parts: Sequence[str]) -> str:
-        """A path, given like `parts`, as the model would write it."""
+        """Return a path, given like `parts`, as the model would write it."""
         path = "/".join(parts)
         return shown((path or ".") if self.is_inside else f"/{path}")
 
@@ -83,26 +83,27 @@ class OpenPath:
 
 
 class WorkspacePaths:
-    """One workspace, and paths as seen from it. Everything here blocks as the disk does."""
+    """One workspace, and paths relative to it. Everything here does blocking disk I/O."""
 
     def __init__(self, workspace: Path) -> None:
         self.root = Path(os.path.realpath(workspace))
-        self.writing = threading.Lock()  # Held while one of its files is looked at and replaced.
+        self.writing = threading.Lock()  # Held while a file is compared and replaced.
 
     def contains(self, path: str) -> bool:
-        """Whether a resolved path is in the workspace."""
+        """Return True if a resolved path is in the workspace."""
         return is_below(path, str(self.root))
 
     def shown(self, path: str) -> str:
-        """A resolved path as the model would write it: from the workspace, if it is in there."""
+        """Return a resolved path for display: relative to the workspace if it is inside."""
         if not self.contains(path):
             return shown(path)
         return shown(path[len(str(self.root)) :].strip("/") or ".")
 
     def resolve(self, path: str) -> PathTarget:
-        """Find out what `path` really names; raises `Refused`, of which `Missing` is one.
+        """Resolve `path`; raises `OpenRefused`, in particular `MissingPath`.
 
-        It counts from the workspace, unless it begins with `/` or with `~`, the user's home.
+        It is relative to the workspace, unless it begins with `/` or with `~`, the home of the
+        user.
         """
         trail = _Trail()
         try:
@@ -114,7 +115,7 @@ class WorkspacePaths:
 
     def _names(self, path: str) -> Sequence[str]:
         if "\0" in path:
-            raise OpenRefused("A path has no NUL character in it.")
+            raise OpenRefused("The path contains a NUL character.")
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser(path)  # noqa: PTH111 - a Path would hide `..`
         names = path.split("/")
@@ -143,7 +144,7 @@ class WorkspacePaths:
             elif stat.S_ISDIR(status.st_mode):
                 trail.enter(name)
             elif any(part not in ("", ".") for part in todo):
-                raise OpenRefused(f"{self.shown(trail.path(name))} is no directory.")
+                raise OpenRefused(f"{self.shown(trail.path(name))} is not a directory.")
             else:
                 return self._checked(PathTarget(trail.path(name), is_directory=False), status)
         return self._checked(PathTarget(trail.path(), is_directory=True), os.fstat(trail.last))
@@ -153,9 +154,7 @@ class WorkspacePaths:
         if not target.is_directory:
             check_regular(status, path)
         if any(is_below(target.path, folder) for folder in KERNEL_FOLDERS):
-            raise OpenRefused(
-                f"{path} is made up by the kernel and is no file; use bash to read it."
-            )
+            raise OpenRefused(f"{path} is generated by the kernel; use bash to read it.")
         return target
 
     def _missing(self, trail: "_Trail", name: str, rest: Sequence[str]) -> OpenRefused:
@@ -163,25 +162,25 @@ class WorkspacePaths:
         if is_below(str(self.root), path):
             return OpenRefused(f"The workspace is gone: there is no {shown(path)}.")
         where = " in the workspace" if self.contains(path) else ""
-        said = f"There is no {self.shown(path)}{where}."
+        message = f"There is no {self.shown(path)}{where}."
         return MissingPath(
-            said, trail.path(), name, [part for part in rest if part not in ("", ".")]
+            message, trail.path(), name, [part for part in rest if part not in ("", ".")]
         )
 
     @contextmanager
     def open(self, path: str) -> Generator[OpenPath]:
-        """Open what `path` names in the workspace; raises `Refused`."""
+        """Open `path` in the workspace; raises `OpenRefused`."""
         target = self.resolve(path)
         if not self.contains(target.path):
             raise OpenRefused(
                 f"{shown(path)} is outside the workspace (really {shown(target.path)})."
             )
-        with self.open_real(target.path) as place:
-            yield place
+        with self.open_real(target.path) as opened:
+            yield opened
 
     @contextmanager
     def open_real(self, path: str) -> Generator[OpenPath]:
-        """Open a resolved path; raises `Refused` if it is not any more what it was."""
+        """Open a resolved path; raises `OpenRefused` if it has changed since."""
         trail = _Trail()
         try:
             yield self._open(trail, path)
@@ -215,16 +214,16 @@ class WorkspacePaths:
 
     @contextmanager
     def open_parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
-        """The directory of a resolved path, open to work in, and the name in there.
+        """Open the directory of a resolved path, and return it with the name in it.
 
-        With `make`, directories that are not there are made. Raises `Refused`, OSError.
+        With `make`, missing directories are created. Raises `OpenRefused`, OSError.
         """
         trail = _Trail()
         try:
             *above, name = path.split("/")[1:]
             for part in above:
                 if make and trail.look(part) is None:
-                    with suppress(FileExistsError):  # Somebody was faster; if it is a link,
+                    with suppress(FileExistsError):  # Another process was faster; if it is a link,
                         os.mkdir(part, dir_fd=trail.last)  # entering it fails.
                 trail.enter(part)
             yield trail.last, name
@@ -233,11 +232,11 @@ class WorkspacePaths:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a resolved path is `folder` or in it."""
+    """Return True if a resolved path is `folder` or in it."""
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-_CHANGED = "it was changed into something else meanwhile, and a link is not followed"
+_CHANGED = "it has been replaced meanwhile, and a link is not followed"
 
 
 def _describe(exc: OSError, path: str) -> OpenRefused:
@@ -246,7 +245,7 @@ def _describe(exc: OSError, path: str) -> OpenRefused:
 
 
 class _Trail:
-    """The directories walked through, open from `/` down to the last one."""
+    """The directories on the way, open from `/` down to the last one."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -260,17 +259,17 @@ class _Trail:
         return "/" + "/".join((*self._names, name) if name else self._names)
 
     def look(self, name: str) -> os.stat_result | None:
-        """What `name` is, without following it; None if it is not there."""
+        """Return the status of `name`, without following it; None if it does not exist."""
         try:
             return os.stat(name, dir_fd=self.last, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        except ValueError as exc:  # Half a surrogate pair that stands for no byte.
-            raise OpenRefused(f"{shown(name)} is no path.") from exc
+        except ValueError as exc:  # An unpaired surrogate that stands for no byte.
+            raise OpenRefused(f"{shown(name)} is not a valid path.") from exc
 
     def enter(self, name: str) -> None:
         if len(self._descriptors) > DEPTH_MAX:
-            raise OpenRefused(f"A path may go {DEPTH_MAX} directories deep.")
+            raise OpenRefused(f"A path may have at most {DEPTH_MAX} directories.")
         try:
             self._descriptors.append(pass_directory(name, self.last))
         except OSError as exc:
@@ -278,7 +277,7 @@ class _Trail:
         self._names.append(name)
 
     def keep(self, descriptor: int) -> int:
-        """Close this one, too, at the end."""
+        """Close this descriptor, too, at the end."""
         self._descriptors.append(descriptor)
         return descriptor
 

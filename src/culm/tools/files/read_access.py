@@ -1,4 +1,4 @@
-"""What a call that reads is about: the real path, whether it is free, and what is asked if not."""
+"""The access check of a call that reads: the real path, and whether it needs approval."""
 
 import difflib
 import os
@@ -17,17 +17,17 @@ from culm.tools.files.walk import list_directory
 from culm.wire.codec import encodable
 
 SIMILAR_MAX = 3
-NAMES_COMPARED_MAX = 2000  # Comparing takes time, and a longer list is no help.
+NAMES_COMPARED_MAX = 2000  # Comparing takes time, and a longer list does not help.
 
 
 class FileAccess(Protocol):
-    """What file tools stand on; a `Kit` is one."""
+    """The services that file tools need; `ToolContext` implements it."""
 
     @property
-    def inside(self) -> WorkspacePaths: ...
+    def paths(self) -> WorkspacePaths: ...
 
     @property
-    def work(self) -> FileExecutor: ...
+    def executor(self) -> FileExecutor: ...
 
     @property
     def store(self) -> Store: ...
@@ -38,35 +38,37 @@ class FileAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadAccess:
+    """The target of a read, and whether it is free."""
+
     target: PathTarget
-    is_free: bool  # In the workspace, or output that we keep for it.
+    is_free: bool  # In the workspace, or kept output of its commands.
 
 
-def check_read(ground: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
-    """Find what is to be read; raises `Refused`. Blocks as the disk does."""
+def check_read(access: FileAccess, path: str, stop: StopFlag) -> ReadAccess:
+    """Resolve the path to be read; raises `OpenRefused`. Does blocking disk I/O."""
     try:
-        target = ground.inside.resolve(path)
+        target = access.paths.resolve(path)
     except MissingPath as missing:
-        raise OpenRefused(f"{missing}{_similar(ground, missing, stop)}") from missing
-    return ReadAccess(target, _is_free(ground, target.path))
+        raise OpenRefused(f"{missing}{_similar(access, missing, stop)}") from missing
+    return ReadAccess(target, _is_free(access, target.path))
 
 
-def _is_free(ground: FileAccess, path: str) -> bool:
-    return ground.inside.contains(path) or is_below(path, os.path.realpath(ground.outputs))
+def _is_free(access: FileAccess, path: str) -> bool:
+    return access.paths.contains(path) or is_below(path, os.path.realpath(access.outputs))
 
 
-def _similar(ground: FileAccess, missing: MissingPath, stop: StopFlag) -> str:
-    """A hint at the names that were perhaps meant; none where reading is not free."""
-    if not _is_free(ground, missing.within):
+def _similar(access: FileAccess, missing: MissingPath, stop: StopFlag) -> str:
+    """Suggest similar names; none where reading is not free."""
+    if not _is_free(access, missing.within):
         return ""
     try:
-        with ground.inside.open_real(missing.within) as place:
-            entries, _ = list_directory(place.descriptor, place.parts, stop.is_set)
+        with access.paths.open_real(missing.within) as opened:
+            entries, _ = list_directory(opened.descriptor, opened.parts, stop.is_set)
             names = {entry.name.casefold(): entry.parts for entry in entries[:NAMES_COMPARED_MAX]}
             close = difflib.get_close_matches(missing.name.casefold(), names, SIMILAR_MAX)
             if not close:
                 return ""
-            return f" Similar: {', '.join(place.shown_below(names[name]) for name in close)}."
+            return f" Similar: {', '.join(opened.shown_below(names[name]) for name in close)}."
     except (OpenRefused, OSError):
         return ""
 
@@ -79,16 +81,16 @@ def reading_action(
     arguments: msgspec.Struct,
     field: str,
 ) -> ResolvedAction:
-    """What a call that reads will do; `field` is the argument that has the path."""
+    """Return the action of a call that reads; `field` is the argument with the path."""
     path = shown(found.target.path)
-    given = encodable(msgspec.to_builtins(arguments))
+    values = encodable(msgspec.to_builtins(arguments))
     return ResolvedAction(
         tool=call.name,
         name=name,
         description=f"{verb} {path}",
         path=shown(found.target.directory),
-        params={**given, field: path},
-        resolved={"path": exact(found.target.path), "arguments": given},
+        params={**values, field: path},
+        resolved={"path": exact(found.target.path), "arguments": values},
         is_free=found.is_free,
         paths=(path,),
         coverage=(f"{name}:{exact(found.target.directory)}",),
@@ -97,7 +99,7 @@ def reading_action(
 
 
 def exact(path: str) -> str:
-    """A path for the digest and for grants: two that differ stay different, UTF-8 or not."""
+    """Return a path for the digest and for grants: different paths stay different, UTF-8 or not."""
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""What a session knows of files: how each looked when it was last read or written there.
+"""The state of files that a session knows: the stamp of each when it last read or wrote it.
 
-An edit of a file that looks otherwise would overwrite what the model has never seen.
+An edit of a file with another stamp would overwrite contents that the model has never seen.
 """
 
 import asyncio
@@ -26,30 +26,30 @@ class ReadResult:
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """The same as long as nobody wrote the file or put another in its place."""
+    """Return a value that changes when the file is written or replaced."""
     return f"{status.st_mtime_ns}:{status.st_size}:{status.st_ino}"
 
 
-async def note_read(ground: FileAccess, session_id: str, read: ReadResult) -> None:
-    """Note it durably. If it cannot be noted the model may have to read the file again."""
-    if exact(read.path) == read.path:  # Else no column of text can hold it.
+async def note_read(access: FileAccess, session_id: str, read: ReadResult) -> None:
+    """Store it durably. If that fails, the model may have to read the file again."""
+    if exact(read.path) == read.path:  # Otherwise it cannot be stored as text.
         with suppress(AppError):
-            await asyncio.shield(ground.store.write(mark_read(session_id, read.path, read.stamp)))
+            await asyncio.shield(access.store.write(mark_read(session_id, read.path, read.stamp)))
 
 
 class OwnWrites:
-    """Files that were written here, until the store has them: by session and path, their stamps.
+    """Stamps of files written by this process until the store has them, by session and path.
 
-    It saves the next edit the wait for a commit; what counts is in the store.
+    It saves the next edit the wait for a commit; the store is authoritative.
     """
 
     def __init__(self) -> None:
         self._stamps: dict[tuple[str, str], str] = {}
 
-    def note(self, ground: FileAccess, session_id: str, path: str, stamp: str, unit: Unit) -> None:
-        """Record a write that has happened. Nobody waits for it.
+    def note(self, access: FileAccess, session_id: str, path: str, stamp: str, unit: Unit) -> None:
+        """Record a write that has happened, without waiting.
 
-        The store keeps to the order, so a result that is durable has its versions beside it.
+        The store keeps the order, so a durable result always has its versions stored, too.
         """
         key = session_id, path
         self._stamps[key] = stamp
@@ -58,17 +58,17 @@ class OwnWrites:
             if self._stamps.get(key) == stamp:
                 del self._stamps[key]
 
-        ground.store.write(unit, on_commit=forget, on_fail=forget)
+        access.store.write(unit, on_commit=forget, on_fail=forget)
 
     def has(self, session_id: str, path: str, stamp: str) -> bool:
         return self._stamps.get((session_id, path)) == stamp
 
 
 async def find_staleness(store: Store, session_id: str, path: str, stamp: str) -> str | None:
-    """Why a session may not write a file that looks like `stamp`, in words; None if it may."""
+    """Return why a session may not write a file with this `stamp`; None if it may."""
     known = await store.read(read_stamp(session_id, path))
     if known != stamp:
-        await store.write(lambda tx: None)  # A write of ours may be on its way: let it pass.
+        await store.write(lambda tx: None)  # A write of this process may be pending: wait for it.
         known = await store.read(read_stamp(session_id, path))
     if not known:
         return "was not read in this session yet; view it first"

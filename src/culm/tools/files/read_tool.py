@@ -1,4 +1,4 @@
-"""What the tools that read files have in common: work in a thread, errors in words."""
+"""The common part of the tools that read files: work in a thread, and errors as results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadTool(Generic[A]):
-    """A tool that only reads: it runs beside others, and a crash lets it be repeated.
+    """A tool that only reads: it may run concurrently, and again after a crash.
 
-    Its path is resolved before anybody is asked; what is opened then is what it led to.
+    Its path is resolved before approval; the same path is opened afterwards.
     """
 
-    ground: FileAccess
+    access: FileAccess
     spec: ToolSpec
     arguments: type[A]
     path_of: Callable[[A], str]
-    # Runs in a thread; a file that was read comes with its stamp, to be noted.
+    # Runs in a thread; the stamp of a file that was read is stored.
     effect: Callable[[A, PathTarget, StopFlag], CallResult | ReadResult]
     action: Literal["read", "list"] = "read"
     verb: str = "Read"
@@ -45,32 +45,36 @@ class ReadTool(Generic[A]):
             arguments = parse_arguments(call.arguments or {}, self.arguments)
         except InvalidArguments as exc:
             return CallResult(f"{call.name}: {exc}", is_error=True)
-        found = await run_in_thread(self.ground.work, lambda stop: self._inspect(arguments, stop))
+        found = await run_in_thread(
+            self.access.executor, lambda stop: self._inspect(arguments, stop)
+        )
         if isinstance(found, CallResult):
             return found
         action = reading_action(call, self.action, self.verb, found, arguments, self.path_field)
         return CallPlan(action, lambda _: self._run(call, arguments, found.target))
 
     def _inspect(self, arguments: A, stop: StopFlag) -> ReadAccess:
-        return check_read(self.ground, self.path_of(arguments), stop)
+        return check_read(self.access, self.path_of(arguments), stop)
 
     async def _run(self, call: CallRequest, arguments: A, target: PathTarget) -> CallResult:
         outcome = await run_in_thread(
-            self.ground.work, lambda stop: self.effect(arguments, target, stop)
+            self.access.executor, lambda stop: self.effect(arguments, target, stop)
         )
         if isinstance(outcome, CallResult):
             return outcome
-        await note_read(self.ground, call.session_id, outcome)
+        await note_read(self.access, call.session_id, outcome)
         return outcome.result
 
 
-async def run_in_thread(work: FileExecutor, job: Callable[[StopFlag], T]) -> T | CallResult:
-    """Do `job` in a thread; what it refuses is a result, too."""
+async def run_in_thread(executor: FileExecutor, job: Callable[[StopFlag], T]) -> T | CallResult:
+    """Run `job` in a thread; a refusal becomes a result."""
     try:
-        return await work.run(job)
+        return await executor.run(job)
     except BadPattern as exc:
         return CallResult(f"This pattern cannot be used: {exc}.", is_error=True)
     except OpenRefused as exc:
         return CallResult(str(exc), is_error=True)
     except TimeoutError:
-        return CallResult(f"The disk did not answer within {work.wall_s:g} seconds.", is_error=True)
+        return CallResult(
+            f"The disk did not answer within {executor.wall_s:g} seconds.", is_error=True
+        )

@@ -1,6 +1,6 @@
-"""Replacing one text by another where it stands exactly once, whatever the lines end with.
+"""Replacement of a text that occurs exactly once, regardless of line ends.
 
-Pure. What is said when it stands nowhere is `misses.py`.
+Pure. `mismatch.py` explains a text that does not occur.
 """
 
 import re
@@ -14,21 +14,21 @@ _PAIR = re.compile("\r\n")
 
 
 class ReplaceFailed(Exception):
-    """Why an edit cannot be made, and how to mend it. The words are for the model."""
+    """The reason why an edit cannot be made, and how to fix it, for the model."""
 
 
 def replaced(text: str, old: str, new: str, *, everywhere: bool, explain: bool = True) -> str:
-    """`text` with `old` replaced by `new`; raises `Miss`.
+    """Return `text` with `old` replaced by `new`; raises `ReplaceFailed`.
 
-    A line's end in `old` fits either kind in the text. What is put in ends its lines like what it
-    replaces; nothing else is touched. Without `explain` a miss is said quickly.
+    A line end in `old` matches either kind in the text. Inserted lines end like the lines they
+    replace; nothing else changes. Without `explain` a miss is reported quickly.
     """
     if not old:
         raise ReplaceFailed(
-            "old_string is empty. To make a new file, name one that does not exist."
+            "old_string is empty. To create a new file, use a path that does not exist."
         )
-    wanted, given = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
-    if old == new or wanted == given:
+    wanted, inserted = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
+    if old == new or wanted == inserted:
         raise ReplaceFailed("old_string and new_string are the same, so nothing would change.")
     has_pairs = "\r\n" in text
     flat = text.replace("\r\n", "\n") if has_pairs else text
@@ -38,30 +38,32 @@ def replaced(text: str, old: str, new: str, *, everywhere: bool, explain: bool =
     if len(starts) > 1 and not everywhere:
         raise ReplaceFailed(_ambiguous(flat, starts))
     if not has_pairs:
-        put = given if "\r\n" in old else new  # In a file without pairs it is as it was written.
+        put = (
+            inserted if "\r\n" in old else new
+        )  # In a file without pairs it is inserted as written.
         return put.join(_around(text, starts, len(wanted)))
     pieces: list[str] = []
     done = 0
     borders = [at for start in starts for at in (start, start + len(wanted))]
-    places = _raw_places(text, flat, borders)
-    for begin, end in zip(places[::2], places[1::2], strict=True):
-        pieces += (text[done:begin], given.replace("\n", _ending(text, begin, end)))
+    offsets = _raw_offsets(text, flat, borders)
+    for begin, end in zip(offsets[::2], offsets[1::2], strict=True):
+        pieces += (text[done:begin], inserted.replace("\n", _ending(text, begin, end)))
         done = end
     return "".join((*pieces, text[done:]))
 
 
-def _raw_places(text: str, flat: str, borders: Sequence[int]) -> list[int]:
-    """Where places of `flat`, in order, are in `text`; in front of a pair is in front of both."""
-    if text.count("\n") > len(text) - len(flat):  # Some lines end otherwise: each is looked at.
+def _raw_offsets(text: str, flat: str, borders: Sequence[int]) -> list[int]:
+    """Map offsets of `flat`, in order, to `text`; an offset before a pair stays before both."""
+    if text.count("\n") > len(text) - len(flat):  # Line ends are mixed: each one is checked.
         pairs = [found.start() - n for n, found in enumerate(_PAIR.finditer(text))]
         return [at + bisect_left(pairs, at) for at in borders]
-    places: list[int] = []
+    offsets: list[int] = []
     passed = before = 0
     for at in borders:
         passed += flat.count("\n", before, at)
         before = at
-        places.append(at + passed)
-    return places
+        offsets.append(at + passed)
+    return offsets
 
 
 def _find(text: str, wanted: str) -> list[int]:
@@ -79,7 +81,7 @@ def _around(text: str, starts: Sequence[int], length: int) -> list[str]:
 
 
 def _ending(text: str, begin: int, end: int) -> str:
-    """How lines end in a span of a text that has both kinds: as its own first, or the next."""
+    """Return the line end of a span in a text with both kinds: its own first, or the next."""
     at = text.find("\n", begin, end)
     if at < 0:
         at = text.find("\n", end)

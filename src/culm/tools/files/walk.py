@@ -7,14 +7,14 @@ from typing import NamedTuple
 from culm.tools.files.safe_open import DEPTH_MAX, open_directory
 from culm.tools.search.patterns import SKIPPED_DIRECTORIES, IgnoreRules
 
-NAMES_MAX = 10_000  # Read of one directory; larger ones hold data, not what somebody wrote.
+NAMES_MAX = 10_000  # Per directory; larger ones contain data, not sources.
 Stopped = Callable[[], bool]
 
 
 class DirectoryEntry(NamedTuple):
     """One name in a directory."""
 
-    within: int  # The descriptor of its directory; of use while whoever listed it has it open.
+    within: int  # The descriptor of its directory; valid while the lister has it open.
     parts: tuple[str, ...]  # From the workspace down.
     is_directory: bool
     is_link: bool
@@ -25,18 +25,18 @@ class DirectoryEntry(NamedTuple):
 
 
 class WalkReport:
-    """What a walk could not see. It is filled while the walk goes on."""
+    """The parts that a walk could not read. It is filled during the walk."""
 
     def __init__(self) -> None:
         self.unread = 0  # Directories that could not be opened, or are too deep.
-        self.is_cut = False  # Some directory has too many names.
+        self.is_cut = False  # Some directory has too many entries.
         self.is_stopped = False
 
 
 def list_directory(
     descriptor: int, within: tuple[str, ...], stopped: Stopped
 ) -> tuple[list[DirectoryEntry], bool]:
-    """What is in a directory, by name, and whether that is all; raises OSError."""
+    """List a directory by name; return the entries and whether they are all; raises OSError."""
     found: list[DirectoryEntry] = []
     with os.scandir(descriptor) as listing:
         for number, entry in enumerate(listing):
@@ -61,9 +61,9 @@ def walk(
     *,
     hidden: bool,
 ) -> Generator[DirectoryEntry]:
-    """Every file and link below an open directory that no rule hides, a directory at a time.
+    """Yield every file and link below an open directory that no rule hides, directory by directory.
 
-    Close it before `descriptor`; what it cannot read it counts in `walked`.
+    Close it before `descriptor`; unreadable directories are counted in `walked`.
     """
     try:
         entries, is_whole = list_directory(descriptor, within, stopped)

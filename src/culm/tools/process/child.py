@@ -1,6 +1,6 @@
-"""A process that answers one question: started in custody, read to its end, never left behind.
+"""A child process that serves one request: started, read to its end, and never left behind.
 
-Owns the pipes between it and us. What is asked and what the answer means is up to whoever asks.
+Owns the pipes to it. The caller defines the request and interprets the answer.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from culm.processes.base import (
     ProcessRequest,
 )
 
-READ_BYTES = 64 << 10  # At a time; other work gets its turn in between.
-HEAR_OUT_BYTES_MAX = 1 << 20  # Of what waits in a pipe; none of ours holds more.
-ERRORS_BYTES_MAX = 64 << 10  # What is said beyond is read and forgotten.
-_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # Some programs cannot start without.
+READ_BYTES = 64 << 10  # Per read; other tasks run in between.
+REMAINING_BYTES_MAX = 1 << 20  # Read from a pipe after the deadline; none of ours holds more.
+ERRORS_BYTES_MAX = 64 << 10  # Further error output is read and dropped.
+_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # Some programs cannot start without them.
 
 
 class ProcessAccess(Protocol):
-    """What it takes to run a process; a `Kit` has it."""
+    """The services needed to run a process; `ToolContext` implements it."""
 
     @property
     def processes(self) -> Processes: ...
@@ -39,25 +39,29 @@ class ProcessAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildRequest:
+    """The command line, input and output of a child process."""
+
     argv: Sequence[str]
     cwd: str
     owner: ProcessOwner
     title: str
-    # Returns False when it has heard enough; the process is ended then.
+    # Returns False when it needs no more output; the process is ended then.
     on_output: Callable[[bytes], bool]
-    given: bytes = b""  # Its standard input.
-    descriptors: Sequence[int] = ()  # It has them as 3 and further.
+    stdin: bytes = b""  # Its standard input.
+    descriptors: Sequence[int] = ()  # The process gets them as 3 and up.
 
 
 @dataclass(frozen=True, slots=True)
 class ChildAnswer:
+    """The exit of a child process, and its error output."""
+
     exit: ProcessExit
     errors: bytes
-    is_whole: bool  # It said all that it had to say; nobody ended it.
+    is_whole: bool  # The output is complete; the process was not ended by us.
 
 
 class CallDeadline:
-    """The time by which a call must have its answer. Made by `open_deadline`."""
+    """The deadline of a call. Made by `open_deadline`."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -69,7 +73,7 @@ class CallDeadline:
             _finish(self._waiting)
 
     def wake(self, waiting: asyncio.Future[None]) -> None:
-        """Finish `waiting` when time is over, or at once if it is."""
+        """Finish `waiting` at the deadline, or at once if it has passed."""
         self._waiting = waiting
         if self.is_over:
             _finish(waiting)
@@ -92,9 +96,9 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 @contextmanager
 def open_memory(data: bytes) -> Generator[int]:
-    """A file without a name, to be read from its beginning.
+    """Open an anonymous file with `data`, to be read from its beginning.
 
-    Not a pipe: a pipe holds only so much, and somebody would have to feed it.
+    A pipe would not do: its capacity is limited, so somebody would have to feed it.
     """
     with ExitStack() as stack:
         if hasattr(os, "memfd_create"):
@@ -107,54 +111,58 @@ def open_memory(data: bytes) -> Generator[int]:
         yield descriptor
 
 
-async def ask(hands: ProcessAccess, question: ChildRequest, deadline: CallDeadline) -> ChildAnswer:
-    """Run it until it has said all, or time is over; raises `StartFailed`.
+async def run_child(
+    access: ProcessAccess, request: ChildRequest, deadline: CallDeadline
+) -> ChildAnswer:
+    """Run a child until its output ends or the deadline passes; raises `ProcessStartFailed`.
 
-    Cancelling this ends it, too.
+    Cancelling this ends the process, too.
     """
     with ExitStack() as stack:
-        listening = _Listening(question.on_output)
-        stack.callback(listening.close)
+        reader = _OutputReader(request.on_output)
+        stack.callback(reader.close)
         with ExitStack() as theirs:
-            order = _order(question, hands.clock.now_s(), listening.open(theirs), theirs)
-            held = await hands.processes.start(order)
-        return await _listen(held, listening, deadline)
+            process_request = _process_request(
+                request, access.clock.now_s(), reader.open(theirs), theirs
+            )
+            handle = await access.processes.start(process_request)
+        return await _read_answer(handle, reader, deadline)
 
 
-def _order(
-    question: ChildRequest, now_s: float, pipes: Sequence[int], theirs: ExitStack
+def _process_request(
+    request: ChildRequest, now_s: float, pipes: Sequence[int], theirs: ExitStack
 ) -> ProcessRequest:
-    given = theirs.enter_context(open_memory(question.given))
+    stdin = theirs.enter_context(open_memory(request.stdin))
     env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    descriptors = (given, *pipes, *question.descriptors)
+    descriptors = (stdin, *pipes, *request.descriptors)
     return ProcessRequest(
-        question.argv, question.cwd, env, question.owner, descriptors, question.title, now_s
+        request.argv, request.cwd, env, request.owner, descriptors, request.title, now_s
     )
 
 
-async def _listen(
-    held: ProcessHandle, listening: "_Listening", deadline: CallDeadline
+async def _read_answer(
+    handle: ProcessHandle, reader: "_OutputReader", deadline: CallDeadline
 ) -> ChildAnswer:
-    how: ProcessExit | None = None
+    ended: ProcessExit | None = None
     try:
-        deadline.wake(listening.done)
-        await listening.done
-        listening.hear_out()
-        if listening.is_whole:
-            with suppress(TimeoutError):  # It has nothing more to say, and yet does not end.
+        deadline.wake(reader.done)
+        await reader.done
+        reader.read_remaining()
+        if reader.is_whole:
+            with suppress(TimeoutError):  # Its output has ended, but the process has not.
                 async with asyncio.timeout(KILL_BOUND_S):
-                    how = await held.wait()
+                    ended = await handle.wait()
     finally:
-        if how is None:
-            how = await held.kill(0.0)
-    return ChildAnswer(how, bytes(listening.errors), listening.is_whole)
+        if ended is None:
+            ended = await handle.kill(0.0)
+    return ChildAnswer(ended, bytes(reader.errors), reader.is_whole)
 
 
-class _Listening:
-    """Our ends of a process's output and errors."""
+class _OutputReader:
+    """Our ends of the output and error pipes of a process."""
 
-    def __init__(self, hear: Callable[[bytes], bool]) -> None:
-        self._hear = hear
+    def __init__(self, on_output: Callable[[bytes], bool]) -> None:
+        self._on_output = on_output
         self._loop = asyncio.get_running_loop()
         self._open: set[int] = set()
         self.done = self._loop.create_future()
@@ -164,35 +172,35 @@ class _Listening:
         self.errors = bytearray()
 
     def open(self, theirs: ExitStack) -> Sequence[int]:
-        """The ends for the process, which `theirs` closes."""
-        output = self._pipe(self._take, theirs)
+        """Return the ends for the process, which `theirs` closes."""
+        output = self._pipe(self._on_data, theirs)
         (self._output,) = self._open
-        return output, self._pipe(self._take_error, theirs)
+        return output, self._pipe(self._on_error_data, theirs)
 
-    def hear_out(self) -> None:
-        """Time may be over while what was said in time is still on its way. Never waits."""
-        reads = HEAR_OUT_BYTES_MAX // READ_BYTES
+    def read_remaining(self) -> None:
+        """Read output that was written before the deadline but not read yet. Never waits."""
+        reads = REMAINING_BYTES_MAX // READ_BYTES
         with suppress(BlockingIOError):
             while reads and self._output in self._open and not self._has_enough:
                 reads -= 1
                 data = os.read(self._output, READ_BYTES)
-                self._has_enough = not data or not self._hear(data)
+                self._has_enough = not data or not self._on_output(data)
 
-    def _pipe(self, take: Callable[[bytes], bool], theirs: ExitStack) -> int:
+    def _pipe(self, on_data: Callable[[bytes], bool], theirs: ExitStack) -> int:
         ours, other = os.pipe()
         theirs.callback(os.close, other)
         os.set_blocking(ours, False)
         self._open.add(ours)
-        self._loop.add_reader(ours, self._read, ours, take)
+        self._loop.add_reader(ours, self._read, ours, on_data)
         return other
 
-    def _read(self, ours: int, take: Callable[[bytes], bool]) -> None:
+    def _read(self, ours: int, on_data: Callable[[bytes], bool]) -> None:
         try:
             data = os.read(ours, READ_BYTES)
         except BlockingIOError:
             return
         if data:
-            if not take(data):
+            if not on_data(data):
                 _finish(self.done)
             return
         self._close(ours)
@@ -200,12 +208,12 @@ class _Listening:
             self.is_whole = not self.done.done()
             _finish(self.done)
 
-    def _take(self, data: bytes) -> bool:
-        if not self._has_enough:  # Whether or not time is over: it was said, and is read now.
-            self._has_enough = not self._hear(data)
+    def _on_data(self, data: bytes) -> bool:
+        if not self._has_enough:  # It counts even after the deadline: it was written before.
+            self._has_enough = not self._on_output(data)
         return not self._has_enough
 
-    def _take_error(self, data: bytes) -> bool:
+    def _on_error_data(self, data: bytes) -> bool:
         self.errors += data[: ERRORS_BYTES_MAX - len(self.errors)]
         return True
 

@@ -1,8 +1,8 @@
-"""One process that is told something on its standard input and answers on its standard output.
+"""One process that gets data on its standard input and answers on its standard output.
 
-Hooks and people's own tools are such. Owns the pipes: nothing here waits for a process that does
-not read, and of one that writes without end only the beginning is kept. However this ends, the
-process has ended and every descriptor is closed.
+Used for hooks and for tools from the configuration. Owns the pipes: it never waits for a process
+that does not read, and it keeps only the beginning of endless output. When it returns or raises,
+the process has ended and every descriptor is closed.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from culm.clock import Clock
 from culm.processes.base import Processes, ProcessExit, ProcessOwner, ProcessRequest
 
 PIECE_BYTES = 64 << 10
-DRAIN_BYTES_MAX = 4 << 20  # After the end: more than a pipe holds. What got away may write on.
+DRAIN_BYTES_MAX = 4 << 20  # After the exit: more than a pipe holds; a process may have escaped.
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRequest:
-    """What is started, and what it is told."""
+    """The process to start, and its input."""
 
     argv: Sequence[str]
     cwd: str
@@ -35,40 +35,42 @@ class ExchangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeAnswer:
+    """The exit of the process, and its output."""
+
     exit: ProcessExit
     output: bytes
     errors: bytes
-    is_cut: bool = False  # There was more of the output.
-    is_late: bool = False  # It was ended, as its time was over.
+    is_cut: bool = False  # The output was longer.
+    is_late: bool = False  # It was ended by the timeout.
 
 
-async def exchange(processes: Processes, clock: Clock, telling: ExchangeRequest) -> ExchangeAnswer:
-    """Start it, tell it, and hear its answer. Raises `StartFailed`.
+async def exchange(processes: Processes, clock: Clock, request: ExchangeRequest) -> ExchangeAnswer:
+    """Start a process, write its input and read its answer. Raises `ProcessStartFailed`.
 
-    Cancelling this ends the process and all it started, as the end of its time does.
+    Cancelling this, or a timeout, ends the process and everything it started.
     """
-    with _Pipes(telling.data, telling.output_bytes_max) as pipes:
-        order = ProcessRequest(
-            telling.argv,
-            telling.cwd,
-            telling.env,
-            telling.owner,
+    with _Pipes(request.data, request.output_bytes_max) as pipes:
+        process_request = ProcessRequest(
+            request.argv,
+            request.cwd,
+            request.env,
+            request.owner,
             pipes.theirs,
-            telling.title,
+            request.title,
             clock.now_s(),
         )
-        held = await processes.start(order)
+        handle = await processes.start(process_request)
         pipes.close_theirs()
         ended: ProcessExit | None = None
         is_late = False
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(telling.within_s):
-                    ended = await held.wait()
+                async with asyncio.timeout(request.within_s):
+                    ended = await handle.wait()
             is_late = ended is None
         finally:
             if ended is None:
-                ended = await held.kill()
+                ended = await handle.kill()
         pipes.drain()
         return ExchangeAnswer(
             ended, bytes(pipes.output), bytes(pipes.errors), pipes.is_cut, is_late
@@ -76,7 +78,7 @@ async def exchange(processes: Processes, clock: Clock, telling: ExchangeRequest)
 
 
 class _Pipes:
-    """Standard input, output and errors of a process: our ends, and its ends until it has them."""
+    """Standard input, output and errors of a process: our ends, and its ends until it starts."""
 
     def __init__(self, data: bytes, bytes_max: int) -> None:
         self.output = bytearray()
@@ -86,7 +88,7 @@ class _Pipes:
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
         self.theirs: list[int] = []
-        self._ours: list[int] = []  # What is still open of input, output, errors.
+        self._ours: list[int] = []  # The open ones of input, output, errors.
         try:
             for is_input in (True, False, False):
                 source, sink = os.pipe()
@@ -133,7 +135,7 @@ class _Pipes:
             self._rest = self._rest[os.write(self._input, self._rest[:PIECE_BYTES]) :]
         except BlockingIOError:
             return
-        except OSError:  # It reads no more: that is its business.
+        except OSError:  # The process has closed its input.
             self._rest = self._rest[:0]
         if not self._rest:
             self._close(self._input)
@@ -145,7 +147,7 @@ class _Pipes:
         return self._read(self._from_errors, self.errors)
 
     def _read(self, source: int, into: bytearray) -> int:
-        """Take what is there, and keep of it what there is room for; 0 if it is nothing."""
+        """Read available data and keep as much as fits; return its size, 0 if none."""
         if source not in self._ours:
             return 0
         try:
@@ -161,7 +163,7 @@ class _Pipes:
         return len(piece)
 
     def drain(self) -> None:
-        """Read what is left of a process that has ended."""
+        """Read the remaining output of a process that has ended."""
         for read in (self._read_output, self._read_errors):
             left = DRAIN_BYTES_MAX
             while left > 0 and (count := read()):

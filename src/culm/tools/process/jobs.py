@@ -1,7 +1,7 @@
-"""Commands that go on in the background, of one workspace.
+"""The background jobs of one workspace.
 
 A job outlives its call and its run. It ends with its session, with its workspace and with the
-server, or when it is killed; what it put out stays readable for a while.
+server, or when it is killed; its output stays readable for a while.
 """
 
 import asyncio
@@ -13,14 +13,16 @@ from culm.tools.files.safe_open import shown
 from culm.tools.process.output import CommandOutput
 from culm.tools.process.running import CommandResult, RunningCommand
 
-RUNNING_MAX = 50  # Servers and watchers of a project are a few; more is a loop.
-FINISHED_MAX = 50  # Kept to be read, at most 30,000 bytes each; the oldest go first.
+RUNNING_MAX = 50  # A project has a few servers and watchers; more is a loop.
+FINISHED_MAX = 50  # Kept for reading, at most 30,000 bytes each; the oldest are dropped first.
 LISTED_MAX = 20
 COMMAND_CHARS_LISTED = 60
 
 
 @dataclass(slots=True)
 class BackgroundJob:
+    """A command in the background, and its output."""
+
     id: str
     session_id: str
     command: str
@@ -29,12 +31,12 @@ class BackgroundJob:
     running: RunningCommand
     output: CommandOutput
     ended: CommandResult | None = None
-    seen_bytes: int = 0  # Of the output, by its own session.
+    seen_bytes: int = 0  # Of the output, read by its own session.
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class BackgroundJobs:
-    """Its tasks belong to the group of whoever makes it, who calls `end`; or see `open_jobs`."""
+    """The jobs of a workspace. The owner of the task group calls `end`; see also `open_jobs`."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -57,7 +59,7 @@ class BackgroundJobs:
         description: str,
         cwd: str,
     ) -> BackgroundJob | None:
-        """Take over a running command; None if there is no room, and it stays the caller's."""
+        """Take over a running command; None if there is no room, and the caller keeps it."""
         if not self.has_room():
             return None
         self._count += 1
@@ -65,15 +67,17 @@ class BackgroundJobs:
             f"job-{self._count}", session_id, command, description, cwd, running, output
         )
         self._running[job.id] = job
-        keep = self._tasks.create_task(self._keep(job), name=f"{job.id} of session {session_id}")
-        self._supervisors[job.id] = keep
+        task = self._tasks.create_task(
+            self._supervise(job), name=f"{job.id} of session {session_id}"
+        )
+        self._supervisors[job.id] = task
         return job
 
     def find(self, job_id: str) -> BackgroundJob | None:
         return self._running.get(job_id) or self._finished.get(job_id)
 
     def described(self) -> str:
-        """The jobs there are, for whoever named another; the youngest first."""
+        """List the jobs for a caller that named an unknown one; the newest first."""
         known = [*reversed(self._running.values()), *reversed(self._finished.values())]
         if not known:
             return "There are no background jobs."
@@ -84,20 +88,20 @@ class BackgroundJobs:
         return "\n".join(("The jobs of this workspace:", *lines))
 
     async def kill(self, job: BackgroundJob) -> CommandResult:
-        """End it for certain; one that is over is left as it is."""
+        """End a job and verify it; a job that has ended is left as it is."""
         if job.ended is not None:
             return job.ended
         ended = self._finish(job, await job.running.kill())
         if supervisor := self._supervisors.pop(job.id, None):
-            supervisor.cancel()  # It would wait for ever for a process that cannot be ended.
+            supervisor.cancel()  # It would wait forever for a process that cannot be ended.
         return ended
 
     async def end_session(self, session_id: str) -> None:
-        """End all jobs of a session that is deleted."""
+        """End all jobs of a deleted session."""
         await self._end(job for job in self._running.values() if job.session_id == session_id)
 
     async def end(self) -> None:
-        """End all jobs; no more are taken."""
+        """End all jobs and accept no more."""
         self._closing = True
         await self._end(self._running.values())
 
@@ -106,12 +110,12 @@ class BackgroundJobs:
             for job in tuple(jobs):
                 kills.create_task(self.kill(job), name=f"end {job.id}")
 
-    async def _keep(self, job: BackgroundJob) -> None:
+    async def _supervise(self, job: BackgroundJob) -> None:
         self._finish(job, await job.running.ended())
         self._supervisors.pop(job.id, None)
 
     def _finish(self, job: BackgroundJob, ended: CommandResult) -> CommandResult:
-        """Note how it ended, once: whoever learns it first."""
+        """Record the end of a job once, from the first caller."""
         if job.ended is None:
             job.ended = ended
             job.output.close()
@@ -131,7 +135,7 @@ def _short(command: str) -> str:
 
 @asynccontextmanager
 async def open_jobs() -> AsyncGenerator[BackgroundJobs]:
-    """The background jobs of a workspace; at the end of the block they have all ended."""
+    """Open the background jobs of a workspace; they have all ended when the block ends."""
     async with asyncio.TaskGroup() as tasks:
         jobs = BackgroundJobs(tasks)
         try:

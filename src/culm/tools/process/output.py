@@ -1,7 +1,7 @@
-"""What a process puts out, bounded: the beginning and the end in memory, the rest in a file.
+"""The bounded output of a process: beginning and end in memory, all of it in a file.
 
-Owns how output is kept and how it is made fit for a model. Whatever a process writes is taken at
-once, so that it never waits for us; what exceeds the bounds is counted and dropped.
+Owns how output is kept and how it is prepared for a model. Everything a process writes is read at
+once, so that it never waits; data beyond the bounds is counted and dropped.
 """
 
 import os
@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL_BYTES_MAX = 30_000  # Of one result: some eight thousand tokens.
-FILE_BYTES_MAX = 64 << 20  # Of one command; whoever wants more redirects it himself.
-FILES_MAX = 100  # Of one folder, the oldest go first ...
-FOLDER_BYTES_MAX = 1 << 30  # ... and so they do when they are this much together.
-LINE_LOST_MAX = 2_000  # A cut moves to the end of a line if no more is lost by it.
+MODEL_BYTES_MAX = 30_000  # Per result: about eight thousand tokens.
+FILE_BYTES_MAX = 64 << 20  # Per command; redirect the output to get more.
+FILES_MAX = 100  # Per folder; the oldest are removed first ...
+FOLDER_BYTES_MAX = 1 << 30  # ... also when all files together exceed this.
+LINE_LOST_MAX = 2_000  # A cut moves to the end of a line if it loses no more than this.
 
-# What terminals are told: colours and places (CSI), titles and links (OSC and its like), the rest.
+# Terminal escapes: colors and positions (CSI), titles and links (OSC and similar), others.
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\n\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
 )
 _COLOURS = re.compile(r"\x1b\[[\d;:]*m")
-_STRUCK = re.compile("[^\n\b]\b")  # Underlining and bold face of manual pages.
+_STRUCK = re.compile("[^\n\b]\b")  # Underlined and bold text of manual pages.
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]+")
 _UNFIT_BUT_ESCAPES = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ufffd]+")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSizes:
-    """How much is kept; as many bytes of the beginning as of the end."""
+    """The limits of kept output; the beginning and the end get half each."""
 
     shown_bytes: int = MODEL_BYTES_MAX
     file_bytes: int = FILE_BYTES_MAX
@@ -38,7 +38,7 @@ MODEL_SIZES = OutputSizes()
 
 
 class CommandOutput:
-    """All that one process puts out. `file` is asked for a path if it becomes too much."""
+    """The output of one process. `file` provides a path if the output gets too long."""
 
     def __init__(self, file: Callable[[], Path] | None, sizes: OutputSizes = MODEL_SIZES) -> None:
         self.count = 0  # Bytes so far.
@@ -60,17 +60,17 @@ class CommandOutput:
             self._head += data[:room]
             data = data[room:]
         self._tail += data[-self._tail_max :]
-        # Twice as much before it is cut: else every small piece would move all of it.
+        # Trimmed at twice the limit: otherwise every small piece would move all of it.
         if len(self._tail) > 2 * self._tail_max:
             del self._tail[: -self._tail_max]
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the file after the last data."""
         if self._file is not None:
             self._file.close()
 
     def text(self, *, keeps_colours: bool = False) -> str:
-        """All of it if it is not too much, else the beginning, what is left out, and the end."""
+        """Return all of the output; if it is too long, its beginning, a note, and its end."""
         if self.count <= self._shown_max:
             return fit(bytes(self._head + self._tail), keeps_colours=keeps_colours)
         head = _until_line_end(bytes(self._head))
@@ -81,7 +81,7 @@ class CommandOutput:
         return f"\n{note}\n".join(parts)
 
     def text_since(self, mark: int) -> str:
-        """What came after the first `mark` bytes; of too much only the end."""
+        """Return the output after the first `mark` bytes; if it is too long, only its end."""
         if mark == 0:
             return self.text()
         wanted = self.count - mark
@@ -105,7 +105,7 @@ class CommandOutput:
 
 
 class _Overflow:
-    """The file of an output that is too long. A disk that is full costs the file, not the call."""
+    """The file of output that is too long. A full disk loses the file, not the call."""
 
     def __init__(self, make_file: Callable[[], Path], bytes_max: int) -> None:
         self._path: Path | None = None
@@ -148,9 +148,9 @@ class _Overflow:
 
 
 def fit(data: bytes, *, keeps_colours: bool = False) -> str:
-    """Bytes of a process as text: no commands to terminals, no control characters.
+    """Convert the output of a process to text without terminal escapes and control characters.
 
-    Lines that were written over, as progress bars do, are there once: as they were last seen.
+    A line that was overwritten, as progress bars do, appears once, in its last state.
     """
     text = data.decode(errors="replace")
     if "\r" in text:
@@ -178,13 +178,13 @@ def _until_line_end(data: bytes) -> bytes:
 
 def _from_line_start(data: bytes) -> bytes:
     start = data.find(b"\n", 0, LINE_LOST_MAX) + 1
-    while not start and data and data[0] & 0xC0 == 0x80:  # Inside a character.
+    while not start and data and data[0] & 0xC0 == 0x80:  # In the middle of a character.
         data = data[1:]
     return data[start:]
 
 
 def _until_character(data: bytes) -> bytes:
-    """Without a character of which only the beginning is there."""
+    """Remove an incomplete character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0xC0:
@@ -196,7 +196,7 @@ def _until_character(data: bytes) -> bytes:
 
 
 def make_room(folder: Path) -> None:
-    """See that the folder is there, and that one more file does not make it too much."""
+    """Create the folder and remove old files until one more fits."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.scandir(folder) as entries:
         found = [(entry, entry.stat(follow_symlinks=False)) for entry in entries]

@@ -1,17 +1,19 @@
-"""One command under custody: its pipes, its output as it comes, where it ended, and its end.
+"""One running command: its pipes, its live output, its final directory, and its end.
 
-Owns the descriptors between a command and us; every one is closed on every way out. Who may run
-what is decided elsewhere, and what a result says is the tool's business.
+Owns the descriptors to a command; every one is closed on every path. Permission is decided
+elsewhere, and the tool writes the result.
 """
 
 import asyncio
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from culm.clock import Clock, Timer
 from culm.processes.base import (
@@ -25,28 +27,35 @@ from culm.processes.base import (
 from culm.tools.base import Watch
 from culm.tools.process.output import CommandOutput, fit
 
+T = TypeVar("T")
+
 READ_BYTES = 256 << 10
-PIPE_BYTES = READ_BYTES  # Fewer turns for a lot of output, where the system allows it.
-DRAIN_BYTES_MAX = 8 << 20  # After the end: more than a pipe holds. What got away may write on.
-LIVE_BYTES_MAX = 256 << 10  # Of one command, shown while it runs; the result has the rest.
+PIPE_BYTES = READ_BYTES  # Fewer reads for large output, where the system allows it.
+DRAIN_BYTES_MAX = 8 << 20  # After the exit: more than a pipe holds; a process may have escaped.
+LIVE_BYTES_MAX = 256 << 10  # Per command, shown while it runs; the result has the rest.
 LIVE_EVERY_S = 0.1  # People do not read faster, and every piece is an event.
-ESCAPE_BYTES = 32  # A longer one that is cut in two is shown as it comes.
+ESCAPE_BYTES = 32  # A longer escape that is cut in two is shown as it is.
 DIRECTORY_BYTES_MAX = 16 << 10
-COMMAND_BYTES_MAX = 120_000  # Linux takes 131,072 in one argument.
+PIDS_SHOWN_MAX = 20
+COMMAND_BYTES_MAX = 120_000  # Linux allows 131,072 in one argument.
 
 _PRELUDE = Path(__file__).with_name("prelude.bash")
-# Without bash: its own `$1` is seen by the command, and errors speak of `eval`.
+# Without bash the command sees its own `$1`, and error messages mention `eval`.
 _SH_PRELUDE = """trap '{ pwd -P >&3; } 2>/dev/null' 0; eval "$1\""""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
+    """The exit of a command, and its final directory."""
+
     exit: ProcessExit
-    directory: str | None  # Where the shell was at its end, if it said so.
+    directory: str | None  # The directory at the exit of the shell, if reported.
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
+    """A command line to start."""
+
     text: str
     cwd: str
     env: Mapping[str, str]
@@ -54,55 +63,60 @@ class CommandRequest:
 
 
 class RunningCommand:
-    """Made by `start`. Whoever has it sees to it that `ended` or `kill` is awaited."""
+    """A command made by `start`. Its holder must await `ended` or `kill`."""
 
-    def __init__(self, held: ProcessHandle, pipes: "_Pipes") -> None:
-        self._held = held
+    def __init__(self, handle: ProcessHandle, pipes: "_Pipes") -> None:
+        self._handle = handle
         self._pipes = pipes
         self._ended: CommandResult | None = None
 
     async def ended(self) -> CommandResult:
-        """Wait for it and all it started. Cancelling the wait leaves it running."""
-        return self._end(await self._held.wait())
+        """Wait for it and everything it started. Cancelling the wait leaves it running."""
+        return self._end(await self._handle.wait())
 
     async def kill(self) -> CommandResult:
-        """End it and all it started; bounded, and verified."""
+        """End it and everything it started; bounded and verified."""
         try:
             if self._ended is not None:
                 return self._ended
-            return self._end(await self._held.kill())
+            return self._end(await self._handle.kill())
         finally:
             self._pipes.close()
 
-    def _end(self, how: ProcessExit) -> CommandResult:
+    def _end(self, exited: ProcessExit) -> CommandResult:
         if self._ended is None:
-            self._ended = CommandResult(how, self._pipes.finish())
+            self._ended = CommandResult(exited, self._pipes.finish())
         return self._ended
 
 
 async def start(
-    processes: Processes, command: CommandRequest, hear: Callable[[bytes], None], started_s: float
+    processes: Processes,
+    command: CommandRequest,
+    on_output: Callable[[bytes], None],
+    started_s: float,
 ) -> RunningCommand:
-    """Start it; `hear` gets all that it puts out. Raises `StartFailed`."""
+    """Start a command; `on_output` gets all of its output. Raises `ProcessStartFailed`."""
     argv, env = shell_argv(command.text, command.env)
     with ExitStack() as closing:
-        pipes = _Pipes(hear)
+        pipes = _Pipes(on_output)
         closing.callback(pipes.close)
         closing.callback(pipes.close_theirs)
         try:
             descriptors = pipes.open()
         except OSError as exc:
-            raise ProcessStartFailed(f"there is no pipe for it: {exc.strerror}") from exc
+            raise ProcessStartFailed(f"cannot create a pipe: {exc.strerror}") from exc
         title = command.text
-        order = ProcessRequest(argv, command.cwd, env, command.owner, descriptors, title, started_s)
-        running = RunningCommand(await processes.start(order), pipes)
+        request = ProcessRequest(
+            argv, command.cwd, env, command.owner, descriptors, title, started_s
+        )
+        running = RunningCommand(await processes.start(request), pipes)
         closing.pop_all()
         pipes.close_theirs()
         return running
 
 
 def shell_argv(text: str, env: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """How a shell is given a command as it stands, and is made to say where it ends."""
+    """Return the shell that runs a command unchanged and reports its final directory."""
     if not has_bash(env):
         return ("sh", "-c", _SH_PRELUDE, "sh", text), env
     own = {"CULM_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {}
@@ -114,17 +128,17 @@ def has_bash(env: Mapping[str, str]) -> bool:
 
 
 class _Pipes:
-    """Our ends of what a command writes, and its ends until it has them."""
+    """Our ends of a command's pipes, and its ends until it starts."""
 
-    def __init__(self, hear: Callable[[bytes], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+        self._on_output = on_output
         self._loop = asyncio.get_running_loop()
         self._output: int | None = None
         self._directory: int | None = None
         self._theirs: list[int] = []
 
     def open(self) -> Sequence[int]:
-        """The descriptors for the command, from 0 on."""
+        """Return the descriptors for the command, from 0 on."""
         self._theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         self._output, output = os.pipe()
         self._theirs.append(output)
@@ -133,7 +147,7 @@ class _Pipes:
         for ours in (self._output, self._directory):
             os.set_blocking(ours, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with suppress(OSError):  # The user has many large ones already.
+            with suppress(OSError):  # The user has reached the limit for large pipes.
                 fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._loop.add_reader(self._output, self._read)
         nothing, output, directory = self._theirs
@@ -144,7 +158,7 @@ class _Pipes:
             os.close(self._theirs.pop())
 
     def _read(self) -> int:
-        """Take what is there; 0 if it is nothing."""
+        """Read available data and return its size; 0 if none."""
         if self._output is None:
             return 0
         try:
@@ -152,22 +166,22 @@ class _Pipes:
         except BlockingIOError:
             return 0
         if data:
-            self._hear(data)
+            self._on_output(data)
         else:
             self._close_output()
         return len(data)
 
     def finish(self) -> str | None:
-        """Read the rest, close everything, and say where the shell was."""
+        """Read the rest, close everything, and return the directory that the shell reported."""
         left = DRAIN_BYTES_MAX
         while left > 0 and (count := self._read()):
             left -= count
-        said = b""
+        reported = b""
         if self._directory is not None:
             with suppress(BlockingIOError):
-                said = os.read(self._directory, DIRECTORY_BYTES_MAX)
+                reported = os.read(self._directory, DIRECTORY_BYTES_MAX)
         self.close()
-        return os.fsdecode(said.removesuffix(b"\n")) or None
+        return os.fsdecode(reported.removesuffix(b"\n")) or None
 
     def close(self) -> None:
         self._close_output()
@@ -183,7 +197,7 @@ class _Pipes:
 
 
 class LiveOutput:
-    """What watchers see while a command runs: bounded, and in pieces that are not too many."""
+    """The output that watchers see while a command runs: bounded, in a limited number of pieces."""
 
     def __init__(self, watch: Watch, clock: Clock) -> None:
         self._watch = watch
@@ -198,7 +212,7 @@ class LiveOutput:
         self._waiting += data[: self._room]
         self._room -= len(data)
         if self._room <= 0:
-            self._waiting += "\n[… what follows is shown at the end …]\n".encode()
+            self._waiting += "\n[… the rest is shown at the end …]\n".encode()
         if self._timer is None:
             self._timer = self._clock.call_later(LIVE_EVERY_S, self._publish)
 
@@ -207,7 +221,7 @@ class LiveOutput:
         self._publish_until(_whole(self._waiting))
 
     def close(self) -> None:
-        """Tell what is left, and nothing after."""
+        """Publish the rest, and nothing after it."""
         self._room = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -217,13 +231,13 @@ class LiveOutput:
     def _publish_until(self, end: int) -> None:
         data = bytes(self._waiting[:end]).replace(b"\r\n", b"\n")
         del self._waiting[:end]
-        # What is written over was told already: it goes on in a new line.
+        # Overwritten text was published already: continue on a new line.
         if text := fit(data.replace(b"\r", b"\n")):
             self._watch(text)
 
 
 def _whole(data: bytearray) -> int:
-    """Up to where nothing is cut in two: no character, and no escape."""
+    """Return the length up to which no character and no escape is cut in two."""
     escape = data.rfind(b"\x1b", max(len(data) - ESCAPE_BYTES, 0))
     if escape >= 0:
         return escape
@@ -238,9 +252,73 @@ def _whole(data: bytearray) -> int:
 def output_receiver(
     output: CommandOutput, live: LiveOutput | None = None
 ) -> Callable[[bytes], None]:
-    def hear(data: bytes) -> None:
+    """Return a function that feeds both the kept and the live output."""
+
+    def on_output(data: bytes) -> None:
         output.feed(data)
         if live is not None:
             live.feed(data)
 
-    return hear
+    return on_output
+
+
+async def within(clock: Clock, seconds: float, wait: Awaitable[T]) -> T | None:
+    """Return the result of `wait`; cancel it after that time by the clock and return None."""
+    loop = asyncio.get_running_loop()
+    bound = asyncio.timeout(None)
+    try:
+        async with bound:
+            timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
+            try:
+                return await wait
+            finally:
+                timer.cancel()
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        return None
+
+
+def exit_text(exited: ProcessExit) -> str:
+    """Describe the end of a command to a model, one sentence a line; empty after a clean exit."""
+    return "\n".join(
+        line for line in (_left_behind(exited), _left(exited), status_text(exited)) if line
+    )
+
+
+def status_text(exited: ProcessExit) -> str:
+    if exited.lost:
+        return (
+            "The command was ended because its supervisor died. Its effect until then is unknown: "
+            "check before you repeat it."
+        )
+    if exited.signal is not None:
+        return f"Ended by signal {exited.signal} ({_signal_name(exited.signal)})"
+    return f"Exit code {exited.code}" if exited.code else ""
+
+
+def _left_behind(exited: ProcessExit) -> str:
+    if not exited.swept or exited.lost:
+        return ""
+    if exited.swept == 1:
+        return "1 process it left behind was ended with it."
+    return f"{exited.swept} processes it left behind were ended with it."
+
+
+def _left(exited: ProcessExit) -> str:
+    if not exited.left:
+        return ""
+    pids = ", ".join(map(str, exited.left[:PIDS_SHOWN_MAX]))
+    more = (
+        f" and {len(exited.left) - PIDS_SHOWN_MAX} more"
+        if len(exited.left) > PIDS_SHOWN_MAX
+        else ""
+    )
+    return f"Could not be ended, and may still be running: process {pids}{more}."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "no name"

@@ -1,9 +1,9 @@
-"""Regular expressions as ripgrep reads them, for patterns that mean the same to Python.
+"""Translation of regular expressions from Python to ripgrep, where both mean the same.
 
-Pure. A model's pattern is in Python's syntax; ripgrep reads Rust's. What both know is written over
-piece by piece; for all the rest (look-around, back-references, flags in the middle, mistakes) the
-answer is None, and our own search takes the pattern as it is. So a pattern means the same on every
-machine, but for what the two take for a letter in rare scripts.
+Pure. The pattern of a model is in the syntax of Python; ripgrep uses that of Rust. The common
+subset is translated piece by piece; for the rest (look-around, back-references, flags in the
+middle, errors) the result is None, and our own search takes the pattern as it is. So a pattern
+means the same on every machine, except for the letters of rare scripts.
 """
 
 import re
@@ -16,16 +16,16 @@ _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
 _CONTROLS = {"t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 _SETS = frozenset("dDwWsS")
 _CODE_POINT_MAX = 0x10FFFF
-# In front of a line's end it is no part of the line, and our own search never sees it.
+# A return before the end of a line is not part of the line; our own search never sees it.
 _BUT_RETURN = r"--[\r]]"
 
 
 class _Unknown(Exception):
-    """Not every dialect has this, or it is a mistake."""
+    """A construct that is not common to both, or an error."""
 
 
 def for_ripgrep(pattern: str, *, literal: bool) -> str | None:
-    """The same in Rust's syntax; None if it cannot be said there."""
+    """Translate a pattern to the syntax of Rust; None if that is not possible."""
     try:
         return "".join(map(_literal, pattern)) if literal else _Reader(pattern).read()
     except _Unknown:
@@ -34,25 +34,25 @@ def for_ripgrep(pattern: str, *, literal: bool) -> str | None:
 
 def _literal(character: str) -> str:
     if character in "\n\r\0" or "\ud800" <= character <= "\udfff":
-        raise _Unknown  # No line has it, or no argument can carry it.
+        raise _Unknown  # It is in no line, or cannot be passed as an argument.
     if character in _META:
         return f"\\{character}"
     return character if character.isprintable() else f"\\x{{{ord(character):x}}}"
 
 
 class _Reader:
-    """Reads a pattern from left to right, once."""
+    """Translates a pattern from left to right, once."""
 
     def __init__(self, pattern: str) -> None:
         flags = _FLAGS.match(pattern)
         self._text = pattern
         self._at = flags.end() if flags else 0
-        # The others change nothing within one line.
+        # The other flags have no effect within one line.
         self._written = ["(?i)"] if flags and "i" in flags[1] else []
 
     def read(self) -> str:
         depth = 0
-        # What a repetition may stand behind: a piece that takes text, and is not repeated yet.
+        # A repetition may follow a piece that matches text and is not repeated yet.
         before: Literal["piece", "other"] = "other"
         while self._at < len(self._text):
             if self._repeat(may_repeat=before == "piece"):
@@ -124,7 +124,7 @@ class _Reader:
         return _literal(self._escaped())
 
     def _escaped(self) -> str:
-        """The one character that an escape means, of which the backslash is read."""
+        """Return the character that an escape stands for; its backslash is consumed."""
         code = _CODE.match(self._text, self._at)
         if code is not None:
             self._at = code.end()
@@ -160,7 +160,7 @@ class _Reader:
         return f"{_literal(low)}-{_literal(high)}"
 
     def _member(self) -> str:
-        """One character of a set, or two: a backslash and what stands for a set of its own."""
+        """Read a member of a set: one character, or a backslash and the letter of a class."""
         character = self._next()
         if character != "\\":
             return character

@@ -1,8 +1,8 @@
-"""Which names a glob pattern means, and which a .gitignore hides.
+"""Glob patterns and .gitignore rules.
 
 Pure. A pattern becomes one regular expression a component. Its stars are atomic groups and `**` is
 matched over whole components, so no pattern takes more than length × length steps: these run in
-threads of the server, where a regular expression that backtracks would stop everything.
+threads of the server, where a backtracking regular expression would block everything.
 """
 
 import re
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-ALTERNATIVES_MAX = 100  # What `{a,b}` may expand to.
+ALTERNATIVES_MAX = 100  # The most patterns that `{a,b}` may expand to.
 PATTERN_CHARS_MAX = 1000
-RULES_MAX = 2000  # Of one .gitignore; real ones have dozens.
+RULES_MAX = 2000  # Per .gitignore; real ones have dozens.
 Component = re.Pattern[str] | None  # None is `**`: any number of components.
-# Made by tools, not by people, and large: shown, but not looked into unless they are named.
+# Generated and large: shown, but not entered unless they are named.
 SKIPPED_DIRECTORIES = frozenset(
     {
         ".cache", ".eggs", ".git", ".gradle", ".hg", ".hypothesis", ".idea", ".mypy_cache",
@@ -26,11 +26,11 @@ SKIPPED_DIRECTORIES = frozenset(
 
 
 class BadPattern(ValueError):
-    """A pattern that cannot be used. Says why."""
+    """A pattern that cannot be used, with the reason."""
 
 
 class Glob(NamedTuple):
-    """A pattern, ready to be matched against paths given as their components."""
+    """A parsed pattern, to be matched against paths given as their components."""
 
     alternatives: tuple[tuple[Component, ...], ...]
     hidden: bool
@@ -40,20 +40,20 @@ class Glob(NamedTuple):
 
 
 def parse_glob(text: str, *, hidden: bool) -> Glob:
-    """Read `**`, `*`, `?`, `[…]`, `{a,b}` and `\\`; raises `BadPattern`.
+    """Parse `**`, `*`, `?`, `[…]`, `{a,b}` and `\\`; raises `BadPattern`.
 
     Unless `hidden`, a name that begins with a dot is matched only by a component that does, too.
     """
     if len(text) > PATTERN_CHARS_MAX:
-        raise BadPattern(f"a pattern may have {PATTERN_CHARS_MAX} characters")
+        raise BadPattern(f"it is longer than {PATTERN_CHARS_MAX} characters")
     alternatives = tuple(_components(one, hidden=hidden) for one in expand_braces(text))
     if not all(alternatives):
-        raise BadPattern("it names nothing")
+        raise BadPattern("it is empty")
     return Glob(alternatives, hidden)
 
 
 def _match(pattern: tuple[Component, ...], parts: Sequence[str], *, hidden: bool) -> bool:
-    """Match from the left. When stuck, the last `**` takes one component more; that suffices."""
+    """Match from the left. On a mismatch the last `**` takes one more component; that is enough."""
     at = here = 0
     after_deep, taken = -1, 0
     while here < len(parts):
@@ -77,11 +77,11 @@ def _match(pattern: tuple[Component, ...], parts: Sequence[str], *, hidden: bool
 
 
 def expand_braces(text: str) -> list[str]:
-    """`a{b,c}` is `ab` and `ac`; raises `BadPattern` if it is too many."""
+    """Expand `a{b,c}` to `ab` and `ac`; raises `BadPattern` if there are too many."""
     waiting, done = [text], list[str]()
     while waiting:
         if len(waiting) + len(done) > ALTERNATIVES_MAX:
-            raise BadPattern(f"its braces stand for more than {ALTERNATIVES_MAX} patterns")
+            raise BadPattern(f"its braces expand to more than {ALTERNATIVES_MAX} patterns")
         one = waiting.pop()
         found = _first_braces(one)
         if found is None:
@@ -93,8 +93,8 @@ def expand_braces(text: str) -> list[str]:
 
 
 def _first_braces(text: str) -> tuple[int, int, list[str]] | None:
-    """The first `{…}` that has a comma of its own: where it begins, ends, and its choices."""
-    stack: list[tuple[int, list[int]]] = []  # Where each open brace is, and its commas.
+    """Find the first `{…}` that has a comma of its own: its start, its end, and its choices."""
+    stack: list[tuple[int, list[int]]] = []  # The position of each open brace, and its commas.
     first: tuple[int, int, list[str]] | None = None
     escaped = False
     for at, character in enumerate(text):
@@ -119,7 +119,7 @@ def _components(text: str, *, hidden: bool) -> tuple[Component, ...]:
     found: list[Component] = []
     for part in text.split("/"):
         if part == "**":
-            if not found or found[-1] is not None:  # One after another say nothing more.
+            if not found or found[-1] is not None:  # Repeated ones add nothing.
                 found.append(None)
         elif part not in ("", "."):
             found.append(_component(part, hidden=hidden))
@@ -127,8 +127,8 @@ def _components(text: str, *, hidden: bool) -> tuple[Component, ...]:
 
 
 def _component(text: str, *, hidden: bool) -> re.Pattern[str]:
-    """The pattern of one name. What stands between two stars is taken where it fits first."""
-    pieces = [""]  # What stands before, between and after the stars.
+    """Compile the pattern of one name. Text between two stars matches at its first position."""
+    pieces = [""]  # The text before, between and after the stars.
     at = 0
     while at < len(text):
         character = text[at]
@@ -153,9 +153,9 @@ def _component(text: str, *, hidden: bool) -> re.Pattern[str]:
 
 
 def _character_class(text: str, start: int) -> tuple[str, int]:
-    """Translate `[…]`, of which `start` is behind the bracket; without its end it is a bracket."""
+    """Translate `[…]`; `start` is behind the bracket. Without an end it is a literal bracket."""
     at = start + 1 if text[start : start + 1] in ("!", "^") else start
-    end = text.find("]", at + 1)  # A bracket right at the beginning is one of the characters.
+    end = text.find("]", at + 1)  # A bracket at the very beginning is one of the characters.
     if end < 0:
         return r"\[", start
     body, ranges = text[at:end], ""
@@ -175,18 +175,18 @@ def _character_class(text: str, start: int) -> tuple[str, int]:
 
 class _Rule(NamedTuple):
     pattern: tuple[Component, ...]
-    by_name: bool  # Without a slash it means a name anywhere, else a path from the root.
+    by_name: bool  # Without a slash it matches a name anywhere, else a path from the root.
     only_directories: bool
-    hides: bool  # One with `!` shows again what an earlier one hides.
+    hides: bool  # A rule with `!` shows again what an earlier one hides.
 
 
 class IgnoreRules(NamedTuple):
-    """What a .gitignore says of its directory and those below. The last rule that fits counts."""
+    """The rules of a .gitignore for its directory and those below. The last match counts."""
 
     rules: tuple[_Rule, ...] = ()
 
     def hides(self, parts: Sequence[str], *, is_directory: bool) -> bool:
-        """Whether `parts` itself is hidden; that its directory is not, the walk has seen."""
+        """Return True if `parts` itself is hidden; the walk has checked its directory."""
         for rule in reversed(self.rules):
             if is_directory or not rule.only_directories:
                 path = parts[-1:] if rule.by_name else parts
@@ -196,7 +196,7 @@ class IgnoreRules(NamedTuple):
 
 
 def parse_gitignore(text: str) -> IgnoreRules:
-    """Read comments, `!`, slashes in front, within and behind, `**`, `\\`. No line is an error."""
+    """Parse comments, `!`, slashes at any position, `**`, `\\`. No line is an error."""
     rules: list[_Rule] = []
     for line in text.splitlines()[:RULES_MAX]:
         stripped = line.rstrip() + (" " if line.rstrip().endswith("\\") else "")

@@ -1,10 +1,10 @@
-"""The process that `grep` searches in: it reads one request, writes what it finds, and ends.
+"""The process that `grep` searches in: it reads one request, writes its matches, and exits.
 
-Python's `re` cannot be interrupted, and holds the interpreter while it matches: `(a+)+$` against
-a few dozen letters would stop the server for hours. So a model's pattern is compiled and matched
-only here, where a kill ends it. The process is given an open directory to walk down from and
-cannot be sent elsewhere. Half its time is its start, so it imports little: no dataclasses (they
-load `inspect`), no pathlib, nothing from outside the standard library.
+Python's `re` cannot be interrupted and holds the interpreter lock while it matches: `(a+)+$`
+against a few dozen letters would block the server for hours. So the pattern of a model is compiled
+and matched only here, where a kill ends it. The process gets an open directory to walk and cannot
+be sent elsewhere. Half of its time is its start, so it imports little: no dataclasses (they load
+`inspect`), no pathlib, nothing outside the standard library.
 """
 
 import json
@@ -21,17 +21,17 @@ from culm.tools.files.safe_open import OpenRefused, open_file
 from culm.tools.files.walk import WalkReport, walk
 from culm.tools.search.patterns import Glob, parse_gitignore, parse_glob
 
-FILE_BYTES_MAX = 2 << 20  # What is larger is data or was made by a tool.
+FILE_BYTES_MAX = 2 << 20  # Larger files are data or generated.
 LINE_CHARS_SHOWN = 500
-MEMORY_BYTES_MAX = 1 << 30  # A pattern can be made to take any amount.
+MEMORY_BYTES_MAX = 1 << 30  # A pattern can need any amount.
 NICENESS = 5  # The server comes first.
 
 
 class SearchQuery(NamedTuple):
-    """What to search for; `descriptor` is a file, or a directory to walk down from."""
+    """A search; `descriptor` is a file, or a directory to walk."""
 
     descriptor: int
-    parts: tuple[str, ...]  # Where that is, from the workspace down.
+    parts: tuple[str, ...]  # Its path, from the workspace down.
     is_directory: bool
     pattern: str
     literal: bool
@@ -42,40 +42,43 @@ class SearchQuery(NamedTuple):
 
 
 class SearchMatch(NamedTuple):
+    """One matching line."""
+
     path: str
     line: int  # From 1.
     text: str
 
 
 class SearchEnd(NamedTuple):
-    """The last word. Without it the search did not come to its end."""
+    """The last message. Without it the search is incomplete."""
 
-    problem: str = ""  # The pattern cannot be used: why.
+    problem: str = ""  # The reason why the pattern cannot be used.
     skipped: int = 0  # Files that are too large, or cannot be read.
     unread: int = 0
-    is_cut: bool = False  # A directory has too many names.
+    is_cut: bool = False  # A directory has too many entries.
     has_more: bool = False
 
 
 def main() -> None:
-    """Search as standard input says; one JSON object a line on standard output."""
+    """Run the search from standard input; write one JSON object a line to standard output."""
     query = SearchQuery(**json.loads(sys.stdin.buffer.read()))
-    # The server kills us in time. If it is gone, this does; nothing catches the signal.
+    # The server kills this process in time. If the server is gone, this signal does; nothing
+    # catches it.
     signal.setitimer(signal.ITIMER_REAL, query.wall_s + 1)
     os.nice(NICENESS)
-    with suppress(ValueError, OSError):  # Not every system knows this limit.
+    with suppress(ValueError, OSError):  # Not every system has this limit.
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     out = sys.stdout.buffer
     try:
         end = _search(query, out)
     except BrokenPipeError:
-        os._exit(0)  # Nobody listens any more; there is nothing to flush.
+        os._exit(0)  # The reader is gone; there is nothing to flush.
     _write(out, end)
 
 
-def _write(out: BinaryIO, word: SearchMatch | SearchEnd) -> None:
-    # ASCII, so that a name that is no UTF-8 passes.
-    out.write(json.dumps(word._asdict()).encode() + b"\n")
+def _write(out: BinaryIO, message: SearchMatch | SearchEnd) -> None:
+    # ASCII, so that a name that is not UTF-8 passes.
+    out.write(json.dumps(message._asdict()).encode() + b"\n")
     out.flush()
 
 
@@ -103,7 +106,7 @@ def _search(query: SearchQuery, out: BinaryIO) -> SearchEnd:
 
 
 def _files(query: SearchQuery, walked: WalkReport) -> Generator[tuple[str, bytes | None]]:
-    """Each text with its path; None for one that is not searched."""
+    """Yield each file with its path; None for one that is not searched."""
     include = parse_glob(query.include, hidden=True) if query.include else None
     if not query.is_directory:
         size = os.fstat(query.descriptor).st_size
@@ -120,7 +123,7 @@ def _files(query: SearchQuery, walked: WalkReport) -> Generator[tuple[str, bytes
             try:
                 descriptor, status = open_file(entry.name, entry.within, path)
             except OpenRefused:
-                continue  # No file.
+                continue  # Not a regular file.
             except OSError:
                 yield path, None
                 continue
@@ -131,7 +134,7 @@ def _files(query: SearchQuery, walked: WalkReport) -> Generator[tuple[str, bytes
 
 
 def is_included(include: Glob, parts: Sequence[str], skip: int) -> bool:
-    """Whether a glob means a file by its name, or by its path without the first `skip` parts."""
+    """Match a glob against the name of a file, or its path without the first `skip` parts."""
     return include.matches(parts[-1:]) or include.matches(parts[skip:])
 
 
@@ -142,7 +145,7 @@ def _read(descriptor: int, size: int) -> bytes | None:
         data = os.read(descriptor, FILE_BYTES_MAX)
     except OSError:
         return None
-    return b"" if b"\0" in data else data  # No text.
+    return b"" if b"\0" in data else data  # Not text.
 
 
 def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[SearchMatch]:
@@ -155,7 +158,7 @@ def _matches(expression: re.Pattern[str], path: str, data: bytes) -> Generator[S
 
 
 def around(line: str, start: int) -> str:
-    """The line, or of a long one what stands around the match."""
+    """Return the line; if it is long, the part around the match."""
     if len(line) <= LINE_CHARS_SHOWN:
         return line
     begin = max(0, min(start - LINE_CHARS_SHOWN // 4, len(line) - LINE_CHARS_SHOWN))

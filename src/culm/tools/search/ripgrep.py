@@ -1,28 +1,31 @@
-"""ripgrep: which one, what it is told, and what is made of its answer.
+"""Search with ripgrep: finding the program, its arguments, and its output.
 
-It runs twice. First it searches the tree with all cores and names the files that match, in any
-order. The first of them in ours are then opened here, component by component and through no link,
-and it is given these descriptors for the lines. So what is shown was read inside, though somebody
-swapped a link while the tree was searched; and no pattern makes it say more than fits.
+It runs twice. The first run searches the tree with all cores and lists the matching files in any
+order. The first files in our order are then opened here, component by component and through no
+link, and the second run gets these descriptors and finds the lines. So all text shown was read
+inside the workspace, even if a link was swapped during the search; and no pattern makes the output
+exceed its bounds.
 """
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from culm.processes.base import ProcessStartFailed
+from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.files.file_executor import FileExecutor, StopFlag
+from culm.tools.files.paths import OpenPath
 from culm.tools.files.safe_open import OpenRefused, open_file, pass_directory
 from culm.tools.process.child import (
     CallDeadline,
     ChildAnswer,
     ChildRequest,
     ProcessAccess,
-    ask,
     open_deadline,
     open_memory,
+    run_child,
 )
 from culm.tools.search.patterns import (
     PATTERN_CHARS_MAX,
@@ -33,20 +36,19 @@ from culm.tools.search.patterns import (
     parse_glob,
 )
 from culm.tools.search.process import LINE_CHARS_SHOWN, SearchEnd, SearchMatch, around, is_included
-from culm.tools.search.query import LineMatches, LineSearch, OwnedDescriptors
 
-VERSION_MIN = 13  # The first that knows every option below.
-# Text of that size is data. ripgrep keeps a line in memory, and all of this may be one.
+VERSION_MIN = 13  # The first version with every option below.
+# Larger files are data. ripgrep keeps a line in memory, and the whole file may be one line.
 FILE_BYTES_MAX = 64 << 20
 LINES_S = 3.0  # For the second run, which reads a hundred files.
 _CHUNK_BYTES = 1 << 20
 _FIRST_DESCRIPTOR = 3
-_AROUND_BYTES = 4 * LINE_CHARS_SHOWN + 16  # On either side of a match; UTF-8 takes four at most.
+_AROUND_BYTES = 4 * LINE_CHARS_SHOWN + 16  # On either side of a match; UTF-8 takes up to four.
 _PLAIN_GLOB = re.compile(r"[\w.*?-]+", re.ASCII)
 _VERSION = re.compile(rb"ripgrep (\d+)\.")
 _RECORD = re.compile(rb"/dev/fd/(\d+)\0(\d+):(\d+):(\d+):")
 _UNREADABLE = re.compile(rb"(?:rg: )?\./")
-# Nobody's settings, no other program, no colours; bytes as they are, lines as we count them.
+# No configuration, no other program, no colors; bytes unchanged, lines counted as we do.
 _COMMON = (
     "--no-config", "--color=never", "--no-follow", "--no-mmap", "--no-pre", "--no-search-zip",
     "--encoding=none", "--crlf", "--null", "--no-stats", "--no-ignore-messages",
@@ -54,15 +56,63 @@ _COMMON = (
 
 
 @dataclass(frozen=True, slots=True)
+class LineSearch:
+    """One search for lines. Its start stays open until the search has ended."""
+
+    start: OpenPath
+    pattern: str
+    literal: bool
+    include: str
+    gitignore: str  # Rules relative to `start.root`.
+    matches_max: int
+    owner: ProcessOwner
+
+
+@dataclass(frozen=True, slots=True)
+class LineMatches:
+    """The matches of a search."""
+
+    matches: list[SearchMatch]
+    end: SearchEnd | None  # None if the search is incomplete ...
+    is_stopped: bool  # ... because of the deadline.
+
+
+class OwnedDescriptors:
+    """Descriptors with one owner: a descriptor added after the end is closed at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[int] = []
+        self._is_over = False
+
+    def __enter__(self) -> "OwnedDescriptors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            for descriptor in self._open:
+                os.close(descriptor)
+
+    def add(self, descriptor: int) -> int:
+        with self._lock:
+            if not self._is_over:
+                self._open.append(descriptor)
+                return descriptor
+        os.close(descriptor)
+        raise OSError("the search has ended")
+
+
+@dataclass(frozen=True, slots=True)
 class RipgrepProgram:
-    """An executable file, and what tells it from another one at the same path."""
+    """An executable file, and a stamp that distinguishes it from another at the same path."""
 
     path: str
     stamp: tuple[int, int, int]
 
 
 def find_program(path_variable: str, root: Path) -> RipgrepProgram | None:
-    """The first `rg` of a PATH that no project put there. Blocks as the disk does."""
+    """Find the first `rg` of a PATH that is outside the project. Does blocking disk I/O."""
     for folder in path_variable.split(os.pathsep):
         file = Path(folder, "rg")
         try:
@@ -77,73 +127,73 @@ def find_program(path_variable: str, root: Path) -> RipgrepProgram | None:
 
 
 class Ripgrep:
-    """Searches with ripgrep; one a workspace, which remembers which programs are fit."""
+    """Searches with ripgrep; one per workspace, which remembers the usable programs."""
 
-    def __init__(self, hands: ProcessAccess, work: FileExecutor) -> None:
-        self._hands = hands
-        self._work = work
-        self._fit: dict[RipgrepProgram, bool] = {}  # Asked once; another file asks anew.
+    def __init__(self, access: ProcessAccess, executor: FileExecutor) -> None:
+        self._access = access
+        self._executor = executor
+        self._usable: dict[RipgrepProgram, bool] = {}  # Checked once for each file.
 
     async def search(
-        self, program: RipgrepProgram, pattern: str, sought: LineSearch, deadline: CallDeadline
+        self, program: RipgrepProgram, pattern: str, search: LineSearch, deadline: CallDeadline
     ) -> LineMatches | None:
-        """What it finds; None if it cannot, and another engine should."""
+        """Return the matches; None if ripgrep cannot search, and another engine should."""
         try:
-            if not await self._is_fit(program, sought, deadline):
+            if not await self._is_usable(program, search, deadline):
                 return None
-            with OwnedDescriptors() as handles:
-                return await self._search(program, pattern, sought, handles, deadline)
+            with OwnedDescriptors() as owned:
+                return await self._search(program, pattern, search, owned, deadline)
         except ProcessStartFailed:
             return None
 
-    async def _is_fit(
-        self, program: RipgrepProgram, sought: LineSearch, deadline: CallDeadline
+    async def _is_usable(
+        self, program: RipgrepProgram, search: LineSearch, deadline: CallDeadline
     ) -> bool:
-        if program not in self._fit:
-            said = bytearray()
+        if program not in self._usable:
+            version_text = bytearray()
 
-            def hear(data: bytes) -> bool:
-                said.extend(data)
-                return len(said) < _CHUNK_BYTES
+            def receive(data: bytes) -> bool:
+                version_text.extend(data)
+                return len(version_text) < _CHUNK_BYTES
 
             argv = (program.path, "--no-config", "--version")
-            question = ChildRequest(argv, "/", sought.owner, "rg --version", hear)
-            answered = await ask(self._hands, question, deadline)
-            if not answered.is_whole:
+            request = ChildRequest(argv, "/", search.owner, "rg --version", receive)
+            answer = await run_child(self._access, request, deadline)
+            if not answer.is_whole:
                 return False
-            version = _VERSION.match(said)
-            self._fit = {program: version is not None and int(version[1]) >= VERSION_MIN}
-        return self._fit[program]
+            version = _VERSION.match(version_text)
+            self._usable = {program: version is not None and int(version[1]) >= VERSION_MIN}
+        return self._usable[program]
 
     async def _search(
         self,
         program: RipgrepProgram,
         pattern: str,
-        sought: LineSearch,
-        handles: OwnedDescriptors,
+        search: LineSearch,
+        owned: OwnedDescriptors,
         deadline: CallDeadline,
     ) -> LineMatches | None:
-        names = FileNameCollector(sought)
+        names = FileNameCollector(search)
         unreadable: int | None = 0
-        if sought.place.is_directory:
-            unreadable = await self._name_files(program, pattern, names, sought, deadline)
+        if search.start.is_directory:
+            unreadable = await self._name_files(program, pattern, names, search, deadline)
             if unreadable is None:
                 return None
-        kept = names.first() if sought.place.is_directory else [sought.place.parts]
-        texts = await self._work.run(lambda stop: _open_texts(kept, sought, handles, stop))
+        kept = names.first() if search.start.is_directory else [search.start.parts]
+        texts = await self._executor.run(lambda stop: _open_texts(kept, search, owned, stop))
         unreadable += texts.unreadable
-        spots = MatchCollector()
+        positions = MatchCollector()
         is_whole = True
         if texts.files:
-            with open_deadline(self._hands.clock, LINES_S) as soon:
-                question = self._lines(program, pattern, texts, spots, sought)
-                answered = await ask(self._hands, question, soon)
-            is_whole = answered.is_whole
-            if is_whole and answered.exit.code not in (0, 1):
+            with open_deadline(self._access.clock, LINES_S) as soon:
+                request = self._lines(program, pattern, texts, positions, search)
+                answer = await run_child(self._access, request, soon)
+            is_whole = answer.is_whole
+            if is_whole and answer.exit.code not in (0, 1):
                 return None
-        matches = await self._work.run(lambda _: _matches(texts, spots, sought.matches_max))
-        has_more = len(spots.found) > len(matches) or (
-            names.count > len(kept) and len(matches) < sought.matches_max
+        matches = await self._executor.run(lambda _: _matches(texts, positions, search.matches_max))
+        has_more = len(positions.found) > len(matches) or (
+            names.count > len(kept) and len(matches) < search.matches_max
         )
         if deadline.is_over or not is_whole or texts.is_stopped:
             return LineMatches(matches, None, is_stopped=True)
@@ -154,12 +204,12 @@ class Ripgrep:
         program: RipgrepProgram,
         pattern: str,
         names: "FileNameCollector",
-        sought: LineSearch,
+        search: LineSearch,
         deadline: CallDeadline,
     ) -> int | None:
-        """Let it name the files; returns how many it could not read, None if it failed."""
-        with open_memory(ignore_file(sought.gitignore)) as rules:
-            start = "/".join((".", *sought.place.parts))
+        """Run the first search; return the number of unreadable files, None if it failed."""
+        with open_memory(ignore_file(search.gitignore)) as rules:
+            start = "/".join((".", *search.start.parts))
             argv = (
                 program.path,
                 *_COMMON,
@@ -168,29 +218,29 @@ class Ripgrep:
                 "--no-ignore",
                 f"--ignore-file=/dev/fd/{_FIRST_DESCRIPTOR}",
                 f"--max-filesize={FILE_BYTES_MAX}",
-                *type_options(sought.include),
+                *type_options(search.include),
                 f"--regexp={pattern}",
                 "--",
                 start,
             )
-            question = ChildRequest(
+            request = ChildRequest(
                 argv,
-                sought.place.root,
-                sought.owner,
-                f"rg {sought.pattern}",
+                search.start.root,
+                search.owner,
+                f"rg {search.pattern}",
                 names.receive,
                 descriptors=(rules,),
             )
-            answered = await ask(self._hands, question, deadline)
-        return _count_unreadable(answered)
+            answer = await run_child(self._access, request, deadline)
+        return _count_unreadable(answer)
 
     def _lines(
         self,
         program: RipgrepProgram,
         pattern: str,
         texts: "_Texts",
-        spots: "MatchCollector",
-        sought: LineSearch,
+        positions: "MatchCollector",
+        search: LineSearch,
     ) -> ChildRequest:
         numbers = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + len(texts.files))
         argv = (
@@ -203,52 +253,54 @@ class Ripgrep:
             "--line-number",
             "--column",
             "--byte-offset",
-            "--max-columns=1",  # Where a line is, not what is in it: that may be megabytes.
-            f"--max-count={sought.matches_max + 1}",
+            "--max-columns=1",  # The position of a line, not its text: that may be megabytes.
+            f"--max-count={search.matches_max + 1}",
             f"--regexp={pattern}",
             "--",
             *(f"/dev/fd/{number}" for number in numbers),
         )
         descriptors = [file.descriptor for file in texts.files]
-        title = f"rg {sought.pattern}"
-        return ChildRequest(argv, "/", sought.owner, title, spots.receive, descriptors=descriptors)
+        title = f"rg {search.pattern}"
+        return ChildRequest(
+            argv, "/", search.owner, title, positions.receive, descriptors=descriptors
+        )
 
 
 def ignore_file(gitignore: str) -> bytes:
-    """The rules of a .gitignore as our own search takes them, and what it never looks into."""
+    """Return the .gitignore rules that our own search applies, and the directories it skips."""
     lines = [line for line in gitignore.splitlines() if len(line) <= PATTERN_CHARS_MAX]
-    # Braces are characters to git.
+    # Braces are literal to git.
     kept = [re.sub(r"(?<!\\)([{}])", r"\\\1", line) for line in lines[:RULES_MAX]]
     skipped = [f"{name}/" for name in sorted(SKIPPED_DIRECTORIES)]
     return "\n".join([*kept, *skipped, ""]).encode(errors="replace")
 
 
 def type_options(include: str) -> list[str]:
-    """What spares ripgrep files that `include` leaves out; the names are matched again by us."""
+    """Return options that skip files not in `include`; the names are matched again later."""
     globs = expand_braces(include) if include else []
     if not all(_PLAIN_GLOB.fullmatch(glob) for glob in globs) or not globs:
         return []
     return [*(f"--type-add=included:{glob}" for glob in globs), "--type=included"]
 
 
-def _count_unreadable(answered: ChildAnswer) -> int | None:
-    lines = answered.errors.splitlines()
+def _count_unreadable(answer: ChildAnswer) -> int | None:
+    lines = answer.errors.splitlines()
     unreadable = sum(1 for line in lines if _UNREADABLE.match(line))
-    is_fine = answered.exit.code in (0, 1) or (answered.exit.code == 2 and unreadable > 0)
-    return unreadable if is_fine or not answered.is_whole else None
+    is_fine = answer.exit.code in (0, 1) or (answer.exit.code == 2 and unreadable > 0)
+    return unreadable if is_fine or not answer.is_whole else None
 
 
 class FileNameCollector:
-    """Hears the names of files; keeps the first of them, in the order of our own walk."""
+    """Collects names of files; keeps the first of them, in the order of our own walk."""
 
-    def __init__(self, sought: LineSearch) -> None:
+    def __init__(self, search: LineSearch) -> None:
         self.count = 0
         self._include: Glob | None = (
-            parse_glob(sought.include, hidden=True) if sought.include else None
+            parse_glob(search.include, hidden=True) if search.include else None
         )
-        self._skip = len(sought.place.parts)
-        # Some of them may turn out to be no text.
-        self._kept_max = 4 * (sought.matches_max + 1)
+        self._skip = len(search.start.parts)
+        # Some of them may not be text.
+        self._kept_max = 4 * (search.matches_max + 1)
         self._kept: list[str] = []
         self._rest = b""
 
@@ -258,7 +310,8 @@ class FileNameCollector:
             path = os.fsdecode(name.removeprefix(b"./"))
             if self._include is None or is_included(self._include, path.split("/"), self._skip):
                 self.count += 1
-                # As `walk` goes: by name within a directory, each one whole before the next.
+                # In the order of `walk`: by name within a directory, each one complete before the
+                # next.
                 self._kept.append(path.replace("/", "\0"))
         if len(self._kept) > 2 * self._kept_max:
             self._cut()
@@ -287,31 +340,31 @@ class _Texts:
 
 
 def _open_texts(
-    paths: Sequence[tuple[str, ...]], sought: LineSearch, handles: OwnedDescriptors, stop: StopFlag
+    paths: Sequence[tuple[str, ...]], search: LineSearch, owned: OwnedDescriptors, stop: StopFlag
 ) -> _Texts:
-    """The first files that are texts: as many as could each give a line that is shown."""
+    """Open the first text files: as many as could each contribute a line that is shown."""
     texts = _Texts([])
     for parts in paths:
-        if len(texts.files) > sought.matches_max:
+        if len(texts.files) > search.matches_max:
             break
         if stop.is_set():
             texts.is_stopped = True
             break
         try:
-            descriptor = handles.add(_open_below(sought, parts))
+            descriptor = owned.add(_open_below(search, parts))
             if _is_text(descriptor):
                 texts.files.append(_Text("/".join(parts), descriptor))
         except (OSError, OpenRefused):
-            texts.unreadable += 1  # Or it is none any more, or too large.
+            texts.unreadable += 1  # Or it is gone, or too large.
     return texts
 
 
-def _open_below(sought: LineSearch, parts: tuple[str, ...]) -> int:
-    """Open a file below the place of the search, no component of which is a link."""
-    if not sought.place.is_directory:
-        return os.dup(sought.place.descriptor)
-    *folders, name = parts[len(sought.place.parts) :]
-    within = os.dup(sought.place.descriptor)
+def _open_below(search: LineSearch, parts: tuple[str, ...]) -> int:
+    """Open a file below the start of the search through no link."""
+    if not search.start.is_directory:
+        return os.dup(search.start.descriptor)
+    *folders, name = parts[len(search.start.parts) :]
+    within = os.dup(search.start.descriptor)
     try:
         for folder in folders:
             inner = pass_directory(folder, within)
@@ -323,7 +376,7 @@ def _open_below(sought: LineSearch, parts: tuple[str, ...]) -> int:
 
 
 def _is_text(descriptor: int) -> bool:
-    """Whether it has no NUL byte; raises `Refused` if it is too large to tell."""
+    """Return True if it has no NUL byte; raises `OpenRefused` if it is too large to check."""
     offset = 0
     while data := os.pread(descriptor, _CHUNK_BYTES, offset):
         if b"\0" in data:
@@ -335,7 +388,7 @@ def _is_text(descriptor: int) -> bool:
 
 
 class MatchCollector:
-    """Hears where lines match: the number of a descriptor, a line, a column and an offset."""
+    """Collects the positions of matches: descriptor, line, column and offset."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int, int, int]] = []
@@ -344,22 +397,22 @@ class MatchCollector:
     def receive(self, data: bytes) -> bool:
         *records, self._rest = (self._rest + data).split(b"\n")
         for record in records:
-            if spot := _RECORD.match(record):
-                descriptor, line, column, offset = map(int, spot.groups())
+            if position := _RECORD.match(record):
+                descriptor, line, column, offset = map(int, position.groups())
                 self.found.append((descriptor - _FIRST_DESCRIPTOR, line, column, offset))
         return True
 
 
-def _matches(texts: _Texts, spots: MatchCollector, matches_max: int) -> list[SearchMatch]:
+def _matches(texts: _Texts, positions: MatchCollector, matches_max: int) -> list[SearchMatch]:
     found: list[SearchMatch] = []
-    for number, line, column, offset in sorted(spots.found)[:matches_max]:
+    for number, line, column, offset in sorted(positions.found)[:matches_max]:
         file = texts.files[number]
         found.append(SearchMatch(file.path, line, line_at(file.descriptor, offset, column)))
     return found
 
 
 def line_at(descriptor: int, offset: int, column: int) -> str:
-    """A line that begins at `offset`, or of a long one what stands around its `column`, from 1."""
+    """Return the line at `offset`; if it is long, the part around its `column`, from 1."""
     match = offset + column - 1
     begin = max(offset, match - _AROUND_BYTES)
     before = os.pread(descriptor, match - begin, begin)

@@ -1,7 +1,7 @@
-"""Addresses on the network: what a URL names, and which addresses are not for everybody.
+"""URLs and network addresses: parsing, and which addresses are private.
 
-Owns how a URL is read and which addresses are private. All of it is pure: who looks up a name and
-who connects is `getting.py`.
+Owns the parsing of URLs and the list of private addresses. Pure: `http_fetch.py` looks up names and
+connects.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ URL_CHARS_MAX = 4096
 _SHOWN_CHARS_MAX = 200
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
-# A name that ends so is a number to every resolver: 127.0.0.1, but 2130706433 and 0x7f.1, too.
+# Every resolver takes such a name as a number: 127.0.0.1, but also 2130706433 and 0x7f.1.
 _NUMERIC = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
 _RESERVED = "a reserved network"
@@ -37,7 +37,7 @@ _KINDS_4 = tuple(
         ("168.63.129.16/32", "the inner service of a cloud"),
         ("169.254.0.0/16", "the local link"),
         ("224.0.0.0/4", "a multicast group"),
-        # Named here because versions of Python differ in what they call global.
+        # Listed here because versions of Python differ in `is_global`.
         ("192.0.0.0/24", _RESERVED),
         ("192.88.99.0/24", _RESERVED),
     )
@@ -54,58 +54,60 @@ _KINDS_6 = tuple(
         ("ff00::/8", "a multicast group"),
     )
 )
-_PUBLIC_6 = IPv6Network("2000::/3")  # All that was ever given out for the public network.
+_PUBLIC_6 = IPv6Network("2000::/3")  # All addresses ever assigned to the public network.
 _NAT64 = IPv6Network("64:ff9b::/96")
 _OLD_EMBEDDED = IPv6Network("::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class UrlTarget:
-    """What a URL names, in one spelling: what is shown, checked and asked for is the same."""
+    """A URL in one canonical spelling, which is shown, checked and requested."""
 
-    url: str  # Without a fragment; a name in it is ASCII, an address canonical.
+    url: str  # Without a fragment; a name is ASCII, an address canonical.
     scheme: str
     host: str  # Without brackets.
     port: int
 
     @property
-    def place(self) -> str:
+    def host_port(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def origin(self) -> str:
-        return f"{self.scheme}://{self.place}"
+        return f"{self.scheme}://{self.host_port}"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedTarget:
-    """A site with the addresses it has, which are the only ones to connect to."""
+    """A site and its addresses, which are the only ones to connect to."""
 
     site: UrlTarget
     addresses: tuple[str, ...]
-    private: tuple[str, ...]  # Those of them that a person has to be asked about, in order.
+    private: tuple[str, ...]  # The addresses that need approval, sorted.
 
 
 def parse_site(text: str) -> UrlTarget:
-    """Read a URL to get something from; raises `Refused`, in words for the model."""
+    """Parse a URL to fetch; raises `OpenRefused` with a message for the model."""
     text = text.strip()
     if len(text) > URL_CHARS_MAX:
-        raise OpenRefused(f"A URL may have {URL_CHARS_MAX} characters; this one has {len(text)}.")
-    # Programs differ in how they read these, so what was checked might not be what is asked for.
+        raise OpenRefused(f"The URL has {len(text)} characters; the maximum is {URL_CHARS_MAX}.")
+    # Programs parse these differently, so the checked URL might not be the requested one.
     if not text.isprintable() or "\\" in text or " " in text:
-        raise OpenRefused(f"{_brief(text)} has a blank or another character in it that no URL has.")
+        raise OpenRefused(
+            f"{_brief(text)} contains a blank or another character that is not allowed in a URL."
+        )
     try:
         url = URL(text)
         host, port = url.raw_host, url.port
     except ValueError as exc:
-        raise OpenRefused(f"{_brief(text)} is no URL: {printable(str(exc))}.") from exc
+        raise OpenRefused(f"{_brief(text)} is not a valid URL: {printable(str(exc))}.") from exc
     if url.scheme not in ("http", "https"):
-        raise OpenRefused(f"{_brief(text)} is no URL that begins with http:// or https://.")
+        raise OpenRefused(f"{_brief(text)}: use an http:// or https:// URL.")
     if url.raw_user is not None or url.raw_password is not None:
-        raise OpenRefused("A URL with a user or a password in it is not used.")
+        raise OpenRefused("The URL contains a user or a password, which is not allowed.")
     if not host or not port:
-        raise OpenRefused(f"{_brief(text)} names no host and port.")
+        raise OpenRefused(f"{_brief(text)} has no host and port.")
     host = _canonical_host(host)
     canonical = str(url.with_host(host).with_fragment(None))
     if url.raw_path_qs == "/" and not canonical.endswith("/"):
@@ -114,41 +116,42 @@ def parse_site(text: str) -> UrlTarget:
 
 
 def join_site(at: UrlTarget, location: str) -> UrlTarget:
-    """Where a redirect leads; raises `Refused`."""
+    """Resolve the location of a redirect; raises `OpenRefused`."""
     try:
         return parse_site(urljoin(at.url, location.strip()))
     except (OpenRefused, ValueError) as exc:
-        raise OpenRefused(f"{at.url} redirects to what cannot be followed: {exc}") from exc
+        raise OpenRefused(f"{at.url} redirects to an invalid URL: {exc}") from exc
 
 
-def sort_out(site: UrlTarget, addresses: tuple[str, ...]) -> CheckedTarget:
+def classify_addresses(site: UrlTarget, addresses: tuple[str, ...]) -> CheckedTarget:
+    """Find the private ones among the addresses of a site."""
     private = sorted({one for one in addresses if find_private_kind(one) is not None})
     return CheckedTarget(site, addresses, tuple(private))
 
 
 def private_text(checked: CheckedTarget) -> str:
-    """Which private addresses these are, for people: `127.0.0.1 (this machine)`."""
+    """Describe the private addresses to people: `127.0.0.1 (this machine)`."""
     return ", ".join(f"{one} ({find_private_kind(one)})" for one in checked.private)
 
 
 def check_redirect(asked: CheckedTarget, at: UrlTarget, found: CheckedTarget) -> None:
-    """Raise `Refused` unless what was asked for covers going on from `at` to `found`."""
+    """Raise `OpenRefused` unless approval of `asked` covers the redirect from `at` to `found`."""
     site = found.site
     if at.scheme == "https" and site.scheme == "http":
         raise OpenRefused(
-            f"{at.url} redirects to {site.url}, where nothing is encrypted; that is not "
-            "followed. Ask for that address itself if it is wanted."
+            f"{at.url} redirects to {site.url}, which is not encrypted; the redirect "
+            "was not followed. Fetch that URL itself if it is wanted."
         )
-    is_same_place = (site.host, site.port) == (asked.site.host, asked.site.port)
-    if found.private and not (is_same_place and set(found.private) <= set(asked.private)):
+    is_same_host = (site.host, site.port) == (asked.site.host, asked.site.port)
+    if found.private and not (is_same_host and set(found.private) <= set(asked.private)):
         raise OpenRefused(
-            f"{at.url} redirects to {site.url}, which is {private_text(found)}; that was not "
-            "asked for. Ask for that address itself if it is wanted."
+            f"{at.url} redirects to {site.url}, which is {private_text(found)}; the "
+            "redirect was not followed. Fetch that URL itself if it is wanted."
         )
 
 
 def find_private_kind(address: str) -> str | None:
-    """What a private address belongs to, in words; None if it is public."""
+    """Return the kind of network of a private address; None if it is public."""
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, IPv4Address):
         return _kind_4(parsed)
@@ -169,7 +172,7 @@ def _kind_4(address: IPv4Address) -> str | None:
 
 
 def _embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The older addresses that a newer one stands for: a packet to it ends up there."""
+    """Return the IPv4 addresses embedded in an IPv6 address: packets to it end up there."""
     if address.ipv4_mapped is not None:
         return (address.ipv4_mapped,)
     if address.sixtofour is not None:
@@ -182,22 +185,22 @@ def _embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 def _canonical_host(host: str) -> str:
-    """One spelling of a host; raises `Refused` for what is none."""
+    """Return one spelling of a host; raises `OpenRefused` if it is not valid."""
     if "%" in host:
-        raise OpenRefused(f"{_brief(host)} has a % in it, which no host has.")
+        raise OpenRefused(f"{_brief(host)} contains a %, which is not allowed in a host.")
     if ":" in host:
         try:
             return str(IPv6Address(host))
         except ValueError as exc:
-            raise OpenRefused(f"{_brief(host)} is no address.") from exc
+            raise OpenRefused(f"{_brief(host)} is not a valid address.") from exc
     host = host.removesuffix(".")
     if _NUMERIC.fullmatch(host):
         try:
             return socket.inet_ntoa(socket.inet_aton(host))
         except OSError as exc:
-            raise OpenRefused(f"{_brief(host)} is no address.") from exc
+            raise OpenRefused(f"{_brief(host)} is not a valid address.") from exc
     if not _NAME.fullmatch(host):
-        raise OpenRefused(f"{_brief(host)} is no host name.")
+        raise OpenRefused(f"{_brief(host)} is not a valid host name.")
     return host
 
 

@@ -1,7 +1,7 @@
-"""HTML cut into text and tags, in one pass whose time grows with the length and nothing else.
+"""HTML split into text and tags, in one pass of linear time.
 
-Owns what a tag is; what it means is `markdown.py`. The parser of the standard library takes minutes
-for a megabyte of unclosed comments, and pages are written by anybody.
+Owns the syntax of tags; `markdown.py` owns their meaning. The parser of the standard library takes
+minutes for a megabyte of unclosed comments, and pages are untrusted.
 """
 
 import html
@@ -11,29 +11,31 @@ from dataclasses import dataclass, field
 
 ATTRIBUTE_CHARS_MAX = 4096
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*+)")
-# Possessive: no part of it is tried again with less.
+# Possessive: it never backtracks.
 _ATTRIBUTE = re.compile(
     r"[\s/]*+([^\s/>=]++)(?:\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s>]*+)))?+"
 )
 _TAG_END = re.compile(r"[^>]*+>?+")
-# What is in these is text up to their end, whatever it looks like.
+# Their contents are text up to the end tag.
 _RAW = {
     name: re.compile(rf"</{name}", re.IGNORECASE)
     for name in ("script", "style", "textarea", "title", "iframe", "noscript", "xmp", "noembed")
 }
-# Python refuses to read longer numbers; a character's has seven digits.
+# Python refuses to parse longer numbers; a code point has seven digits.
 _LONG_NUMBER = re.compile(r"&#[xX]?[0-9a-fA-F]{9,}+;?")
 
 
 @dataclass(frozen=True, slots=True)
 class HtmlTag:
+    """One start or end tag."""
+
     name: str
     is_end: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def scan(text: str) -> Generator[str | HtmlTag]:
-    """Text, without entities, and tags, in the order they come. Never raises."""
+    """Yield text, without entities, and tags in order. Never raises."""
     at = 0
     while at < len(text):
         start = text.find("<", at)
@@ -46,7 +48,7 @@ def scan(text: str) -> Generator[str | HtmlTag]:
         found = _TAG.match(text, start)
         if found is None:
             at = _skip(text, start)
-            if at == start:  # Just the sign.
+            if at == start:  # A literal sign.
                 yield "<"
                 at += 1
             continue
@@ -67,7 +69,7 @@ def unescape(text: str) -> str:
 
 
 def _skip(text: str, start: int) -> int:
-    """Where a comment or declaration that begins here ends; `start` if none does."""
+    """Return the end of a comment or declaration that begins here; `start` if none does."""
     if text.startswith("<!--", start):
         end = text.find("-->", start + 2)
         return len(text) if end < 0 else end + 3

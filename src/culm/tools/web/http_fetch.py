@@ -1,10 +1,9 @@
-"""Getting something over HTTP from exactly the addresses that were checked.
+"""HTTP requests to exactly the addresses that were checked.
 
-Owns the exchange: looking up names, connecting, redirects, what a body is decoded and bounded by.
-A name is looked up once for each hop and the connection goes to the addresses that came out, so an
-answer of DNS that changes between the check and the use makes no difference. TLS still wants a
-certificate of the name. No proxy of the environment is used, for it would look up the name itself,
-and no cookies are kept.
+Owns name lookup, connections, redirects, decompression and bounds of the body. A name is looked up
+once for each hop, and the connection uses the resulting addresses, so a DNS answer that changes
+between the check and the use has no effect. TLS still verifies the certificate of the name. No
+proxy of the environment is used, because it would look up the name itself, and no cookies are kept.
 """
 
 import asyncio
@@ -25,11 +24,19 @@ from yarl import URL
 from culm import __version__
 from culm.clock import Clock
 from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.web.addresses import CheckedTarget, UrlTarget, check_redirect, join_site, sort_out
+from culm.tools.web.addresses import (
+    CheckedTarget,
+    UrlTarget,
+    check_redirect,
+    classify_addresses,
+    join_site,
+)
 
-TIMEOUT_S = 30  # Of a call that does not say.
+TIMEOUT_S = 30  # The default of a call.
 TIMEOUT_MAX_S = 120
-UrlText = Annotated[str, Meta(min_length=1, description="With http:// or https:// in front.")]
+UrlText = Annotated[
+    str, Meta(min_length=1, description="A URL that begins with http:// or https://.")
+]
 TimeoutSeconds = Annotated[
     int,
     Meta(
@@ -38,28 +45,28 @@ TimeoutSeconds = Annotated[
         description=f"Seconds for all of it, at most {TIMEOUT_MAX_S}. 0: {TIMEOUT_S}.",
     ),
 ]
-LOOKUP_S = 10.0  # A resolver that answers later has been asked three times.
+LOOKUP_S = 10.0  # A resolver that answers later has been queried three times.
 REDIRECTS_MAX = 5
-ADDRESSES_MAX = 16  # Of one name; more are not tried.
-HEADER_BYTES_MAX = 16 << 10  # One field. Cookies and policies of large sites have some 8 KiB.
+ADDRESSES_MAX = 16  # Per name; more are not tried.
+HEADER_BYTES_MAX = 16 << 10  # Per field. Cookies and policies of large sites have about 8 KiB.
 PIECE_BYTES_MAX = 64 << 10
 AGENT = f"culm/{__version__}"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
-_Address = tuple[int, int, int, str, tuple[object, ...]]  # As `getaddrinfo` gives them.
-Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]  # A host and a port to its addresses.
+_Address = tuple[int, int, int, str, tuple[object, ...]]  # The type that `getaddrinfo` returns.
+Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]  # Host and port to addresses.
 
 
 async def resolve_by_system(host: str, port: int) -> tuple[str, ...]:
-    """The addresses of a name as the system has them; raises OSError."""
+    """Look up the addresses of a name with the resolver of the system; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # Of a link-local address the interface is left off: it is then refused by the system.
+    # The interface of a link-local address is removed: the system then refuses it.
     return tuple(str(address[0]).partition("%")[0] for *_, address in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How the network is reached; the real one, unless a test plays another."""
+    """Access to the network; tests replace it."""
 
     resolve: Resolve = resolve_by_system
     tls: ssl.SSLContext | bool = True
@@ -67,7 +74,7 @@ class Network:
 
 @asynccontextmanager
 async def bounded(clock: Clock, seconds: float) -> AsyncGenerator[None]:
-    """Within the block no more time passes by that clock than this; raises TimeoutError."""
+    """Limit the time of the block by that clock; raises TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as bound:
         timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
@@ -78,52 +85,52 @@ async def bounded(clock: Clock, seconds: float) -> AsyncGenerator[None]:
 
 
 async def check(site: UrlTarget, network: Network) -> CheckedTarget:
-    """Look up where a site is; raises `Refused`."""
+    """Look up the addresses of a site; raises `OpenRefused`."""
     try:
         found = await network.resolve(site.host, site.port)
     except (OSError, UnicodeError) as exc:
-        said = getattr(exc, "strerror", None) or exc
-        raise OpenRefused(f"The host {site.host} was not found: {said}.") from exc
+        reason = getattr(exc, "strerror", None) or exc
+        raise OpenRefused(f"The host {site.host} was not found: {reason}.") from exc
     addresses = tuple(dict.fromkeys(found))[:ADDRESSES_MAX]
     if not addresses:
         raise OpenRefused(f"The host {site.host} has no address.")
-    return sort_out(site, addresses)
+    return classify_addresses(site, addresses)
 
 
 class FetchedPage:
-    """An answer whose head has come. Made by `open_page`."""
+    """A response whose head has arrived. Made by `open_page`."""
 
     def __init__(self, site: UrlTarget, response: aiohttp.ClientResponse) -> None:
-        self.site = site  # Where the redirects ended.
+        self.site = site  # The end of the redirects.
         self.status = response.status
         self.reason = shown(response.reason or "")[:100]
         self.kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self.charset = _charset(response)
-        self.bytes_said = response.content_length
+        self.content_length = response.content_length
         self._response = response
         self._body = _body_of(site, response)
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """The body without its compression, in pieces of bounded size; raises `Refused`."""
+        """Yield the decompressed body in pieces of bounded size; raises `OpenRefused`."""
         try:
             while raw := await self._response.content.readany():
                 for piece in self._body.feed(raw):
                     yield piece
         except (aiohttp.ClientError, OSError) as exc:
             raise OpenRefused(
-                f"{self.site.url} ended within its answer: {_describe(exc)}."
+                f"{self.site.url} ended before the response was complete: {_describe(exc)}."
             ) from exc
-        except (zlib.error, RuntimeError) as exc:  # The latter is aiohttp's for broken chunks.
-            raise OpenRefused(f"The answer of {self.site.url} is broken.") from exc
+        except (zlib.error, RuntimeError) as exc:  # aiohttp raises RuntimeError for broken chunks.
+            raise OpenRefused(f"The response of {self.site.url} is broken.") from exc
         if not self._body.is_whole:
-            raise OpenRefused(f"{self.site.url} ended within its answer.")
+            raise OpenRefused(f"{self.site.url} ended before the response was complete.")
 
 
 @asynccontextmanager
 async def open_page(asked: CheckedTarget, network: Network) -> AsyncGenerator[FetchedPage]:
-    """Ask for a page and follow where it leads; raises `Refused`.
+    """Request a page and follow redirects; raises `OpenRefused`.
 
-    Whoever enters the block bounds its time. Leaving it drops the connection.
+    The caller limits its time. Leaving the block drops the connection.
     """
     at = asked
     for _ in range(REDIRECTS_MAX + 1):
@@ -151,7 +158,7 @@ async def _open(checked: CheckedTarget, network: Network) -> AsyncGenerator[aioh
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=False,  # What is decompressed is counted, so it is done here.
+        auto_decompress=False,  # Decompressed here, where the bytes are counted.
         headers={"User-Agent": AGENT, "Accept": "*/*", "Accept-Encoding": "gzip"},
         read_bufsize=PIECE_BYTES_MAX,
         max_line_size=HEADER_BYTES_MAX,
@@ -162,7 +169,7 @@ async def _open(checked: CheckedTarget, network: Network) -> AsyncGenerator[aioh
             response = await session.get(URL(checked.site.url, encoded=True), allow_redirects=False)
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             if isinstance(exc, TimeoutError):
-                raise  # By whoever bounds the time.
+                raise  # Raised by the time limit of the caller.
             raise OpenRefused(f"{checked.site.url} cannot be read: {_describe(exc)}.") from exc
         try:
             yield response
@@ -171,7 +178,7 @@ async def _open(checked: CheckedTarget, network: Network) -> AsyncGenerator[aioh
 
 
 class _Pinned(AbstractResolver):
-    """Knows one host, and of it the addresses that were checked."""
+    """A resolver that knows one host and its checked addresses."""
 
     def __init__(self, checked: CheckedTarget) -> None:
         self._checked = checked
@@ -197,26 +204,28 @@ class _Pinned(AbstractResolver):
 
 
 def _only(checked: CheckedTarget) -> Callable[[_Address], socket.socket]:
-    """Make sockets for the checked addresses; the last look, right before a connection is made."""
+    """Return a socket factory that accepts only the checked addresses, as the last check."""
 
     def make(address: _Address) -> socket.socket:
         family, kind, protocol, _, where = address
         if where[0] not in checked.addresses or where[1] != checked.site.port:
-            raise OpenRefused(f"{checked.site.url} would have been got from {where}, not checked.")
+            raise OpenRefused(f"{checked.site.url} resolved to {where}, which was not checked.")
         return socket.socket(family, kind, protocol)
 
     return make
 
 
 class _Plain:
-    is_whole = True  # aiohttp minds the length.
+    """An uncompressed body."""
+
+    is_whole = True  # aiohttp checks the length.
 
     def feed(self, raw: bytes) -> Generator[bytes]:
         yield raw
 
 
 class _Zipped:
-    """gzip, undone a bounded piece at a time: a small answer may hide a huge one."""
+    """A gzip body, decompressed in bounded pieces: a small response may contain a huge one."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(31)
@@ -242,7 +251,7 @@ def _body_of(site: UrlTarget, response: aiohttp.ClientResponse) -> _Plain | _Zip
         return _Plain()
     if coding in ("gzip", "x-gzip"):
         return _Zipped()
-    raise OpenRefused(f"{site.url} is compressed as {shown(coding)[:50]}, which was not asked for.")
+    raise OpenRefused(f"{site.url} is compressed as {shown(coding)[:50]}, which is not supported.")
 
 
 def _charset(response: aiohttp.ClientResponse) -> str | None:
@@ -253,16 +262,16 @@ def _charset(response: aiohttp.ClientResponse) -> str | None:
 
 
 def _describe(exc: Exception) -> str:
-    """Why it failed, in a few words."""
+    """Describe a failure in a few words."""
     match exc:
         case aiohttp.ClientConnectorCertificateError():
             error = exc.certificate_error
-            said = getattr(error, "verify_message", "") or str(error)
-            return f"its certificate is not accepted ({shown(said)[:200].rstrip('.')})"
+            reason = getattr(error, "verify_message", "") or str(error)
+            return f"its certificate is not accepted ({shown(reason)[:200].rstrip('.')})"
         case aiohttp.ClientConnectorError():
-            number = exc.os_error.errno or 0  # asyncio's own words are for programmers.
+            number = exc.os_error.errno or 0  # The message of asyncio is for programmers.
             return f"no connection ({os.strerror(number) if number > 0 else exc.os_error})"
         case aiohttp.ClientResponseError():
-            return f"no HTTP that can be read ({shown(exc.message)[:200]})"
+            return f"the response is not valid HTTP ({shown(exc.message)[:200]})"
         case _:
             return shown(str(exc) or type(exc).__name__)[:200].rstrip(".")

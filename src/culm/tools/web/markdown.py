@@ -1,7 +1,7 @@
 """HTML as Markdown, or as plain text, for a model to read.
 
-Owns what each element becomes. It is meant to be read, not to be rendered back, so nothing in the
-text is escaped. Whatever the HTML is like, there is a result, in time and size that are bounded.
+Owns the translation of each element. The result is meant to be read, not to be rendered, so nothing
+in the text is escaped. Every input gives a result, in bounded time and size.
 """
 
 import re
@@ -11,11 +11,11 @@ from urllib.parse import urljoin
 
 from culm.tools.web.html import HtmlTag, scan
 
-BOXES_MAX = 24  # Lists and quotations in each other; what is deeper counts as this deep.
+BOXES_MAX = 24  # Nested lists and quotations; deeper ones count as this deep.
 SPANS_MAX = 16
 COLUMNS_MAX = 50
-PARAGRAPH_CHARS_MAX = 200_000  # Then it is broken, wherever that is.
-_LOOK_EVERY = 1000  # Tags and texts between two looks whether to stop.
+PARAGRAPH_CHARS_MAX = 200_000  # Then it is broken at any position.
+_LOOK_EVERY = 1000  # Tags and texts between two checks of the stop flag.
 
 _DROPPED = frozenset({
     "script", "style", "template", "svg", "nav", "iframe", "noscript", "noembed", "object",
@@ -35,18 +35,18 @@ _TICKS = re.compile(r"`+")
 
 @dataclass(slots=True)
 class _Box:
-    """An open list, an item of one, or a quotation."""
+    """An open list, an item of a list, or a quotation."""
 
     kind: str  # list, item, quote
-    first: str = ""  # In front of its first line ...
-    rest: str = ""  # ... and of the others.
-    number: int | None = None  # Of the next item, if they have numbers.
+    first: str = ""  # The prefix of its first line ...
+    rest: str = ""  # ... and of the other lines.
+    number: int | None = None  # The next number of a numbered list.
     has_items: bool = False
 
 
 @dataclass(slots=True)
 class _Span:
-    """Words within a paragraph that are marked, from where they begin."""
+    """Marked text within a paragraph, and its start."""
 
     name: str
     start: int
@@ -55,16 +55,18 @@ class _Span:
 
 @dataclass(slots=True)
 class _Table:
-    depth: int = 1  # Tables within tables are part of a cell.
+    """An open table."""
+
+    depth: int = 1  # Nested tables are part of a cell.
     row: list[str] = field(default_factory=list[str])
     is_in_cell: bool = False
-    columns: int = 0  # Of the first row with several; 0 before that.
+    columns: int = 0  # The columns of the first row with several; 0 before that.
 
 
 def render(
     text: str, base: str, chars_max: int, stopped: Callable[[], bool], *, plain: bool
 ) -> str:
-    """What a page says, at most `chars_max` characters of it. Links are made absolute."""
+    """Convert a page, up to `chars_max` characters. Links are made absolute."""
     page = _Page(base, plain=plain)
     for n, piece in enumerate(scan(text)):
         if isinstance(piece, str):
@@ -79,19 +81,21 @@ def render(
 
 
 class _Page:
+    """Converts the tags and text of one page."""
+
     def __init__(self, base: str, *, plain: bool) -> None:
         self.size = 0
         self._base = base
         self._plain = plain
         self._lines: list[str] = []
-        self._has_gap = False  # Whether an empty line comes before the next block.
-        self._words: list[str] = []  # Of the paragraph that is open.
+        self._has_gap = False  # True if an empty line comes before the next block.
+        self._texts: list[str] = []  # The text of the open paragraph.
         self._chars = 0
         self._spans: list[_Span] = []
         self._boxes: list[_Box] = []
         self._heading = 0
-        self._dropped: list[str] = []  # One name: its elements may be in each other.
-        self._code: list[str] | None = None  # The text of a `pre` that is open.
+        self._dropped: list[str] = []  # The open elements, all of one name, that are left out.
+        self._code: list[str] | None = None  # The text of an open `pre`.
         self._language = ""
         self._table: _Table | None = None
 
@@ -109,7 +113,7 @@ class _Page:
             self._code.append(text)
             self.size += len(text)
             return
-        self._say(_BLANKS.sub(" ", text))
+        self._add_text(_BLANKS.sub(" ", text))
         if self._chars > PARAGRAPH_CHARS_MAX:
             self._flush()
 
@@ -134,14 +138,14 @@ class _Page:
             self._code, self._language = [], _language(tag)
         elif name in _MARKS or name in _CODE or name == "a":
             if len(self._spans) < SPANS_MAX:
-                self._spans.append(_Span(name, len(self._words), tag.attributes.get("href", "")))
+                self._spans.append(_Span(name, len(self._texts), tag.attributes.get("href", "")))
         else:
             self._start_other(tag)
 
     def _start_other(self, tag: HtmlTag) -> None:
         name = tag.name
         if name == "br":
-            self._say("\n" if self._table is None else " ")
+            self._add_text("\n" if self._table is None else " ")
         elif name == "img":
             self._image(tag)
         elif name == "hr":
@@ -171,18 +175,18 @@ class _Page:
             self._flush()
             self._heading = 0
 
-    # --- words and paragraphs
+    # --- text and paragraphs
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if text:
-            self._words.append(text)
+            self._texts.append(text)
             self._chars += len(text)
 
     def _image(self, tag: HtmlTag) -> None:
         alt = _BLANKS.sub(" ", tag.attributes.get("alt", "")).strip()
         if alt:
             source = self._absolute(tag.attributes.get("src", ""))
-            self._say(f"![{alt}]({source})" if source and not self._plain else f"[{alt}]")
+            self._add_text(f"![{alt}]({source})" if source and not self._plain else f"[{alt}]")
 
     def _end_span(self, name: str) -> None:
         n = next((n for n in reversed(range(len(self._spans))) if self._spans[n].name == name), -1)
@@ -192,30 +196,30 @@ class _Page:
             del self._spans[n:]
 
     def _mark(self, span: _Span) -> None:
-        """Put the marks of a span around its words, with blanks at its ends outside."""
-        text = "".join(self._words[span.start :])
-        words = text.strip()
-        if not words or self._plain:
+        """Put the marks of a span around its text, with its outer blanks outside."""
+        text = "".join(self._texts[span.start :])
+        content = text.strip()
+        if not content or self._plain:
             return
-        marked = self._marked(span, words)
+        marked = self._marked(span, content)
         before = text[: len(text) - len(text.lstrip())]
         after = text[len(text.rstrip()) :]
-        self._words[span.start :] = [before + marked + after]
-        self._chars += len(marked) - len(words)
+        self._texts[span.start :] = [before + marked + after]
+        self._chars += len(marked) - len(content)
 
-    def _marked(self, span: _Span, words: str) -> str:
+    def _marked(self, span: _Span, content: str) -> str:
         if span.name in _CODE:
-            ticks = _fence(words, 1)
-            edge = " " if words.startswith("`") or words.endswith("`") else ""
-            return f"{ticks}{edge}{words}{edge}{ticks}"
+            ticks = _fence(content, 1)
+            edge = " " if content.startswith("`") or content.endswith("`") else ""
+            return f"{ticks}{edge}{content}{edge}{ticks}"
         if span.name == "a":
             href = self._absolute(span.href)
-            return f"[{words}]({href})" if href else words
+            return f"[{content}]({href})" if href else content
         mark = _MARKS[span.name]
-        return f"{mark}{words}{mark}"
+        return f"{mark}{content}{mark}"
 
     def _absolute(self, href: str) -> str:
-        """A link that leads somewhere else; nothing for others, and for those that run code."""
+        """Return a link to another page as an absolute URL; "" for others and for scripts."""
         href = href.strip()
         if not href or href.startswith("#"):
             return ""
@@ -226,21 +230,21 @@ class _Page:
         is_useful = absolute.startswith(("http://", "https://", "mailto:"))
         return _BLANKS.sub("%20", absolute) if is_useful else ""
 
-    def _take_words(self) -> str:
-        """The words of the paragraph, which is over; spans that are open go on in the next."""
+    def _take_text(self) -> str:
+        """Return the text of the finished paragraph; open spans continue in the next one."""
         for span in reversed(self._spans):
             self._mark(span)
             span.start = 0
-        text = re.sub(" {2,}", " ", "".join(self._words))
-        self._words.clear()
+        text = re.sub(" {2,}", " ", "".join(self._texts))
+        self._texts.clear()
         self._chars = 0
         return re.sub(" ?\n ?", "\n", text).strip()
 
     def _flush(self) -> None:
         if self._table is not None and self._table.is_in_cell:
-            self._say(" ")
+            self._add_text(" ")
             return
-        text = self._take_words()
+        text = self._take_text()
         if not text:
             return
         if self._heading:
@@ -284,7 +288,7 @@ class _Page:
 
     def _start_item(self) -> None:
         if self._table is not None:
-            self._say("- ")
+            self._add_text("- ")
             return
         if self._find_box("item") > self._find_box("list"):
             self._end_box("item")
@@ -334,14 +338,14 @@ class _Page:
             self._table = _Table() if name == "table" else None
         elif name == "table":
             table.depth += 1
-            self._say(" ")
+            self._add_text(" ")
         elif table.depth > 1:
-            self._say(" ")
+            self._add_text(" ")
         elif name == "tr":
             self._end_row(table)
         else:
             self._end_cell(table)
-            self._flush()  # What stood in no cell is a paragraph in front.
+            self._flush()  # Text outside of cells becomes a paragraph before the table.
             table.is_in_cell = True
 
     def _end_part(self, name: str) -> None:
@@ -350,7 +354,7 @@ class _Page:
             self._flush()
         elif table.depth > 1:
             table.depth -= name == "table"
-            self._say(" ")
+            self._add_text(" ")
         elif name == "table":
             self._end_table()
         elif name == "tr":
@@ -361,7 +365,7 @@ class _Page:
     def _end_cell(self, table: _Table) -> None:
         if table.is_in_cell:
             table.is_in_cell = False
-            text = self._take_words().replace("\n", " ")
+            text = self._take_text().replace("\n", " ")
             if len(table.row) < COLUMNS_MAX:
                 table.row.append(text)
 
@@ -370,7 +374,7 @@ class _Page:
         row, table.row = table.row, []
         if not any(row):
             return
-        if len(row) == 1 and not table.columns:  # Not a table, but how the page is laid out.
+        if len(row) == 1 and not table.columns:  # Not a table but page layout.
             self._block([row[0]])
             return
         cells = row if self._plain else [cell.replace("|", "\\|") for cell in row]
@@ -399,6 +403,6 @@ def _language(tag: HtmlTag) -> str:
 
 
 def _fence(text: str, least: int) -> str:
-    """More backticks than there are anywhere in a row in the text."""
+    """Return more backticks than occur in a row in the text."""
     longest = max((len(run) for run in _TICKS.findall(text)), default=0)
     return "`" * max(least, longest + 1)

@@ -1,6 +1,6 @@
-"""Where the paths in a command really lead, and whether that is inside the workspace.
+"""The real paths that a command names, and whether they are inside the workspace.
 
-The file system is asked through `Disk`, so that what is decided here is decided on values.
+The file system is read through `PathDisk`, so that tests can decide on plain values.
 """
 
 import errno
@@ -13,18 +13,18 @@ from pathlib import Path
 from re import compile as compile_pattern
 from typing import Protocol
 
-PATH_CHARACTERS_MAX = 4096  # What Linux takes; a longer one is not looked up.
-MATCHES_MAX = 500  # A pattern that matches more is asked about rather than resolved.
+PATH_CHARACTERS_MAX = 4096  # The limit of Linux; a longer path is not looked up.
+MATCHES_MAX = 500  # A pattern that matches more is not resolved and needs approval.
 NULL = "/dev/null"
 
 
 class PathDisk(Protocol):
     def real(self, path: str) -> str | None:
-        """The path with every link followed; None if it cannot be told."""
+        """Return the path with every link resolved; None if it cannot be resolved."""
         ...
 
     def names(self, directory: str) -> Iterable[str] | None:
-        """What a directory holds; None if it cannot be listed within bounds."""
+        """List a directory; None if it cannot be listed within bounds."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -33,7 +33,7 @@ class PathDisk(Protocol):
 
 
 class RealDisk:
-    """The machine's own. Reads names and links, nothing else."""
+    """The file system of this machine. Reads names and links only."""
 
     NAMES_MAX = 5_000
 
@@ -68,22 +68,22 @@ class RealDisk:
         try:
             return stat.S_ISLNK(os.lstat(path).st_mode)
         except OSError as error:
-            # What is not there is no link; what cannot be looked at may be one.
+            # A missing path is not a link; a path that cannot be read may be one.
             return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 class ReadablePaths:
-    """The directories whose contents may be read without asking."""
+    """The directories whose contents may be read without approval."""
 
     def __init__(self, inside: Sequence[Path], disk: PathDisk) -> None:
         self._disk = disk
-        # One judgement sees one state of the disk, and asks about each path once.
+        # One judgement sees one state of the disk and looks up each path once.
         self._found: dict[str, str | None] = {}
         reals = [self.real("", str(root)) for root in inside]
         self._roots = tuple(real for real in reals if real is not None)
 
     def real(self, directory: str, text: str) -> str | None:
-        """Where a path leads from a directory that is real itself."""
+        """Resolve a path from a directory that is a real path itself."""
         path = posixpath.join(directory, text)
         if path not in self._found:
             self._found[path] = self._look_up(directory, text, path)
@@ -109,13 +109,13 @@ class ReadablePaths:
         )
 
     def names(self, directory: str, text: str) -> list[str] | None:
-        """What a path holds if it is a directory; None if that is too much."""
+        """List a path if it is a directory; None if it has too many entries."""
         found = self._disk.names(posixpath.join(directory, text))
         names = None if found is None else list(found)
         return names if names is None or len(names) <= MATCHES_MAX else None
 
     def matches(self, directory: str, pattern: str) -> list[str] | None:
-        """The words the shell puts in a pattern's place; the pattern itself if nothing matches."""
+        """Expand a pattern; to itself if nothing matches, None if too many names do."""
         found = ["/" if pattern.startswith("/") else ""]
         for part in [part for part in pattern.split("/") if part]:
             if "*" not in part and "?" not in part:
@@ -140,17 +140,17 @@ class ReadablePaths:
             found = following
         return found or [pattern]
 
-    def turned(self, directory: str, target: str) -> str | None:
-        """Where `cd target` leads; None if that cannot be told.
+    def resolve_cd(self, directory: str, target: str) -> str | None:
+        """Resolve `cd target`; None if the result is uncertain.
 
-        The shell remembers the links it came by and `..` goes back over them, so a way by a link
-        is not followed here.
+        The shell remembers the links it came through, and `..` goes back over them, so a path
+        through a link is not resolved here.
         """
         path = posixpath.normpath(posixpath.join(directory, target))
         return path if self.real("", path) == path == self.real(directory, target) else None
 
     def owns_repository(self, directory: str) -> bool:
-        """Whether git, started here, uses the repository of the workspace and no other."""
+        """Return True if git, started here, uses the repository of the workspace."""
         while self.contains(directory):
             if self._disk.exists(posixpath.join(directory, ".git")):
                 return directory in self._roots

@@ -1,6 +1,7 @@
-"""What "allow for this session" covers: the program and its subcommand, not every command.
+"""The coverage of a lasting grant: the program and its subcommand, not every command.
 
-A program that runs others, or text given to it, is covered no wider than by what it runs.
+For a program that runs other programs, or text passed to it, the coverage is limited to the
+program or text that it runs.
 """
 
 import posixpath
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from culm.shell.words import names
 
-# Their first operand says what they do; the options named here take a value before it.
+# Programs whose first operand is a subcommand; the options named here take a value before it.
 SUBCOMMANDS: dict[str, frozenset[str]] = {
     name: names(values)
     for name, values in {
@@ -71,7 +72,7 @@ SUBCOMMANDS: dict[str, frozenset[str]] = {
         "ip": "",
     }.items()
 }
-# Two words say what these do.
+# Subcommands that have subcommands of their own.
 _TWO_WORDS: dict[str, frozenset[str]] = {
     "npm": names("run"),
     "pnpm": names("run"),
@@ -89,7 +90,7 @@ _TWO_WORDS: dict[str, frozenset[str]] = {
     "deno": names("run task"),
     "dotnet": names("run tool"),
 }
-# Whatever they are given, they may run it or send it anywhere: only the same text is covered.
+# They may run their arguments or send data anywhere: a grant covers only the same text.
 _EXACT = names(
     "awk gawk mawk nawk sed find ssh su watch parallel script expect chroot nsenter unshare"
     " systemd-run at batch crontab strace ltrace gdb make vim vi nvim emacs ed ex osascript sqlite"
@@ -109,7 +110,8 @@ _EXACT_SUBCOMMANDS: dict[str, frozenset[str]] = {
 _INTERPRETERS = names(
     "python pypy node nodejs ruby perl php lua Rscript julia groovy tclsh ts-node tsx bash sh dash"
 )
-# `runner program …`: the program is what matters. An empty set: no subcommand comes between.
+# `runner program …`: the coverage is that of the program. With an empty set no subcommand comes
+# between.
 RUNNERS: dict[str, frozenset[str]] = {
     "uv": names("run"),
     "uvx": names(""),
@@ -125,12 +127,10 @@ RUNNERS: dict[str, frozenset[str]] = {
     "npm": names("exec"),
     "yarn": names("dlx exec"),
 }
-
-
-# Subcommands, or parts of one, behind which any program may stand.
+# Subcommands, or parts of one, that any program may follow.
 _RUN = names("run exec runner x eval shell ssh console dlx")
-# Options by which a subcommand is told of a program to run, or of settings that can name one; git
-# takes the beginning of a long option for the whole.
+# Options that name a program to run, or settings that can name one; git accepts an abbreviated long
+# option.
 _NAMES_PROGRAM = re.compile(
     r"-c$|--?(?:exe|toolexec|vettool|conf|up|rece|templ|script-shell|shell|overlay)"
 )
@@ -141,17 +141,17 @@ def is_interpreter(name: str) -> bool:
 
 
 def runs_words(name: str) -> bool:
-    """Whether it may take what is behind it for a command."""
+    """Return True if the program may run its arguments as a command."""
     return _family(name) in _EXACT
 
 
 def _family(name: str) -> str:
-    """`/usr/bin/python3.11` is a `python`."""
+    """Return the name without directory and version: `/usr/bin/python3.11` is a `python`."""
     return posixpath.basename(name).rstrip("0123456789.")
 
 
 def runner_length(words: Sequence[str]) -> int:
-    """How many words come before the program a runner starts; 0 if it is no runner."""
+    """Count the words before the program that a runner starts; 0 if this is not a runner."""
     kinds = RUNNERS.get(words[0])
     if kinds is None:
         return 0
@@ -161,14 +161,14 @@ def runner_length(words: Sequence[str]) -> int:
 
 
 def coverage_of(words: Sequence[str], program: str, written: Sequence[str]) -> tuple[str, int]:
-    """What the command is covered by, and how many of its words that rests on.
+    """Return the coverage of a command, and the number of its words that determine it.
 
-    `words` are its words, `written` the same with their quotes; `program` is where it really lies
-    if it is named by a path, else its name.
+    `written` are the same words with their quotes; `program` is the real path if the program is
+    named by a path, else its name.
     """
     name = words[0]
     whole = " ".join([program, *written[1:]]), len(words)
-    # A runner comes here if an option hides what it runs.
+    # A runner gets here if an option hides the program it runs.
     if _family(name) in _EXACT or runner_length(words):
         return whole
     values = SUBCOMMANDS.get(name)
