@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # Only whoever uses the client imports it.
+    # The client is imported at its first use.
     if name in ("connect", "connect_blocking"):
         from culm import client
 

@@ -1,7 +1,7 @@
-"""Errors by who must act: the caller (Rejected), time (Unavailable), nobody (Failed).
+"""Errors, grouped by the reaction: change the request (Rejected), retry (Unavailable), or neither.
 
-Every error carries a stable `code`, an HTTP `status` and builds its own sentence from its
-fields. Wire texts that a Crush client compares or shows are spelled as that client expects.
+Every error has a stable `code` and an HTTP `status`, and builds its message from its fields. Texts
+that a Crush client compares or shows are written as that client expects.
 """
 
 from typing import ClassVar
@@ -30,11 +30,11 @@ class Unavailable(AppError):
 
 
 class Failed(AppError):
-    """It was tried and did not work."""
+    """The request was tried and did not work."""
 
 
 class NoServer(Failed):
-    """There is no server to talk to, and none can be started."""
+    """No server is running, and none can be started."""
 
     code = "no_server"
 
@@ -67,14 +67,14 @@ class HeadTooLarge(Rejected):
     code, status = "head_too_large", 431
 
     def __init__(self, bytes_max: int) -> None:
-        super().__init__(f"the request's head may have at most {bytes_max} bytes in 128 fields")
+        super().__init__(f"the request head exceeds {bytes_max} bytes or 128 fields")
 
 
 class TooSlow(Rejected):
     code, status = "too_slow", 408
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the body did not arrive within {seconds:g} s")
+        super().__init__(f"the request body did not arrive within {seconds:g} s")
 
 
 class LimitExceeded(Rejected):
@@ -134,7 +134,7 @@ class LetterNotFound(NotFound):
 
 
 class BudgetReached(Rejected):
-    """Another question to a model would be one too many."""
+    """The next model request would exceed the budget."""
 
     code, status = "budget_reached", 429
 
@@ -144,24 +144,24 @@ class RunIdReused(Conflict):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"run_id {run_id} was given before, with another prompt", hint="give a new one"
+            f"run_id {run_id} was already used with a different prompt", hint="use a new run_id"
         )
 
 
 class RunStarted(Conflict):
-    """It does not wait any more, so it cannot be changed."""
+    """The run is no longer queued, so it cannot be changed."""
 
     code = "run_started"
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id} does not wait any more", hint="cancel it instead")
+        super().__init__(f"run {run_id} is no longer queued", hint="cancel it instead")
 
 
 class RunNotHeld(Conflict):
     code = "run_not_held"
 
     def __init__(self, run_id: str, state: str) -> None:
-        super().__init__(f"run {run_id} is not held, it is {state}")
+        super().__init__(f"run {run_id} is not held (state: {state})")
 
 
 class RunFolded(Conflict):
@@ -185,7 +185,7 @@ class QueueDiffers(Conflict):
 
     def __init__(self) -> None:
         super().__init__(
-            "run_ids are not the runs that wait now", hint="read the queue again and retry"
+            "run_ids do not match the queued runs", hint="read the queue again and retry"
         )
 
 
@@ -202,7 +202,7 @@ class NothingRuns(Conflict):
     code = "nothing_runs"
 
     def __init__(self) -> None:
-        super().__init__("no run of this session is live", hint="send a prompt instead")
+        super().__init__("this session has no active run", hint="send a prompt instead")
 
 
 class ClientRetired(Conflict):
@@ -237,7 +237,7 @@ class ChannelsDiffer(Conflict):
     code = "channels_differ"
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} is already open with another list of channels")
+        super().__init__(f"{path} is already open with a different list of channels")
 
 
 class DataLocked(Conflict):
@@ -279,17 +279,17 @@ class AgentNotReady(InvalidRequest):
     def __init__(self) -> None:
         super().__init__(
             "agent coordinator not initialized",
-            hint="no model can be used: `culm models` shows why, docs/models.md how to name one",
+            hint="no model is usable; run `culm models` to see why",
         )
 
 
 class ConfigDamaged(Conflict):
-    """Somebody's edit is in the way; it is not overwritten."""
+    """The file has an invalid manual edit, which is not overwritten."""
 
     code = "config_damaged"
 
     def __init__(self, file: str, reason: str) -> None:
-        super().__init__(f"{file} is not usable: {reason}", hint="mend it or remove it")
+        super().__init__(f"{file} is not usable: {reason}", hint="fix or remove the file")
 
 
 class NotBuilt(Failed):
@@ -300,7 +300,7 @@ class NotBuilt(Failed):
 
 
 class ModelFailed(Failed):
-    """A model gave no answer, or a broken one. `title` is for a banner, the message for details."""
+    """A model gave no valid answer. `title` is for a banner, the message for details."""
 
     code, status = "model_failed", 502
 
@@ -310,7 +310,7 @@ class ModelFailed(Failed):
         details: str,
         *,
         transient: bool = False,  # The same request may succeed in a moment.
-        retry_after_s: float | None = None,  # As the provider wishes.
+        retry_after_s: float | None = None,  # As the provider asks for.
         hint: str = "",
     ) -> None:
         super().__init__(details, hint=hint)
@@ -327,7 +327,7 @@ class ShuttingDown(Unavailable):
 
 
 class StoreBusy(Unavailable):
-    """The database refused a write; nothing was changed."""
+    """The database refused a write; no data was changed."""
 
     code = "store_busy"
 
@@ -336,7 +336,7 @@ class StoreBusy(Unavailable):
 
 
 class StoreClosed(StoreBusy):
-    """Its workspace has closed under the request; to a client that is as if it were gone."""
+    """The workspace closed during the request; clients see it as not found."""
 
     code, status, retryable = WorkspaceNotFound.code, WorkspaceNotFound.status, False
 
@@ -346,7 +346,7 @@ class StoreClosed(StoreBusy):
 
 
 class StoreDamaged(StoreBusy):
-    """The file is not sound; it will be moved aside when it is opened next."""
+    """The file is damaged; it will be moved aside when it is opened next."""
 
     code = "store_damaged"
 
@@ -356,8 +356,8 @@ class SchemaTooNew(Failed):
 
     def __init__(self, path: str, found: int, known: int) -> None:
         super().__init__(
-            f"{path} was written by a newer culm (schema {found}, this one knows {known})",
-            hint="upgrade culm; the file was not touched",
+            f"{path} was written by a newer culm (schema {found}, this version supports {known})",
+            hint="upgrade culm; the file was not changed",
         )
 
 

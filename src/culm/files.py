@@ -1,4 +1,4 @@
-"""Private files: read within bounds, written whole or not at all, changed by one at a time."""
+"""Private files: bounded reads, atomic writes, and locks between processes."""
 
 import fcntl
 import os
@@ -8,17 +8,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Whoever holds the lock holds it for one write.
+LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Locks are held for one write only.
 
 
 class UnreadableFile(Exception):
-    """Something is there, and it is not a file we read. Says why."""
+    """The path exists but cannot be read as a file. The message is the reason."""
 
 
 def read_file(file: Path, bytes_max: int) -> bytes:
-    """All of a regular file; raises `FileNotFoundError`, `Unreadable`. Blocks as the disk does."""
+    """The content of a regular file; raises `FileNotFoundError`, `UnreadableFile`. Blocks."""
     try:
-        # Not blocking: a pipe would keep us waiting for somebody to write into it.
+        # Not blocking, because opening a pipe would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
@@ -26,7 +26,7 @@ def read_file(file: Path, bytes_max: int) -> bytes:
         raise UnreadableFile(exc.strerror or str(exc)) from exc
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableFile("it is no file")
+            raise UnreadableFile("it is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as source:
             data = source.read(bytes_max + 1)
     except OSError as exc:
@@ -39,9 +39,9 @@ def read_file(file: Path, bytes_max: int) -> bytes:
 
 
 def replace_file(file: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a private file whole or not at all; one writer at a time.
+    """Write a private file atomically; one writer at a time.
 
-    One that means nothing after a crash of the machine need not be `durable`.
+    A file that is useless after a crash of the machine need not be `durable`.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f".{file.name}.tmp.{os.getpid()}")
@@ -54,13 +54,13 @@ def replace_file(file: Path, data: bytes, *, durable: bool = True) -> None:
                 os.fsync(descriptor)
         temporary.replace(file)
     except OSError:
-        temporary.unlink(missing_ok=True)  # The disk may be full; leave it what there is.
+        temporary.unlink(missing_ok=True)  # The disk may be full; free the space.
         raise
 
 
 @contextmanager
 def locked(file: Path) -> Generator[None]:
-    """Keep other processes from changing `file` meanwhile; raises OSError if one does not end."""
+    """Lock `file` against other processes in the block; raises OSError if it stays locked."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Typed ids, and the one place where new ones are made: all chance comes from here."""
+"""Typed ids and their generator, which is the only source of randomness."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ AgentId = NewType("AgentId", str)
 LetterId = NewType("LetterId", str)
 Epoch = NewType("Epoch", str)
 
-# One id per path for ever: a client that reconnects after a restart finds its workspace again.
+# One id per path forever, so that a client finds its workspace again after a restart.
 _WORKSPACE_NAMESPACE = uuid.UUID("6f1c2b0e-5d0a-5c39-9a55-0c6d2f7b4e11")
 
 
@@ -30,7 +30,7 @@ _UUID = re.compile(rf"(?:urn:uuid:)?{_DASHED}|{{{_DASHED}}}|[0-9a-fA-F]{{32}}")
 
 
 class Ids:
-    """Makes ids; seeded, so that a simulated world repeats itself."""
+    """Generates ids. A seed makes simulations reproducible."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
@@ -72,7 +72,7 @@ class Ids:
         return LetterId(self._uuid())
 
     def chance(self) -> float:
-        """At least 0 and below 1."""
+        """A random number, at least 0 and below 1."""
         return self._random.random()
 
     def epoch(self) -> Epoch:
@@ -80,11 +80,11 @@ class Ids:
 
 
 def workspace_id_of(path: Path) -> WorkspaceId:
-    # As `uuid.uuid5` does it, over the bytes: a path need not be text.
+    # Like `uuid.uuid5`, but over bytes, because a path need not be valid text.
     digest = hashlib.sha1(_WORKSPACE_NAMESPACE.bytes + os.fsencode(path), usedforsecurity=False)
     return WorkspaceId(str(uuid.UUID(bytes=digest.digest()[:16], version=5)))
 
 
 def find_client_id(text: str) -> ClientId | None:
-    """The id in its canonical spelling, or None if the text is in none of the four forms."""
+    """The id in its canonical form, or None if the text is not a UUID in one of four forms."""
     return ClientId(str(uuid.UUID(text))) if _UUID.fullmatch(text) else None

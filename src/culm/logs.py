@@ -1,4 +1,4 @@
-"""Where log lines go: stderr, and a rotated file in the state directory. Secrets do not."""
+"""Logging to stderr and to a rotated file in the state directory, without secrets."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 FILE_BYTES_MAX = 5 << 20
 FILES_KEPT = 3
 
-# What must never be readable in a log: credentials in headers, URLs and assignments.
+# Credentials in headers, URLs and assignments, which must not appear in a log.
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|\bsk-|(?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
 )
@@ -26,7 +26,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        # A path may hold a newline; it must not begin a line of its own here.
+        # A path may contain a newline, which must not start a new log line.
         record.message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.message)
         return super().formatMessage(record)
 
@@ -48,7 +48,7 @@ class _Json(logging.Formatter):
 
 
 def set_up_logs(state_dir: Path, *, level: str, as_json: bool) -> None:
-    """Raises OSError if the state directory cannot be written."""
+    """Install the log handlers; raises OSError if the state directory cannot be written."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = logging.handlers.RotatingFileHandler(
         state_dir / "culm.log", maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, delay=True

@@ -1,4 +1,4 @@
-"""Settings of a server, read once at start; and where its files are."""
+"""Settings of a server, read once at start, and the default paths of its files."""
 
 import math
 import os
@@ -14,89 +14,88 @@ from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
 
-DETACHED = "CULM_DETACHED"  # Set for a server that a client started: nobody reads what it prints.
+DETACHED = "CULM_DETACHED"  # Set for a server that a client started: its output is not read.
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long things are kept and how much of them. docs/settings.md is made from this."""
+    """Times and limits. docs/settings.md is generated from this class."""
 
     create_grace_s: Annotated[
-        Seconds, Meta(description="A client has this long to open its event stream.")
+        Seconds, Meta(description="Time for a client to open its event stream.")
     ] = 30.0  # The Crush server's own value; its client relies on it.
     detach_grace_s: Annotated[
-        Seconds, Meta(description="A client whose last stream dropped has this long to come back.")
+        Seconds, Meta(description="Time for a client to reconnect after its last stream dropped.")
     ] = 10.0
     linger_s: Annotated[
-        Seconds, Meta(description="The server stays this long after its last workspace closed.")
+        Seconds, Meta(description="Time the server keeps running after its last workspace closed.")
     ] = 60.0
     abandoned_runs_s: Annotated[
-        Seconds, Meta(description="Live runs that no client watches end after this.")
+        Seconds, Meta(description="Time after which live runs that no client watches are ended.")
     ] = 3600.0
     teardown_s: Annotated[
-        Seconds, Meta(description="Closing a workspace takes at most this, all stages together.")
+        Seconds, Meta(description="Maximum time to close a workspace, all stages together.")
     ] = 20.0
     retention_s: Annotated[
-        Seconds, Meta(description="Events older than this are trimmed from the log.")
+        Seconds, Meta(description="Age after which events are removed from the log.")
     ] = 7 * 86400.0
     retention_events: Annotated[
-        Count, Meta(description="The log keeps at most about this many events per workspace.")
+        Count, Meta(description="Maximum events in the log of a workspace, approximately.")
     ] = 200_000
-    clients_max: Annotated[Count, Meta(description="Clients per workspace.")] = 1000
-    streams_max: Annotated[Count, Meta(description="Event streams per workspace.")] = 2000
+    clients_max: Annotated[Count, Meta(description="Maximum clients per workspace.")] = 1000
+    streams_max: Annotated[Count, Meta(description="Maximum event streams per workspace.")] = 2000
     stream_buffer_bytes: Annotated[
         Count,
         Meta(
-            description="A client with more than this unread is slow: its live feed stops and it "
-            "is fed from the log as it reads."
+            description="Unread bytes after which a client counts as slow: its live feed stops, "
+            "and it receives events from the log as it reads."
         ),
     ] = 1 << 20
-    runs_max: Annotated[Count, Meta(description="Live runs per workspace.")] = 1000
-    queue_max: Annotated[Count, Meta(description="Runs that wait in one session.")] = 100
+    runs_max: Annotated[Count, Meta(description="Maximum live runs per workspace.")] = 1000
+    queue_max: Annotated[Count, Meta(description="Maximum queued runs per session.")] = 100
     run_wall_s: Annotated[
-        Seconds, Meta(description="A run ends after this, `budget`; 0 is never.")
+        Seconds, Meta(description="Time limit of a run, which then ends as `budget`; 0 means none.")
     ] = 6 * 3600.0
     run_steps_max: Annotated[
-        int, Meta(ge=0, description="A run has at most this many steps; 0 is any number.")
+        int, Meta(ge=0, description="Maximum steps of a run; 0 means no limit.")
     ] = 1000
     run_tokens_max: Annotated[
-        int, Meta(ge=0, description="A run uses at most about this many tokens; 0 is any number.")
+        int, Meta(ge=0, description="Maximum tokens of a run, approximately; 0 means no limit.")
     ] = 0
     run_cost_max: Annotated[
-        float, Meta(ge=0, description="A run costs at most about this many USD; 0 is any sum.")
+        float,
+        Meta(ge=0, description="Maximum cost of a run in USD, approximately; 0 means no limit."),
     ] = 0.0
-    agents_depth_max: Annotated[
-        Count, Meta(description="Agents that agents start nest at most this deep.")
-    ] = 4  # As foreign workers have it.
+    agents_depth_max: Annotated[Count, Meta(description="Maximum nesting depth of sub-agents.")] = (
+        4  # The same as in foreign workers.
+    )
     agents_children_max: Annotated[
-        Count, Meta(description="An agent has at most this many others at work for it.")
+        Count, Meta(description="Maximum active sub-agents per agent.")
     ] = 100
     agents_at_once: Annotated[
-        Count, Meta(description="So many agents of one tree work at once; the others wait.")
-    ] = 50  # Of some 5 MB each.
+        Count, Meta(description="Maximum agents of one tree that work at once; the others wait.")
+    ] = 50  # Each takes some 5 MB.
     away_s_max: Annotated[
         Seconds,
-        Meta(description="Accepted runs go on by themselves if no server was away for longer."),
+        Meta(description="Maximum time without a server after which accepted runs still resume."),
     ] = 600.0
     model_first_byte_s: Annotated[
         Seconds,
-        Meta(description="A model that has not begun to answer after this long is asked again."),
+        Meta(description="Time to wait for the first byte of a model's answer before a retry."),
     ] = 300.0  # A local server may load the model first.
     model_stall_s: Annotated[
         Seconds,
-        Meta(
-            description="A model that sends nothing for this long within an answer is asked again."
-        ),
+        Meta(description="Time without data within a model's answer before a retry."),
     ] = 120.0
-    workspaces_max: Annotated[Count, Meta(description="Open workspaces per server.")] = 256
-    sessions_max: Annotated[Count, Meta(description="Sessions per workspace.")] = 100_000
+    workspaces_max: Annotated[Count, Meta(description="Maximum open workspaces per server.")] = 256
+    sessions_max: Annotated[Count, Meta(description="Maximum sessions per workspace.")] = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `culm serve` was asked for."""
+    """The options of `culm serve`."""
 
     data_dir: Path
     hosts: tuple[str, ...] = ()
@@ -107,7 +106,7 @@ class ServeOptions:
     tls_key: Path | None = None
     plaintext_network: bool = False
     settings: Settings = field(default_factory=Settings)
-    config_file: Path | None = None  # The user's; providers and models are read in it.
+    config_file: Path | None = None  # The user's, with providers and models.
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
@@ -121,7 +120,7 @@ def default_state_dir(env: Mapping[str, str]) -> Path:
 
 
 def default_host(env: Mapping[str, str]) -> str:
-    """The per-user socket: in the runtime directory, else in a private one under temp."""
+    """The per-user socket, in the runtime directory or else in a private temporary one."""
     uid = os.getuid()
     if runtime := env.get("XDG_RUNTIME_DIR"):
         return f"unix://{Path(runtime) / f'culm-{uid}.sock'}"
@@ -133,9 +132,11 @@ def default_config_file(env: Mapping[str, str]) -> Path:
     return Path(base) / "culm" / "culm.json"
 
 
-def settings_with(settings: Settings, given: Mapping[str, float | None]) -> Settings:
-    """The settings, overridden by what was `given`; raises `InvalidRequest`."""
-    for name, value in given.items():
+def settings_with(settings: Settings, changes: Mapping[str, float | None]) -> Settings:
+    """The settings with these `changes`, except for None; raises `InvalidRequest`."""
+    for name, value in changes.items():
         if value is not None and not math.isfinite(value):
             raise InvalidRequest(f"{name} must be a number of seconds, not {value}")
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        settings, **{name: value for name, value in changes.items() if value is not None}
+    )

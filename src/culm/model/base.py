@@ -1,11 +1,11 @@
-"""The seam towards language models: what one is asked, and its streamed answer in our own words.
+"""The interface to language models: a request, and its streamed answer as provider-neutral events.
 
-An adapter turns a `Request` into a provider's dialect and the provider's stream into events. It
-does not retry, run tools or store anything: whoever iterates decides. Closing the iterator ends
-the request.
+An adapter translates a `ModelRequest` into a provider's dialect and the provider's stream into
+events. It does not retry, run tools or store anything; the caller does. Closing the iterator
+ends the request.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -15,11 +15,11 @@ from culm.errors import ModelFailed
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
-from culm.wire.messages import Message
+from culm.wire.messages import Binary, Message, Part, ShellCommand, TextPart
 from culm.wire.runs import COST_MAX, TOKENS_MAX
 
 if TYPE_CHECKING:
-    import aiohttp  # Half of the time that `culm models` takes would go into importing it.
+    import aiohttp  # Its import would take half of the time of `culm models`.
 
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "content_filter", "unknown"]
 
@@ -28,7 +28,7 @@ _DEFAULTS = SelectedModel()
 
 
 class ToolSpec(Struct, frozen=True):
-    """A tool as a model is told of it."""
+    """A tool as it is described to a model."""
 
     name: str
     description: str
@@ -37,41 +37,41 @@ class ToolSpec(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One question to a model. In `messages` every call has its result right behind it."""
+    """One request to a model. In `messages` each call is directly followed by its result."""
 
     system: str
     messages: list[Message]
     tools: tuple[ToolSpec, ...] = ()
     settings: SelectedModel = _DEFAULTS
-    max_tokens: int | None = None  # Of the answer; else what `settings` say, else the provider.
+    max_tokens: int | None = None  # Of the answer; None: see `settings`.
 
 
 class ProviderAccess(Struct, frozen=True):
-    """How to reach a provider. Holds its key: never shown, stored or logged."""
+    """Address and credentials of a provider. The key must never be shown, stored or logged."""
 
-    type: str = "openai"  # Which dialect it speaks ...
-    vendor: str = ""  # ... and whose accent it has, if that is known: "mistral", "deepseek", ...
+    type: str = "openai"  # The dialect.
+    vendor: str = ""  # If known, for deviations from the dialect: "mistral", "deepseek", ...
     base_url: str = ""
     api_key: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     body: dict[str, Json] = field(default_factory=dict[str, Json])  # Merged into every request.
 
     def __repr__(self) -> str:
-        return f"Access(type={self.type!r}, vendor={self.vendor!r}, …)"
+        return f"ProviderAccess(type={self.type!r}, vendor={self.vendor!r}, …)"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """What an adapter is made with: one model of one provider, and how to reach it."""
+    """The arguments of an adapter: one model of one provider, and how to reach it."""
 
     http: "aiohttp.ClientSession"  # Outlives the model, and does not limit connections.
     access: ProviderAccess
-    info: ModelInfo  # Its id, and what is known of its abilities.
-    first_byte_s: float  # The longest wait for the beginning of an answer ...
-    stall_s: float  # ... and the longest silence in the middle of one.
+    info: ModelInfo  # Its id and its known abilities.
+    first_byte_s: float  # The longest wait for the beginning of an answer.
+    stall_s: float  # The longest silence in the middle of an answer.
 
 
-# --- what comes back. Structs without GC tracking: one is made for every token.
+# --- events. Structs without GC tracking, because there is one for every token.
 
 
 class TextDelta(Struct, frozen=True, gc=False):
@@ -80,21 +80,21 @@ class TextDelta(Struct, frozen=True, gc=False):
 
 class ReasoningDelta(Struct, frozen=True, gc=False):
     text: str
-    # What the provider wants to see again to believe the text. Pieces are joined; only the adapter
-    # that made it reads it.
+    # Proof of the text that the provider wants back. Pieces are concatenated; only the adapter
+    # that wrote it reads it.
     signature: str = ""
 
 
 class CallStarted(Struct, frozen=True, gc=False):
-    """The model begins a call. `key` names it within this answer; parallel calls interleave."""
+    """The beginning of a call. `key` identifies it in this answer; parallel calls interleave."""
 
     key: int
-    id: str  # The provider's; may be empty, or the same as another call's.
+    id: str  # From the provider; may be empty or a duplicate.
     name: str
 
 
 class CallDelta(Struct, frozen=True, gc=False):
-    """More of a call's arguments, which are JSON only once all of them have come."""
+    """A piece of a call's arguments, which are valid JSON only once they are complete."""
 
     key: int
     text: str
@@ -108,7 +108,7 @@ class TokenUsage(Struct, frozen=True):
     cache_read: int = 0
     cache_write: int = 0
     reasoning: int = 0  # Of the output.
-    cost: float | None = None  # In USD, if the provider itself says.
+    cost: float | None = None  # In USD, if the provider reports it.
 
 
 def usage_of(
@@ -120,7 +120,7 @@ def usage_of(
     reasoning: int | None = None,
     cost: float | None = None,
 ) -> TokenUsage:
-    """What a provider counted, as far as it makes sense: its numbers are summed up for ever."""
+    """A provider's counts, limited to plausible values because they are summed up forever."""
     sane = cost is not None and 0 <= cost <= COST_MAX
     return TokenUsage(
         _count(input),
@@ -137,10 +137,7 @@ def _count(tokens: int | None) -> int:
 
 
 class AnswerDone(Struct, frozen=True):
-    """The answer and every call in it are complete; always the last event.
-
-    Without it the stream was cut.
-    """
+    """The answer and all of its calls are complete. Always the last event of a whole stream."""
 
     reason: StopReason
     usage: TokenUsage | None = None
@@ -150,7 +147,7 @@ ModelEvent = TextDelta | ReasoningDelta | CallStarted | CallDelta | AnswerDone
 
 
 def joined(events: Iterable[ModelEvent]) -> Iterator[ModelEvent]:
-    """The same events, with text that came together told together."""
+    """The same events, with consecutive text deltas combined into one."""
     texts: list[str] = []
     try:
         for event in events:
@@ -173,8 +170,39 @@ class LanguageModel(Protocol):
     """One model of one provider."""
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-        """Ask, and yield the answer as it comes; raises `ModelFailed`."""
+        """Send the request and yield the answer as it arrives; raises `ModelFailed`."""
         ...
 
 
 MakeModel = Callable[[ModelSetup], LanguageModel]
+
+
+# --- parts of messages as plain text, for every dialect
+
+
+def text_of(parts: Sequence[Part]) -> str:
+    """The text of a message, without reasoning and calls."""
+    return "\n\n".join(p.data.text for p in parts if isinstance(p, TextPart) and p.data.text)
+
+
+def file_text(file: Binary) -> str:
+    return f'<file path="{file.path}">\n{file.data.decode(errors="replace")}\n</file>'
+
+
+def command_text(ran: ShellCommand) -> str:
+    """A command that the user ran, described in the first person."""
+    return (
+        f"I ran this command:\n<command>\n{ran.command}\n</command>\n"
+        f"<output>\n{ran.output}\n</output>\n<exit_code>{ran.exit_code}</exit_code>"
+    )
+
+
+def unseen_image(path: str = "") -> str:
+    """A note that replaces an image, for a model without image input."""
+    name = f"The image {path}" if path else "An image"
+    return f"[{name} was left out: this model sees no images.]"
+
+
+def unread_file(file: Binary) -> str:
+    """A note that replaces a file that no model can read."""
+    return f"[The file {file.path} ({file.mime_type}) was left out: it is not text.]"

@@ -1,7 +1,7 @@
-"""Well-known providers and models: where they are, what they can do and what they cost.
+"""Well-known providers and models: addresses, abilities and prices.
 
-Owns `catalog.json` and the look-ups in it. A configuration goes over all of it, and a model that
-is not in it works as well: its price and its window are then unknown, which is 0.
+Owns `catalog.json` and the look-ups in it. A configuration overrides all of it. Models that are
+not in the catalog work as well; their price and context window are unknown, which is 0.
 """
 
 import re
@@ -17,31 +17,31 @@ from msgspec.structs import replace
 
 from culm.wire.config import Model
 
-# Servers of one's own: they have accents, but neither prices nor an address that tells.
+# Local servers: they have quirks, but no prices and no address that identifies them.
 LOCAL = frozenset({"ollama", "lmstudio", "llamacpp", "vllm"})
 OPENROUTER = "openrouter"
-# Whose model it is that OpenRouter passes on, where its word for them is not ours.
+# OpenRouter's names of model owners, where they differ from our provider ids.
 _OWNERS = {"google": "gemini", "mistralai": "mistral", "x-ai": "xai"}
 
-# What a model's name may end in without being another model: `:free`, `@region`, a date.
+# Suffixes that do not make it another model: `:free`, `@region`, a date.
 _VARIANT = re.compile(r"[:@].*$")
 _DATE = re.compile(r"-(latest|\d{4}-\d\d-\d\d|\d{8})$")
-_MONTH = re.compile(r"-\d{4}$")  # Mistral's dates; who asks for one by hand means that model only.
+_MONTH = re.compile(r"-\d{4}$")  # Mistral's dates; an id with such a date is only matched exactly.
 
 
 class KnownProvider(Struct, frozen=True):
     id: str
     name: str
-    type: str  # The dialect it speaks.
+    type: str  # The dialect.
     base_url: str
-    hosts: tuple[str, ...]  # These and those below them are this provider's.
-    key_env: str  # The variable that holds a key for it ...
-    url_env: str  # ... and the one that moves it elsewhere.
-    large: str  # The models to take where nobody has chosen any.
+    hosts: tuple[str, ...]  # Including their subdomains.
+    key_env: str  # The environment variable with its key.
+    url_env: str  # The environment variable that overrides its address.
+    large: str  # The default models.
     small: str
     models: tuple[Model, ...]
-    source: str  # The public page that says so ...
-    date: str  # ... and the month in which it did.
+    source: str  # The public page with these facts.
+    date: str  # The month in which the page was read.
 
 
 class _Catalog(Struct, frozen=True):
@@ -51,7 +51,7 @@ class _Catalog(Struct, frozen=True):
 
 
 def known_providers() -> Mapping[str, KnownProvider]:
-    """All of them by id, the most preferred first. The models are the caller's own."""
+    """All providers by id, the most preferred first. The models are copies."""
     return {
         known.id: replace(known, models=tuple(_copied(model, model.id) for model in known.models))
         for known in _providers().values()
@@ -59,13 +59,13 @@ def known_providers() -> Mapping[str, KnownProvider]:
 
 
 def find_provider(provider_id: str) -> KnownProvider | None:
-    """One of them, to look at only: it is everybody's."""
+    """A known provider. It is shared: do not modify it."""
     return _providers().get(provider_id)
 
 
-@lru_cache(256)  # Asked several times for every turn, of the few that are configured.
+@lru_cache(256)  # Called several times per turn, for the few configured providers.
 def vendor_of(provider_id: str, base_url: str) -> str:
-    """Whose accent a provider has: by its address, else by its name; empty if neither tells."""
+    """The vendor of a provider, by its address, else by its id; empty if unknown."""
     host = _host_of(base_url)
     for known in _providers().values():
         if any(host == own or host.endswith(f".{own}") for own in known.hosts):
@@ -74,7 +74,7 @@ def vendor_of(provider_id: str, base_url: str) -> str:
 
 
 def find_model(vendor: str, model_id: str) -> Model | None:
-    """What is known of a model, under the id that was asked for and the caller's to keep."""
+    """The facts about a model, as a copy with the requested id."""
     found = _find(vendor, model_id)
     if found is None and vendor == OPENROUTER:
         owner, _, name = model_id.partition("/")
@@ -89,13 +89,13 @@ def find_model(vendor: str, model_id: str) -> Model | None:
 
 
 def _find(vendor: str, model_id: str) -> Model | None:
-    """By its exact id, else by its name without variant and date."""
+    """Look up a model by its exact id, else by its name without variant and date."""
     models = _index().get(vendor, {})
     return models.get(model_id) or models.get(_stem(model_id))
 
 
 def _stem(model_id: str) -> str:
-    """The name of a model alone. Some write 4.5 where others write 4-5."""
+    """The name without variant and date. Some vendors write 4.5, others 4-5."""
     return _DATE.sub("", _VARIANT.sub("", model_id)).replace(".", "-")
 
 
@@ -113,7 +113,7 @@ def _host_of(url: str) -> str:
 
 @cache
 def _providers() -> Mapping[str, KnownProvider]:
-    data = get_data(__name__, "catalog.json")  # `importlib.resources` takes 15 ms to be there.
+    data = get_data(__name__, "catalog.json")  # Importing `importlib.resources` takes 15 ms.
     assert data is not None, "our loader reads files"
     catalog = msgspec.json.decode(data, type=_Catalog)
     return MappingProxyType({known.id: known for known in catalog.providers})
@@ -121,7 +121,7 @@ def _providers() -> Mapping[str, KnownProvider]:
 
 @cache
 def _index() -> Mapping[str, Mapping[str, Model]]:
-    """Every model of every vendor, by its id and by its name alone."""
+    """All models of each vendor, by id and by name without variant and date."""
     return {
         known.id: {_MONTH.sub("", _stem(model.id)): model for model in known.models}
         | {model.id: model for model in known.models}

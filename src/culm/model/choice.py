@@ -1,18 +1,21 @@
-"""Which models a configuration names, and how each is reached. Keys stay in here.
+"""Selection of models from a workspace's configuration, and access to their providers.
 
-The decisions are functions of one document, which `laying.py` makes of its layers.
+The decisions are pure functions of one document, which is merged from its layers at the end of
+this module. Keys do not leave this package.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct, field
 
 from culm.config.checking import Document
+from culm.config.layers import provider_ids, without_strayed_keys
 from culm.config.references import (
     Run,
     UnresolvedReference,
@@ -22,11 +25,12 @@ from culm.config.references import (
     why_unresolved,
 )
 from culm.config.schema import ProviderFile
+from culm.config.sources import LoadedConfig
 from culm.errors import InvalidRequest, ModelFailed
 from culm.model.base import LanguageModel, ModelSetup, ProviderAccess
 from culm.model.catalog import find_model, find_provider, vendor_of
 from culm.model.dialects import ProviderType, dialect_types, find_dialect
-from culm.model.local_servers import LOCAL_SERVERS
+from culm.model.local_servers import LOCAL_SERVERS, FoundProviders
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import ModelType, SelectedModel
@@ -36,7 +40,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COMMANDS_MAX = 8  # Of a workspace, at once: commands that print keys.
+USER_LAYER, WORKSPACE_LAYER = (
+    2,
+    -1,
+)  # In `layers_of`: the documents that clients change.
+COMMANDS_MAX = 8  # Concurrent commands that print keys, per workspace.
 
 
 class _Options(Struct):
@@ -57,7 +65,7 @@ class _Config(Struct):
 
 
 class ChosenModel(NamedTuple):
-    """A model of a provider. Its access may still hold references."""
+    """A model of a provider. Its access may contain unresolved references."""
 
     provider_id: str
     settings: SelectedModel
@@ -74,24 +82,24 @@ MakeModel = Callable[[ChosenModel], LanguageModel]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelConfig:
-    """What models are chosen by, as it stands now."""
+    """The current configuration that models are selected from."""
 
     document: Document
     env: Mapping[str, str]
 
 
 class Models:
-    """The models of one workspace, by its present configuration."""
+    """The models of one workspace, according to its current configuration."""
 
     def __init__(self, present: Callable[[], ModelConfig], make: MakeModel, run: Run) -> None:
         self._present = present
         self._make = make
-        self._run = run  # Runs the command of a reference.
+        self._run = run  # For references that are commands.
         self._commands = asyncio.Semaphore(COMMANDS_MAX)
         self._read_config: _Config | None = None
 
     def forget(self) -> None:
-        """The configuration has changed."""
+        """Drop the parsed configuration after a change."""
         self._read_config = None
 
     @property
@@ -99,26 +107,26 @@ class Models:
         return not self._config().options.disable_auto_summarize
 
     def choose(self, kind: ModelType) -> SelectedModel | None:
-        """Who does large or small work: the first of those named for it that can be used.
+        """The first model named for this type that can be used.
 
-        If none can, the one that was selected: whoever asks it learns what is wrong.
+        If none can be used, it is the selected model, whose use then fails with the reason.
         """
         named = self._named(kind)
         usable = [one for one in named if not self.why_not(one.provider, one.model)]
         return next(iter(usable or named), None)
 
     def after(self, provider_id: str, model_id: str) -> Sequence[SelectedModel]:
-        """Who is asked for large work, in order, when this one fails."""
+        """The fallbacks after this large model, in order."""
         named = self._named("large")
         try:
             here = [(one.provider, one.model) for one in named].index((provider_id, model_id))
         except ValueError:
-            return ()  # Somebody asked for this one and no other.
+            return ()  # The model was requested explicitly, so there is no fallback.
         following = named[here + 1 :]
         return [one for one in following if not self.why_not(one.provider, one.model)]
 
     def _named(self, kind: ModelType) -> list[SelectedModel]:
-        """The selected model and its fallbacks; for small work the large ones will do."""
+        """The selected model and its fallbacks; for small work, followed by the large ones."""
         config = self._config()
         named: list[SelectedModel] = []
         for role in dict.fromkeys((kind, "large")):
@@ -128,17 +136,17 @@ class Models:
         return named
 
     def names(self) -> list[str]:
-        """Those that are named for something and can be used, as `provider/model`."""
+        """All configured models that can be used, as `provider/model`."""
         named = (*self._named("large"), *self._named("small"))
         usable = (one for one in named if not self.why_not(one.provider, one.model))
         return list(dict.fromkeys(f"{one.provider}/{one.model}" for one in usable))
 
     def selected(self, kind: ModelType) -> SelectedModel:
-        """What the configuration names, whether it can be used or not."""
+        """The selected model, even if it cannot be used."""
         return self._config().models.get(kind, SelectedModel())
 
     def small_of(self, provider_id: str) -> SelectedModel:
-        """What would do small work beside a large model of this provider."""
+        """The small model to use beside a large model of this provider."""
         small = self.choose("small")
         if small is not None and small.provider == provider_id:
             return small
@@ -158,7 +166,7 @@ class Models:
         return why_unusable(provider_id, provider, Variables(config.env, self._present().env))
 
     def why_unlisted(self, provider_id: str, model_id: str) -> str:
-        """Why nobody knows a model: the configuration lists its provider's, and not this one."""
+        """Why a model is unknown: its provider has a list of models without it; empty if known."""
         provider = self._config().providers.get(provider_id, ProviderFile())
         listed = [model.id for model in provider.models]
         named = f"{provider_id}/{model_id}" in self.names()
@@ -167,15 +175,15 @@ class Models:
         return f"provider {provider_id!r} has no such model, but {', '.join(listed[:20])}"
 
     def info(self, named: SelectedModel) -> ModelInfo:
-        """What is known of a model, whether it can be used or not."""
+        """The facts about a model, even if it cannot be used."""
         provider = self._config().providers.get(named.provider, ProviderFile())
         return _info(provider, vendor_of(named.provider, provider.base_url), named.model)
 
     def get(self, provider_id: str, model_id: str) -> ChosenModel:
-        """Raises `ModelFailed` if it cannot be used."""
+        """A model with its settings; raises `ModelFailed` if it cannot be used."""
         if reason := self.why_not(provider_id, model_id):
             raise ModelFailed(
-                "Model not available", reason, hint="culm models shows what can be used, and why"
+                "Model not available", reason, hint="culm models lists the usable models"
             )
         config = self._config()
         provider = config.providers[provider_id]
@@ -187,19 +195,19 @@ class Models:
         return chosen_of(provider_id, provider, settings)
 
     async def open(self, chosen: ChosenModel) -> LanguageModel:
-        """A model to ask; raises `ModelFailed`."""
+        """An adapter for the model; raises `ModelFailed`."""
         return self._make(await self.resolve(chosen))
 
     async def resolve(self, chosen: ChosenModel) -> ChosenModel:
-        """As it is reached: every reference is read now. Raises `ModelFailed`."""
+        """The model with all references in its access resolved; raises `ModelFailed`."""
         variables = Variables(self._config().env, self._present().env)
-        access, place = chosen.access, f"providers.{chosen.provider_id}"
+        access, key = chosen.access, f"providers.{chosen.provider_id}"
 
-        async def read(what: str, text: str) -> str:
+        async def read(name: str, text: str) -> str:
             try:
                 return await resolve(text, variables, self._run_command)
             except UnresolvedReference as exc:
-                raise failed(f"{place}.{what}", exc) from None
+                raise failed(f"{key}.{name}", exc) from None
 
         resolved = msgspec.structs.replace(
             access,
@@ -218,14 +226,14 @@ class Models:
             try:
                 self._read_config = check_models(self._present().document)
             except InvalidRequest as exc:
-                # Somebody else wrote it: what clients set and users configure was checked.
+                # Documents from clients and users were checked before, so this one is not theirs.
                 log.error("no models: %s", exc.message)
                 self._read_config = _Config()
         return self._read_config
 
 
 def check_models(document: Document) -> _Config:
-    """What a document says about models; raises `InvalidRequest`."""
+    """The parts of a document that concern models; raises `InvalidRequest`."""
     return fit(cast("Json", dict(document)), _Config)
 
 
@@ -254,19 +262,19 @@ def _why_unknown(provider_id: str) -> str:
     return f"provider {provider_id!r} is not configured"
 
 
-# Headers that stand in for a key.
+# Headers that replace a key.
 _CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 
 
 def why_unreachable(provider_id: str, provider: ProviderFile) -> str:
-    """Why a provider cannot be asked, wherever its references lead; empty if it can."""
+    """Why a provider cannot be used, regardless of its references; empty if it can."""
     if provider.disable:
         return f"provider {provider_id!r} is disabled"
     type_ = _type_of(provider_id, provider)
     dialect = find_dialect(type_)
     if dialect is None:
         known = ", ".join(dialect_types())
-        return f"nobody here speaks to a provider of type {type_!r}; known are {known}"
+        return f"unknown provider type {type_!r}; known types: {known}"
     url = _url_of(provider_id, provider, dialect)
     if dialect.needs_url and not url:
         return f"provider {provider_id!r} has no base_url"
@@ -279,7 +287,7 @@ def why_unreachable(provider_id: str, provider: ProviderFile) -> str:
 
 
 def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables) -> str:
-    """Why nothing can be asked of a provider; empty if something can."""
+    """Why a provider cannot be used, including its references; empty if it can."""
     if reason := why_unreachable(provider_id, provider):
         return reason
     access = _access(provider_id, provider)
@@ -294,7 +302,7 @@ def why_unusable(provider_id: str, provider: ProviderFile, variables: Variables)
 def _access(provider_id: str, provider: ProviderFile) -> ProviderAccess:
     type_ = _type_of(provider_id, provider)
     dialect = find_dialect(type_)
-    assert dialect is not None, "it was found usable"
+    assert dialect is not None, "the provider was checked before"
     url = _url_of(provider_id, provider, dialect)
     return ProviderAccess(
         type=type_,
@@ -307,7 +315,7 @@ def _access(provider_id: str, provider: ProviderFile) -> ProviderAccess:
 
 
 def chosen_of(provider_id: str, provider: ProviderFile, settings: SelectedModel) -> ChosenModel:
-    """A model of a provider that can be reached."""
+    """A model of a usable provider."""
     access = _access(provider_id, provider)
     info = _info(provider, access.vendor, settings.model)
     prefix = provider.system_prompt_prefix
@@ -317,9 +325,9 @@ def chosen_of(provider_id: str, provider: ProviderFile, settings: SelectedModel)
 def make_model(
     chosen: ChosenModel, http: "aiohttp.ClientSession", *, first_byte_s: float, stall_s: float
 ) -> LanguageModel:
-    """A model to ask; what refers to something was read before."""
+    """An adapter for a model whose references are resolved."""
     dialect = find_dialect(chosen.access.type)
-    assert dialect is not None, "it was found usable"
+    assert dialect is not None, "the provider was checked before"
     return dialect.make(ModelSetup(http, chosen.access, chosen.info, first_byte_s, stall_s))
 
 
@@ -327,14 +335,76 @@ _UNKNOWN = ModelInfo()
 
 
 def _info(provider: ProviderFile, vendor: str, model_id: str) -> ModelInfo:
-    """What is known of a model; what the configuration says of it goes over the catalogue."""
+    """The facts about a model; the configuration overrides the catalog."""
     known = find_model(vendor, model_id) or ModelInfo(id=model_id, name=model_id)
     for written in provider.models:
         if written.id == model_id:
-            said = {
+            configured = {
                 name: value
                 for name in ModelInfo.__struct_fields__
                 if (value := getattr(written, name)) != getattr(_UNKNOWN, name)
             }
-            return msgspec.structs.replace(known, **said)
+            return msgspec.structs.replace(known, **configured)
     return known
+
+
+# --- the document of a workspace
+
+
+def layers_of(
+    found: FoundProviders, loaded: LoadedConfig, user: Document, workspace: Document
+) -> list[Document]:
+    """The layers of a workspace's configuration; later ones override earlier ones.
+
+    Discovered providers, the user's file, the user's document, the project's files, the
+    workspace's document.
+    """
+    return [found.document, loaded.user, user, *loaded.project, workspace]
+
+
+def merged_config(layers: Sequence[Document], env: Mapping[str, str]) -> Document:
+    """The merged document, including keys. It selects a large model if there is any.
+
+    A key is never combined with an address from a later layer.
+    """
+    # The discovered providers and the user's file belong to the same person.
+    whole = without_strayed_keys(layers, own=USER_LAYER)
+    return with_defaults(whole, preferred(layers), env)
+
+
+def preferred(layers: Sequence[Document]) -> list[str]:
+    """All providers, the most preferred first: configured ones before discovered ones."""
+    found, *configured = (provider_ids(layer) for layer in layers)
+    return list(dict.fromkeys([*chain.from_iterable(configured), *found]))
+
+
+def with_defaults(document: Document, order: Sequence[str], env: Mapping[str, str]) -> Document:
+    """The document, with a large and a small model selected if it selects none.
+
+    They are the default models of the first usable provider in `order`.
+    """
+    config = check_models(document)
+    if config.models.get("large", SelectedModel()) != SelectedModel():
+        return dict(document)
+    variables = Variables(config.env, env)
+    for provider_id in order:
+        provider = config.providers.get(provider_id)
+        if provider is None or why_unusable(provider_id, provider, variables):
+            continue
+        large, small = _default_models(provider_id, provider)
+        if large:
+            chosen = {
+                "large": {"model": large, "provider": provider_id},
+                "small": {"model": small, "provider": provider_id},
+            }
+            models = cast("Document", document.get("models") or {})
+            return {**document, "models": {**chosen, **models}}
+    return dict(document)
+
+
+def _default_models(provider_id: str, provider: ProviderFile) -> tuple[str, str]:
+    listed = [model.id for model in provider.models if model.id]
+    known = find_provider(provider_id)
+    if known is not None and (not listed or {known.large, known.small} <= set(listed)):
+        return known.large, known.small
+    return (listed[0], listed[0]) if listed else ("", "")

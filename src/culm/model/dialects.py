@@ -1,7 +1,8 @@
-"""The types of provider there are, and who makes their models: ours, and those of other packages.
+"""The known provider types and their adapters: built-in ones, and those of other packages.
 
-A package adds a type by an entry point of the group `culm.models`: its name is the type, and what
-it loads is called with a `Setup` and returns a `Model` (docs/models.md has an example).
+A package adds a type by an entry point of the group `culm.models`: its name is the type, and it
+loads a callable that takes a `ModelSetup` and returns a `LanguageModel` (docs/models.md has an
+example).
 """
 
 import logging
@@ -21,12 +22,12 @@ _GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 class ProviderType(NamedTuple):
     make: MakeModel
-    base_url: str = ""  # Where a provider of this type is, if it says nothing else.
-    needs_key: bool = False  # A server of one's own may do without.
+    base_url: str = ""  # The default address.
+    needs_key: bool = False  # Local servers often need none.
     needs_url: bool = True
 
 
-# Each adapter is imported when it is first used: most servers use one.
+# Each adapter is imported at its first use, because most servers use only one.
 
 
 def _openai(setup: ModelSetup) -> LanguageModel:
@@ -47,7 +48,7 @@ def _offline(setup: ModelSetup) -> LanguageModel:
     return OfflineModel(setup)
 
 
-OURS: Mapping[str, ProviderType] = {
+BUILT_IN: Mapping[str, ProviderType] = {
     "openai": ProviderType(_openai, "https://api.openai.com/v1", needs_key=True),
     "openai-compat": ProviderType(_openai),
     "openrouter": ProviderType(_openai, "https://openrouter.ai/api/v1", needs_key=True),
@@ -60,24 +61,24 @@ OURS: Mapping[str, ProviderType] = {
 
 
 def find_dialect(type_: str) -> ProviderType | None:
-    """The dialect of a provider's type, or None if nobody here speaks it."""
-    if (ours := OURS.get(type_)) is not None:
-        return ours
-    theirs = entry_points_of(GROUP).get(type_)
-    return None if theirs is None else ProviderType(_maker(theirs), needs_url=False)
+    """The dialect of a provider type, or None if the type is unknown."""
+    if (built_in := BUILT_IN.get(type_)) is not None:
+        return built_in
+    point = entry_points_of(GROUP).get(type_)
+    return None if point is None else ProviderType(_maker(point), needs_url=False)
 
 
 def dialect_types() -> list[str]:
-    return [*OURS, *sorted(entry_points_of(GROUP).keys() - OURS.keys())]
+    return [*BUILT_IN, *sorted(entry_points_of(GROUP).keys() - BUILT_IN.keys())]
 
 
 @cache
 def entry_points_of(group: str) -> dict[str, EntryPoint]:
-    """What other packages bring for us, by its name."""
+    """The entry points of other packages, by name."""
     try:
         return {point.name: point for point in entry_points(group=group)}
     except Exception:  # boundary: a package whose metadata is damaged
-        log.exception("nothing of other packages is used for %s", group)
+        log.exception("cannot read the entry points of %s; none are used", group)
         return {}
 
 
@@ -93,7 +94,7 @@ def _maker(point: EntryPoint) -> MakeModel:
                 "Model not available",
                 f"the provider type {point.name!r} ({point.value}) cannot be used: "
                 f"{type(exc).__name__}",
-                hint="see the server's log, or remove the package that brings it",
+                hint="see the server's log, or remove the package that provides it",
             ) from exc
 
     return make

@@ -1,7 +1,7 @@
-"""Which trouble a provider's error is, from its status, its codes and its words.
+"""Classification of a provider's error by its status, its codes and its message.
 
-Pure. Every vendor words the same trouble in its own way, and many send it with a status that says
-something else; what they are known to say is in tables here.
+Pure. Every vendor phrases the same error differently, and many send it with a misleading status;
+the tables in this module list the known phrases.
 """
 
 import re
@@ -14,48 +14,48 @@ from msgspec import Struct
 
 from culm.wire.codec import Json, encode
 
-ITEMS_MAX = 5  # Of a list of complaints; nobody reads more.
+ITEMS_MAX = 5  # Of a list of validation errors; more would not be read.
 
 
 class ErrorClass(StrEnum):
-    """What is wrong, by who must act."""
+    """Kinds of errors that need different reactions."""
 
     AUTH = "auth"
-    QUOTA = "quota"  # Nothing left to spend; waiting does not help.
+    QUOTA = "quota"  # No credit left; waiting does not help.
     CONTEXT = "context"  # More tokens than the model can read.
     LARGE = "large"  # More bytes than the provider takes.
     FILTER = "filter"
     MODEL = "model"
-    ADDRESS = "address"  # Nothing there: the model, or the whole address.
+    ADDRESS = "address"  # Not found: the model, or the whole address.
     CALL = "call"  # The model wrote a call that its own provider cannot read.
     RATE = "rate"
     DOWN = "down"
-    REFUSED = "refused"  # Whatever else.
+    REFUSED = "refused"  # Everything else.
 
 
 TRANSIENT = frozenset({ErrorClass.CALL, ErrorClass.RATE, ErrorClass.DOWN})
 
 
 class ProviderError(Struct, frozen=True):
-    """An error as a provider words it."""
+    """An error as the provider sent it."""
 
     message: str = ""
     codes: str = ""  # Its type, code and reasons, in lower case.
-    status: int | None = None  # As the body gives it.
-    is_error: bool = True  # Not just any document.
+    status: int | None = None  # According to the body.
+    is_error: bool = True  # False: a document without an error in it.
 
     @classmethod
     def of(cls, error: Json) -> "ProviderError":
-        """What is inside `{"error": …}`."""
+        """Parse the value of `{"error": …}`."""
         codes = " ".join(_codes(error)).lower()
         return cls(_message(error), codes, _status(error))
 
 
 def parse_problem(body: bytes) -> ProviderError:
-    """A body, which may be anything.
+    """Parse a response body of any form.
 
-    Seen are `{"error": {"message"}}`, `{"error": ""}`, `[{"error": …}]`, `{"message"}`,
-    `{"detail"}`, `{"type": "error", "error": …}`, `{"object": "error", "message"}`, and pages.
+    Known forms are `{"error": {"message"}}`, `{"error": ""}`, `[{"error": …}]`, `{"message"}`,
+    `{"detail"}`, `{"type": "error", "error": …}`, `{"object": "error", "message"}`, and HTML pages.
     """
     try:
         document: Json = msgspec.json.decode(body)
@@ -73,7 +73,7 @@ def parse_problem(body: bytes) -> ProviderError:
 
 
 def _first(document: Json) -> Json:
-    """Gemini puts its error into a list."""
+    """The first item of a list, as Gemini sends its errors in one."""
     items = cast("list[Json]", document) if isinstance(document, list) else []
     return items[0] if items else cast("Json", document)
 
@@ -91,7 +91,7 @@ def _message(error: Json) -> str:
             return "; ".join(map(_message, items[:ITEMS_MAX]))
         case {"msg": str(text), "loc": [_, *_] as places}:
             return f"{'.'.join(map(str, places))}: {text}"
-        # A router quotes the provider behind it, whose words say more than its own.
+        # A router quotes the upstream provider, whose message is more specific.
         case {"message": str(text), "metadata": {"raw": str(raw)}}:
             return f"{text}: {raw}"
         case {"error": inner} | {"message": inner} | {"detail": inner} if inner:
@@ -143,7 +143,7 @@ _CODES: Mapping[ErrorClass, tuple[str, ...]] = {
         "api_error",
     ),
 }
-_WORDS: Mapping[ErrorClass, re.Pattern[str]] = {
+_PHRASES: Mapping[ErrorClass, re.Pattern[str]] = {
     ErrorClass.QUOTA: re.compile(
         r"insufficient (balance|credit|funds)|credit balance is too low|requires more credits"
         r"|(out of|all available|not enough) credits|spending limit"
@@ -172,12 +172,12 @@ _ALL = tuple(_CODES)
 
 
 def classify(status: int | None, problem: ProviderError) -> ErrorClass:
-    """The trouble, given a status if there is one: it decides what the words can mean."""
+    """The class of an error. The status, if there is one, limits the possible classes."""
     match status:
         case 402:
             return ErrorClass.QUOTA
         case 401 | 403:
-            candidates, otherwise = _AT_THE_DOOR, ErrorClass.AUTH
+            candidates, otherwise = _FORBIDDEN, ErrorClass.AUTH
         case 404:
             candidates, otherwise = (ErrorClass.MODEL,), ErrorClass.ADDRESS
         case 413:
@@ -188,15 +188,15 @@ def classify(status: int | None, problem: ProviderError) -> ErrorClass:
             candidates, otherwise = (ErrorClass.CONTEXT, ErrorClass.CALL), ErrorClass.DOWN
         case _:
             candidates, otherwise = _ALL, ErrorClass.REFUSED
-    words = problem.message[:4000].lower()
-    return next((t for t in candidates if _shows(t, problem.codes, words)), otherwise)
+    message = problem.message[:4000].lower()
+    return next((c for c in candidates if _matches(c, problem.codes, message)), otherwise)
 
 
-_AT_THE_DOOR = (ErrorClass.QUOTA, ErrorClass.FILTER, ErrorClass.MODEL)
+_FORBIDDEN = (ErrorClass.QUOTA, ErrorClass.FILTER, ErrorClass.MODEL)
 
 
-def _shows(trouble: ErrorClass, codes: str, words: str) -> bool:
-    if any(code in codes for code in _CODES[trouble]):
+def _matches(kind: ErrorClass, codes: str, message: str) -> bool:
+    if any(code in codes for code in _CODES[kind]):
         return True
-    pattern = _WORDS.get(trouble)
-    return pattern is not None and pattern.search(words) is not None
+    pattern = _PHRASES.get(kind)
+    return pattern is not None and pattern.search(message) is not None

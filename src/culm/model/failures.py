@@ -1,8 +1,8 @@
-"""What went wrong with a provider, in words for the person who must act on it.
+"""Failures of a provider as errors for the person who must act on them.
 
-Pure: a status, a body or an exception in, a `ModelFailed` out, with the one thing that mends it
-as its hint. Which trouble an error is, is `troubles.py`. Text that is not ours is quoted without
-the provider's secrets, whoever echoes them.
+Pure: a status, a body or an exception in, a `ModelFailed` out, with one thing to do as its hint.
+`error_classification.py` classifies the errors. Text from a provider is quoted without secrets,
+in case it echoes them.
 """
 
 import math
@@ -25,14 +25,14 @@ from culm.model.error_classification import (
 )
 from culm.wire.codec import Json, clean, strings_in
 
-QUOTE_CHARS_MAX = 2000  # What a person may read of a provider's own words.
-KEY_CHARS_MIN = 4  # Local servers want "x" or "-"; cutting that out would garble every text.
-TOKEN_CHARS_MIN = 12  # Of a word in a header or an address; shorter ones are names.
+QUOTE_CHARS_MAX = 2000  # Of a provider's message.
+KEY_CHARS_MIN = 4  # Keys of local servers are "x" or "-"; removing those would garble every text.
+TOKEN_CHARS_MIN = 12  # Of a token in a header or an address; shorter ones are names.
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderPeer:
-    """Whom a request went to: names to show, and secrets that must not be."""
+    """The receiver of a request: names to show, and secrets to hide."""
 
     provider: str
     host: str
@@ -40,7 +40,7 @@ class ProviderPeer:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def quote(self, text: str) -> str:
-        """Words of the other side, fit to be shown."""
+        """Text from the provider, fit to be shown."""
         for secret in self.secrets:
             text = text.replace(secret, "[secret]")
         text = clean(" ".join(text.split()))
@@ -50,7 +50,7 @@ class ProviderPeer:
 def peer_of(access: ProviderAccess, model_id: str, provider: str) -> ProviderPeer:
     host = _host_of(access.base_url)
     secrets = {spelled for secret in _secrets_of(access) for spelled in (secret, quote(secret, ""))}
-    # The longest first: one may be a part of another.
+    # The longest first, because one may be a part of another.
     return ProviderPeer(
         provider or host, host, model_id, tuple(sorted(secrets, key=len, reverse=True))
     )
@@ -64,101 +64,103 @@ def _host_of(url: str) -> str:
 
 
 def _secrets_of(access: ProviderAccess) -> Iterator[str]:
-    """The key, and whatever the headers, the address and the body hold that could be one."""
+    """The key, and all values in headers, address and body that may be credentials."""
     key = access.api_key.strip()
     if len(key) >= KEY_CHARS_MIN:
         yield key
-    words = [word for value in access.headers.values() for word in value.split()]
+    tokens = [token for value in access.headers.values() for token in value.split()]
     try:
         url = urlsplit(access.base_url)
     except ValueError:
         url = urlsplit("")
-    words += [value for _, value in parse_qsl(url.query)]
-    words += [text for _, text in strings_in(access.body)]
-    yield from (word for word in words if len(word) >= TOKEN_CHARS_MIN)
+    tokens += [value for _, value in parse_qsl(url.query)]
+    tokens += [text for _, text in strings_in(access.body)]
+    yield from (token for token in tokens if len(token) >= TOKEN_CHARS_MIN)
     for password in (url.password or "", unquote(url.password or "")):
         if len(password) >= KEY_CHARS_MIN:
             yield password
-            # As it is sent.
+            # As in the Authorization header.
             yield b64encode(f"{unquote(url.username or '')}:{password}".encode()).decode()
 
 
-# --- an answer that is an error
+# --- error responses
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class _Texts:
     title: str
     details: str
     hint: str = ""
 
 
-_WORDS: Mapping[ErrorClass, _Words] = {
-    ErrorClass.AUTH: _Words(
+_TEXTS: Mapping[ErrorClass, _Texts] = {
+    ErrorClass.AUTH: _Texts(
         "Authentication problem",
-        "{who} refused the key{status}: {said}",
+        "{who} refused the key{status}: {message}",
         "check the key of provider {who}: `culm models` shows where it comes from",
     ),
-    ErrorClass.QUOTA: _Words(
+    ErrorClass.QUOTA: _Texts(
         "Out of credit",
-        "the account at {who} has nothing left to spend{status}: {said}",
+        "the account at {who} has no credit left{status}: {message}",
         "top up the account at {who}, or choose another model: `culm models` lists them",
     ),
-    ErrorClass.CONTEXT: _Words(
+    ErrorClass.CONTEXT: _Texts(
         "The conversation is too long",
-        "it does not fit into the context of {model}{status}: {said}",
+        "it does not fit into the context window of {model}{status}: {message}",
         "summarize the session, or choose a model with a larger context",
     ),
-    ErrorClass.LARGE: _Words(
+    ErrorClass.LARGE: _Texts(
         "The request is too large",
-        "{who} does not take a request of this size{status}: {said}",
+        "{who} does not take a request of this size{status}: {message}",
         "summarize the session, or send smaller attachments",
     ),
-    ErrorClass.FILTER: _Words(
+    ErrorClass.FILTER: _Texts(
         "The content was refused",
-        "{who} does not answer this{status}: {said}",
-        "say it in other words, or choose another model",
+        "{who} does not answer this{status}: {message}",
+        "rephrase the prompt, or choose another model",
     ),
-    ErrorClass.MODEL: _Words(
+    ErrorClass.MODEL: _Texts(
         "Model not found",
-        "{who} does not offer the model {model}{status}: {said}",
+        "{who} does not offer the model {model}{status}: {message}",
         "`culm models {who}` lists what it offers",
     ),
-    ErrorClass.ADDRESS: _Words(
+    ErrorClass.ADDRESS: _Texts(
         "Model or address not found",
-        "{host} has no model {model} at this address{status}: {said}",
+        "{host} has no model {model} at this address{status}: {message}",
         "check the base_url of provider {who}; `culm models {who}` lists what it offers",
     ),
-    ErrorClass.CALL: _Words(
+    ErrorClass.CALL: _Texts(
         "The model made a broken call",
-        "{who} could not read a call that {model} made{status}: {said}",
+        "{who} could not read a call that {model} made{status}: {message}",
         "ask again, or choose a model that is better with tools",
     ),
-    ErrorClass.RATE: _Words(
+    ErrorClass.RATE: _Texts(
         "Too many requests",
-        "{who} asks for patience{status}: {said}",
+        "{who} limits the rate of requests{status}: {message}",
         "wait a moment, or choose another model",
     ),
-    ErrorClass.DOWN: _Words(
+    ErrorClass.DOWN: _Texts(
         "The provider has a problem",
-        "{who} failed{status}: {said}",
+        "{who} failed{status}: {message}",
         "try again later, or choose another model",
     ),
-    ErrorClass.REFUSED: _Words("The provider refused", "{who} refused{status}: {said}"),
+    ErrorClass.REFUSED: _Texts("The provider refused", "{who} refused{status}: {message}"),
 }
-_BROKE_OFF = _Words("The provider reported an error", "{who} broke off its answer{status}: {said}")
+_BROKE_OFF = _Texts(
+    "The provider reported an error", "{who} broke off its answer{status}: {message}"
+)
 
 
 def on_status(
     peer: ProviderPeer, status: int, headers: Mapping[str, str], body: bytes
 ) -> ModelFailed:
-    """An answer that is not 200."""
+    """A response with a status other than 200."""
     if 300 <= status < 400:
-        target = peer.quote(headers.get("Location", "")) or "nowhere"
+        target = peer.quote(headers.get("Location", "")) or "an empty address"
         return ModelFailed(
             "The provider has moved",
-            f"{peer.host} redirects to {target} ({status}). It is not followed: the key would "
-            "go with it.",
+            f"{peer.host} redirects to {target} ({status}). The redirect is not followed, because "
+            "it would receive the key.",
             hint=f"set the base_url of provider {peer.provider} to its new address",
         )
     problem = parse_problem(body)
@@ -166,7 +168,7 @@ def on_status(
 
 
 def on_stream_error(peer: ProviderPeer, error: Json) -> ModelFailed:
-    """An error object inside a stream that had begun well."""
+    """An error object inside a stream that began well."""
     problem = ProviderError.of(error)
     return _failure(peer, problem, problem.status)
 
@@ -174,31 +176,31 @@ def on_stream_error(peer: ProviderPeer, error: Json) -> ModelFailed:
 def _failure(
     peer: ProviderPeer, problem: ProviderError, status: int | None, wait_s: float | None = None
 ) -> ModelFailed:
-    trouble = classify(status, problem)
-    words = _WORDS[trouble]
-    if status is None and trouble in (ErrorClass.DOWN, ErrorClass.REFUSED):
-        words = _BROKE_OFF
+    kind = classify(status, problem)
+    texts = _TEXTS[kind]
+    if status is None and kind in (ErrorClass.DOWN, ErrorClass.REFUSED):
+        texts = _BROKE_OFF
     names = {"who": peer.provider, "host": peer.host, "model": peer.model_id}
-    said = peer.quote(problem.message) or "it says no more"
+    message = peer.quote(problem.message) or "no details"
     return ModelFailed(
-        words.title,
-        words.details.format(status=f" ({status})" if status else "", said=said, **names),
-        transient=trouble in TRANSIENT,
+        texts.title,
+        texts.details.format(status=f" ({status})" if status else "", message=message, **names),
+        transient=kind in TRANSIENT,
         retry_after_s=wait_s,
-        hint=words.hint.format(**names),
+        hint=texts.hint.format(**names),
     )
 
 
-def on_no_stream(peer: ProviderPeer, what: str, body: bytes) -> ModelFailed:
-    """A 200 that is a document: an error of some providers, or the wrong address."""
+def on_no_stream(peer: ProviderPeer, kind: str, body: bytes) -> ModelFailed:
+    """A 200 response that is not a stream: an error of some providers, or a wrong address."""
     problem = parse_problem(body)
     if problem.is_error:
         return _failure(peer, problem, problem.status)
-    return on_unreadable(peer, f"{what} instead of a stream", body)
+    return on_unreadable(peer, f"{kind} instead of a stream", body)
 
 
 def on_broken_off(peer: ProviderPeer, reason: str | None) -> ModelFailed:
-    """An answer that ended with an error nobody put into words."""
+    """An answer that ended with an error without a message."""
     return ModelFailed(
         _BROKE_OFF.title,
         f"{peer.provider} broke off its answer: {peer.quote(reason or '')}",
@@ -206,11 +208,11 @@ def on_broken_off(peer: ProviderPeer, reason: str | None) -> ModelFailed:
     )
 
 
-# --- no answer, or half of one
+# --- missing or incomplete answers
 
 
 def on_exception(peer: ProviderPeer, exc: Exception) -> ModelFailed:
-    """No answer, or half of one."""
+    """A connection that failed, before or during the answer."""
     reason = peer.quote(str(exc))
     address = f"check the base_url of provider {peer.provider}"
     match exc:
@@ -218,25 +220,25 @@ def on_exception(peer: ProviderPeer, exc: Exception) -> ModelFailed:
             return ModelFailed(
                 "The provider's address is wrong",
                 f"the base_url of provider {peer.provider} is not a usable URL",
-                hint="it looks like https://api.example.com/v1",
+                hint="use an address like https://api.example.com/v1",
             )
         case aiohttp.ClientConnectorDNSError():
-            title, details = "Provider not found", f"the name {peer.host} cannot be looked up"
+            title, details = "Provider not found", f"the name {peer.host} cannot be resolved"
             hint = f"{address}, and the network"
         case aiohttp.ClientSSLError():
             title, details = "No secure connection", f"TLS with {peer.host} failed: {reason}"
-            hint = f"{address}, and which certificates this machine trusts"
+            hint = f"{address}, and the certificates that this machine trusts"
         case aiohttp.ConnectionTimeoutError():
             title, details = "No connection", f"{peer.host} could not be reached in time"
-            hint = f"is it running? If not there, {address}"
+            hint = f"check that it is running, or {address}"
         case aiohttp.ClientConnectorError(strerror=why):
-            why = peer.quote(str(why or "")) or "nobody answers"
+            why = peer.quote(str(why or "")) or "no response"
             title, details = "No connection", f"{peer.host} cannot be reached: {why}"
-            hint = f"is it running? If not there, {address}"
+            hint = f"check that it is running, or {address}"
         case aiohttp.ClientPayloadError():
             return on_cut(peer)
         case aiohttp.ClientResponseError():
-            title, details = "Unreadable answer", f"{peer.host} does not answer in HTTP: {reason}"
+            title, details = "Unreadable answer", f"{peer.host} does not speak HTTP: {reason}"
             hint = address
         case aiohttp.ClientConnectionError() | OSError():
             title, details = "Connection lost", f"{peer.host} closed the connection: {reason}"
@@ -253,7 +255,7 @@ def on_exception(peer: ProviderPeer, exc: Exception) -> ModelFailed:
 def on_stall(peer: ProviderPeer, stall_s: float) -> ModelFailed:
     return ModelFailed(
         "The provider stopped answering",
-        f"nothing came from {peer.host} for {stall_s:g} s",
+        f"{peer.host} sent nothing for {stall_s:g} s",
         transient=True,
     )
 
@@ -266,27 +268,27 @@ def on_cut(peer: ProviderPeer) -> ModelFailed:
     )
 
 
-def on_unreadable(peer: ProviderPeer, what: str, sample: bytes = b"") -> ModelFailed:
-    """An answer that is not what was asked for; asking again gives the same."""
+def on_unreadable(peer: ProviderPeer, received: str, sample: bytes = b"") -> ModelFailed:
+    """An answer that cannot be parsed; the same request would get the same answer."""
     quoted = peer.quote(parse_problem(sample).message)
     return ModelFailed(
         "Unreadable answer",
-        f"{peer.provider} sent {what}" + (f": {quoted}" if quoted else ""),
+        f"{peer.provider} sent {received}" + (f": {quoted}" if quoted else ""),
         hint=f"check that provider {peer.provider} has the right type and base_url",
     )
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the provider wishes us to wait: milliseconds, seconds, or until a date."""
+    """The wait that the provider asks for: milliseconds, seconds, or until a date."""
     if (millis := _number(headers.get("retry-after-ms", ""))) is not None:
         return millis / 1000
-    wish = headers.get("Retry-After", "")
-    if (seconds := _number(wish)) is not None:
+    value = headers.get("Retry-After", "")
+    if (seconds := _number(value)) is not None:
         return seconds
-    try:  # Against the provider's own clock, so neither ours nor the difference matters.
-        until = parsedate_to_datetime(wish)
+    try:  # Relative to the provider's own clock, so that ours does not matter.
+        until = parsedate_to_datetime(value)
         return max(0.0, (until - parsedate_to_datetime(headers.get("Date", ""))).total_seconds())
-    except (ValueError, TypeError):  # No date, or one with and one without a zone.
+    except (ValueError, TypeError):  # Not dates, or only one of them with a zone.
         return None
 
 

@@ -1,7 +1,7 @@
-"""What is there without any configuration: keys in the environment, model servers on this machine.
+"""Providers without configuration: keys in the environment, and model servers on this machine.
 
-What is found is a document like any other, the lowest of them all; a key in it is a reference, so
-that the key itself stays where it was. Last in it is `offline`, which is always there.
+They form the lowest layer of the configuration. Keys are references, so the key itself stays in
+the environment. The last provider is `offline`, which is always available.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 OFF = "CULM_NO_DISCOVERY"
 OFFLINE = "offline"
-PROBE_S = 0.3  # For all servers together; one that is there answers in a tenth of it.
-KEPT_S = 60.0  # How long an answer counts.
+PROBE_S = 0.3  # For all servers together; a running one answers in a tenth of it.
+KEPT_S = 60.0  # The lifetime of a cached answer.
 ANSWER_BYTES_MAX = 1 << 20
-PLACES_MAX = 16  # Environments whose answers are remembered.
-MODELS_MAX = 200  # Of one server.
+ENVIRONMENTS_MAX = 16  # In the cache.
+MODELS_MAX = 200  # Per server.
 _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENING = "0A"
 
@@ -42,7 +42,7 @@ class LocalServer(NamedTuple):
     url_env: str
 
 
-# Where these listen unless told otherwise, the most preferred first.
+# With their default ports, the most preferred first.
 LOCAL_SERVERS = (
     LocalServer("ollama", "Ollama", 11434, "OLLAMA_HOST"),
     LocalServer("lmstudio", "LM Studio", 1234, "LMSTUDIO_BASE_URL"),
@@ -53,7 +53,7 @@ LOCAL_SERVERS = (
 
 @dataclass(frozen=True, slots=True)
 class FoundProviders:
-    """Providers that nobody configured, the most preferred first."""
+    """Discovered providers, the most preferred first."""
 
     providers: Document
 
@@ -95,13 +95,13 @@ def providers_by_key(env: Mapping[str, str]) -> Document:
 
 
 def _known(known: KnownProvider, env: Mapping[str, str]) -> Document:
-    moved = env.get(known.url_env, "").strip()
+    has_url = bool(env.get(known.url_env, "").strip())
     return {
         "id": known.id,
         "name": known.name,
         "type": known.type,
         "api_key": f"${known.key_env}",
-        "base_url": f"${known.url_env}" if moved else known.base_url,
+        "base_url": f"${known.url_env}" if has_url else known.base_url,
         "models": [msgspec.to_builtins(model) for model in known.models],
     }
 
@@ -117,102 +117,104 @@ class _Listing(Struct):
     data: list[_Listed] = field(default_factory=list[_Listed])
 
 
-class ServerPlace(NamedTuple):
-    """Where a server may be."""
+class ServerCandidate(NamedTuple):
+    """A server that may be running at this address."""
 
     server: LocalServer
     url: str
-    given: bool  # Somebody said so; else it is only where such servers are.
+    explicit: bool  # From the environment; else it is the default address.
 
 
 class LocalServers:
-    """Asks once for all workspaces, and remembers for a while."""
+    """Probes local servers, with a short-lived cache for all workspaces."""
 
     def __init__(self, clock: Clock, *, within_s: float = PROBE_S) -> None:
         self._clock = clock
         self._within_s = within_s
-        self._known: dict[tuple[ServerPlace, ...], tuple[float, Document]] = {}
-        self._asking = asyncio.Lock()
+        self._known: dict[tuple[ServerCandidate, ...], tuple[float, Document]] = {}
+        self._probing = asyncio.Lock()
 
     async def find(self, env: Mapping[str, str]) -> Document:
-        """The servers that answer, with the models they have."""
-        places = server_places_in(env)
-        async with self._asking:
-            until_s, found = self._known.get(places, (0.0, {}))
+        """The servers that answer, with their models."""
+        candidates = server_candidates(env)
+        async with self._probing:
+            until_s, found = self._known.get(candidates, (0.0, {}))
             now_s = self._clock.now_s()
             if now_s >= until_s:
-                found = await _ask_all(places, self._within_s)
-                self._known[places] = (now_s + KEPT_S, found)
-                while len(self._known) > PLACES_MAX:
+                found = await _probe_all(candidates, self._within_s)
+                self._known[candidates] = (now_s + KEPT_S, found)
+                while len(self._known) > ENVIRONMENTS_MAX:
                     del self._known[next(iter(self._known))]
             return found
 
 
-def server_places_in(env: Mapping[str, str]) -> tuple[ServerPlace, ...]:
-    return tuple(_place(server, env.get(server.url_env, "").strip()) for server in LOCAL_SERVERS)
+def server_candidates(env: Mapping[str, str]) -> tuple[ServerCandidate, ...]:
+    return tuple(
+        _candidate(server, env.get(server.url_env, "").strip()) for server in LOCAL_SERVERS
+    )
 
 
-def _place(server: LocalServer, given: str) -> ServerPlace:
-    if not given:
-        return ServerPlace(server, f"http://127.0.0.1:{server.port}/v1", given=False)
-    if "://" in given:  # Whoever writes a URL means its scheme's port.
-        url, usual_port = given, 443 if given.startswith("https:") else 80
+def _candidate(server: LocalServer, address: str) -> ServerCandidate:
+    if not address:
+        return ServerCandidate(server, f"http://127.0.0.1:{server.port}/v1", explicit=False)
+    if "://" in address:  # A URL without a port means the default port of its scheme.
+        url, usual_port = address, 443 if address.startswith("https:") else 80
     else:
-        host = f"[{given}]" if given.count(":") > 1 and "[" not in given else given
+        host = f"[{address}]" if address.count(":") > 1 and "[" not in address else address
         url, usual_port = f"http://{host}", server.port
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "127.0.0.1", parts.port or usual_port
     except ValueError:
-        return ServerPlace(server, url, given=True)  # It will not answer.
-    if host in ("0.0.0.0", "::"):  # Where it listens, which is no address to ask.
+        return ServerCandidate(server, url, explicit=True)  # It will not answer.
+    if host in ("0.0.0.0", "::"):  # A listening address, which cannot be connected to.
         host = "127.0.0.1"
     path = parts.path.rstrip("/") or "/v1"
-    shown = f"[{host}]" if ":" in host else host
-    return ServerPlace(server, f"{parts.scheme}://{shown}:{port}{path}", given=True)
+    name = f"[{host}]" if ":" in host else host
+    return ServerCandidate(server, f"{parts.scheme}://{name}:{port}{path}", explicit=True)
 
 
-async def _ask_all(places: Sequence[ServerPlace], within_s: float) -> Document:
-    answers: dict[ServerPlace, list[str]] = {}
-    await asyncio.to_thread(import_module, "aiohttp")  # Which takes half as long as may be asked.
+async def _probe_all(candidates: Sequence[ServerCandidate], within_s: float) -> Document:
+    answers: dict[ServerCandidate, list[str]] = {}
+    await asyncio.to_thread(import_module, "aiohttp")  # It takes half of the time limit below.
     foreign = foreign_ports(await asyncio.to_thread(_socket_tables), {0, os.getuid()})
-    asked = [place for place in places if place.given or place.server.port not in foreign]
+    probed = [one for one in candidates if one.explicit or one.server.port not in foreign]
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
-            for place in asked:
-                group.create_task(_ask(place, answers), name=f"probe {place.server.id}")
+            for one in probed:
+                group.create_task(_probe(one, answers), name=f"probe {one.server.id}")
     return {
-        place.server.id: {
-            "id": place.server.id,
-            "name": place.server.name,
+        one.server.id: {
+            "id": one.server.id,
+            "name": one.server.name,
             "type": "openai-compat",
-            "base_url": place.url,
-            "models": [{"id": model, "name": model} for model in answers[place]],
+            "base_url": one.url,
+            "models": [{"id": model, "name": model} for model in answers[one]],
         }
-        for place in places
-        if answers.get(place)
+        for one in candidates
+        if answers.get(one)
     }
 
 
-async def _ask(place: ServerPlace, answers: dict[ServerPlace, list[str]]) -> None:
+async def _probe(one: ServerCandidate, answers: dict[ServerCandidate, list[str]]) -> None:
     import aiohttp
 
     try:
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http,
-            http.get(f"{place.url}/models", allow_redirects=False) as response,
+            http.get(f"{one.url}/models", allow_redirects=False) as response,
         ):
             body = await response.content.read(ANSWER_BYTES_MAX)
             while len(body) < ANSWER_BYTES_MAX and (more := await response.content.readany()):
                 body += more
             if response.status == 200:
-                answers[place] = _models_in(body)
+                answers[one] = _models_in(body)
     except (aiohttp.ClientError, OSError, ValueError) as exc:
-        log.debug("no model server at %s: %s", place.url, type(exc).__name__)
+        log.debug("no model server at %s: %s", one.url, type(exc).__name__)
 
 
 def _models_in(body: bytes) -> list[str]:
-    """The models of a listing; none if it is something else that listens there."""
+    """The models of a listing; none if another kind of server listens there."""
     try:
         listing = msgspec.json.decode(body, type=_Listing)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -222,7 +224,7 @@ def _models_in(body: bytes) -> list[str]:
 
 
 def _socket_tables() -> list[str]:
-    """The kernel's lists of sockets; none where it has no such files."""
+    """The kernel's socket tables; none on systems without these files."""
     tables: list[str] = []
     for file in _SOCKETS:
         with suppress(OSError):
@@ -231,7 +233,7 @@ def _socket_tables() -> list[str]:
 
 
 def foreign_ports(tables: Iterable[str], ours: Collection[int]) -> set[int]:
-    """Ports on which users other than `ours` listen: prompts are not for them."""
+    """Ports on which users other than `ours` listen. They must not receive prompts."""
     foreign: set[int] = set()
     for line in (line for table in tables for line in table.splitlines()[1:]):
         with suppress(ValueError, IndexError):
@@ -241,11 +243,11 @@ def foreign_ports(tables: Iterable[str], ours: Collection[int]) -> set[int]:
     return foreign
 
 
-# --- all of it
+# --- all providers
 
 
 async def find_local_servers(env: Mapping[str, str], servers: LocalServers) -> FoundProviders:
-    """What there is for whoever has this environment."""
+    """All providers that are available in this environment."""
     if is_off(env):
         return NOTHING
     local = await servers.find(env)

@@ -1,6 +1,6 @@
-"""A model that says what it was told to say, for simulations: no network and no clock of its own.
+"""A model with scripted answers, for simulations: without a network and without its own clock.
 
-Pauses are the event loop's, so under a virtual clock they take no time.
+Pauses use the event loop, so under a virtual clock they take no time.
 """
 
 import asyncio
@@ -10,23 +10,23 @@ from copy import deepcopy
 from culm.errors import ModelFailed
 from culm.model.base import ModelEvent, ModelRequest
 
-Step = ModelEvent | float | BaseException  # An event, a pause in seconds, or what to raise.
+Step = ModelEvent | float | BaseException  # An event, a pause in seconds, or an exception to raise.
 Answer = Sequence[Step]
 Script = Sequence[Answer] | Callable[[ModelRequest], Answer]
 
 
 class ScriptedModel:
-    """Gives its answers in order, one a request, or asks `script` for each.
+    """Gives its answers in order, one per request, or calls `script` for each.
 
-    An answer without `Done` at its end is a stream that was cut: it just stops.
+    An answer without `AnswerDone` at its end is a stream that was cut.
     """
 
     def __init__(self, script: Script) -> None:
-        self.requests: list[ModelRequest] = []  # As they were when they were made.
+        self.requests: list[ModelRequest] = []  # Copies, as they were when they arrived.
         self._script = script
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-        """Play the next answer; raises `ModelFailed` if there is none left."""
+        """Play the next answer; raises `ModelFailed` if no answer is left."""
         answer = self._next(request)
         for step in answer:
             if isinstance(step, BaseException):

@@ -1,6 +1,6 @@
-"""The course of one request, the same in every dialect: post, read lines, tell events.
+"""The course of one request in any dialect: post it, read lines, yield events.
 
-The words of the request and of the answer are the dialect's own.
+The dialect encodes the request and parses the answer.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from culm.model.failures import ProviderPeer
 from culm.model.http import ProviderRequest, ProviderResponse, open_answer
 from culm.wire.messages import BinaryPart, Part, TextPart, ToolCallPart, ToolResultPart
 
-LARGE = 1 << 20  # Bytes of one request; to spell them takes some ten milliseconds.
-SLICE = 256  # Lines taken at once: some 128 deltas, a millisecond of work.
+LARGE = 1 << 20  # Bytes of one request; encoding them takes some ten milliseconds.
+SLICE = 256  # Lines parsed at once: some 128 deltas, a millisecond of work.
 
 
 class AnswerParser(Protocol):
@@ -22,18 +22,18 @@ class AnswerParser(Protocol):
 
     @property
     def done(self) -> bool:
-        """The stream said that nothing follows."""
+        """The stream has announced its end."""
         ...
 
     @property
     def complete(self) -> bool:
-        """All of the answer has come; at most the goodbye is missing."""
+        """The whole answer has arrived; at most the end marker is missing."""
         ...
 
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]: ...
 
     def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
-        """The end of the body; `rest` is the line it ended in. Raises if something is missing."""
+        """Handle the end of the body; `rest` is its unfinished line. Raises if it is too early."""
         ...
 
 
@@ -42,22 +42,22 @@ async def stream_answer(
     request: ModelRequest,
     make_post: Callable[[], ProviderRequest],
     peer: ProviderPeer,
-    reading: AnswerParser,
+    parser: AnswerParser,
 ) -> AsyncGenerator[ModelEvent]:
-    """Ask, and yield the answer as it comes; raises `ModelFailed`."""
-    # What is large takes its time to spell; meanwhile the others go on.
+    """Send the request and yield the answer as it arrives; raises `ModelFailed`."""
+    # Encoding a large request takes long, and other tasks must go on meanwhile.
     post = await asyncio.to_thread(make_post) if _is_large(request) else make_post()
     async with open_answer(setup, post, peer) as answer:
-        while not reading.done and (lines := await _next_lines(answer, reading)) is not None:
+        while not parser.done and (lines := await _next_lines(answer, parser)) is not None:
             for start in range(0, len(lines), SLICE):
                 if start:
-                    await asyncio.sleep(0)  # A model in a hurry must not hold up the others.
-                for event in joined(reading.on_lines(lines[start : start + SLICE])):
+                    await asyncio.sleep(0)  # A fast model must not block other tasks.
+                for event in joined(parser.on_lines(lines[start : start + SLICE])):
                     answer.mark_progress()
                     yield event
-        if reading.done:
+        if parser.done:
             await answer.drain()
-        for event in reading.on_end(answer.rest()):
+        for event in parser.on_end(answer.rest()):
             yield event
 
 
@@ -66,7 +66,7 @@ def _is_large(request: ModelRequest) -> bool:
 
 
 def _weight(part: Part) -> int:
-    """About how many bytes it takes to spell, told from lengths alone."""
+    """The approximate encoded size in bytes, estimated from lengths alone."""
     match part:
         case TextPart(data=text):
             return len(text.text)
@@ -80,10 +80,10 @@ def _weight(part: Part) -> int:
             return 0
 
 
-async def _next_lines(answer: ProviderResponse, reading: AnswerParser) -> list[bytes] | None:
+async def _next_lines(answer: ProviderResponse, parser: AnswerParser) -> list[bytes] | None:
     try:
         return await answer.lines()
     except ModelFailed:
-        if not reading.complete:
+        if not parser.complete:
             raise
-        return None  # Only the goodbye was lost.
+        return None  # Only the end marker was lost.

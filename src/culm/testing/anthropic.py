@@ -1,4 +1,4 @@
-"""An answer as Anthropic's messages API words it."""
+"""Answers in the format of Anthropic's messages API."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ from culm.testing.base import AnswerHeader, FilledBlock, ScriptBlock
 from culm.testing.script import ScriptedUsage
 from culm.wire.codec import Json, encode
 
-FINISH = {"content_filter": "refusal"}  # The others are this dialect's own words.
-SIGNATURE = "c2NyaXB0ZWQ="  # What a client must give back with the thinking; here it is a constant.
+FINISH = {"content_filter": "refusal"}  # The other reasons have the same names in this dialect.
+SIGNATURE = "c2NyaXB0ZWQ="  # A client must return it with the thinking; here it is a constant.
 ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,7 +25,7 @@ _DELTAS = {
 
 
 class AnthropicDialect:
-    """One answer. What the deltas of a block share is encoded once, as thousands may follow."""
+    """One answer. The common part of a block's deltas is encoded once, as it may have thousands."""
 
     def __init__(self, answer: AnswerHeader) -> None:
         self._answer = answer
@@ -80,10 +80,10 @@ class AnthropicDialect:
         return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":\n\n'
 
     def unknown(self) -> bytes:
-        return _event("culm_unknown", note="a client passes over what it does not know")
+        return _event("culm_unknown", note="clients ignore unknown events")
 
     def failed(self) -> bytes:
-        data = self.problem(529, "the script says that this answer fails here")
+        data = self.problem(529, "the script makes this answer fail here")
         return b"event: error\ndata: " + data + b"\n\n"
 
     def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
@@ -116,7 +116,7 @@ def _whole_block(block: ScriptBlock, text: str) -> Json:
 
 
 def _arguments(text: str) -> Json:
-    """Here arguments are a value, not text; what is no JSON can only go out as a string."""
+    """Arguments are a value in this dialect; invalid JSON can only be sent as a string."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,6 +1,6 @@
-"""What a provider's dialect is given to say: blocks in pieces, and how the answer ends.
+"""The interface of a provider's dialect: blocks in pieces, and the end of an answer.
 
-A dialect turns these words into bytes and nothing else: it sends nothing and knows no time.
+A dialect only converts them to bytes; it does not send anything.
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -14,7 +14,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class ScriptBlock(Struct, frozen=True, gc=False):
-    """One stretch of an answer: its reasoning, its text, or one of its calls."""
+    """A section of an answer: its reasoning, its text, or one of its calls."""
 
     kind: Kind
     index: int  # Among all blocks of the answer.
@@ -35,7 +35,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class RequestShape(Struct, frozen=True):
-    """What of a request decides the shape of its answer; both dialects name it alike."""
+    """The fields of a request that affect its answer; they are the same in both dialects."""
 
     messages: Raw
     system: Raw = Raw(b"null")
@@ -45,13 +45,13 @@ class RequestShape(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """System prompt and messages as JSON, spelled alike whichever client wrote them."""
+        """System prompt and messages as normalized JSON."""
         parts: list[Json] = [decode(self.system, object), decode(self.messages, object)]
         return encode(parts).decode()
 
 
 class AnswerHeader(Struct, frozen=True):
-    """What an answer says of itself."""
+    """Metadata of an answer."""
 
     n: int  # The request's number.
     model: str
@@ -60,12 +60,12 @@ class AnswerHeader(Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """One answer in a provider's words. Everything but `whole` is bytes of an event stream."""
+    """One answer in a provider's format. All but `whole` and `problem` return parts of a stream."""
 
     def __init__(self, answer: AnswerHeader) -> None: ...
 
     def head(self, usage: ScriptedUsage | None) -> bytes:
-        """What comes before everything."""
+        """The beginning of the stream."""
         ...
 
     def began(self, block: ScriptBlock) -> bytes: ...
@@ -77,7 +77,7 @@ class Dialect(Protocol):
     def ended(self, block: ScriptBlock) -> bytes: ...
 
     def tail(self, finish: str, usage: ScriptedUsage | None) -> bytes:
-        """What comes after everything."""
+        """The end of the stream."""
         ...
 
     def malformed(self) -> bytes:
@@ -85,18 +85,18 @@ class Dialect(Protocol):
         ...
 
     def unknown(self) -> bytes:
-        """An event of a type that no client knows, which it should pass over."""
+        """An event of an unknown type, which clients should ignore."""
         ...
 
     def failed(self) -> bytes:
-        """An error that comes when the answer has begun."""
+        """An error after the beginning of the answer."""
         ...
 
     def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
-        """The answer to a client that did not ask for a stream."""
+        """The answer to a request without streaming."""
         ...
 
     @staticmethod
     def problem(status: int, message: str) -> bytes:
-        """The body of an error."""
+        """The body of an error response."""
         ...

@@ -1,4 +1,4 @@
-"""`python -m culm.testing.model_server`: the server as a program, for tests in other processes."""
+"""The model server as a program: `python -m culm.testing.model_server`."""
 
 import asyncio
 import resource
@@ -13,11 +13,11 @@ from culm.errors import AppError
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script, read_script
 
-FILES = 4_096  # Twice the answers at a time; a shell's default is 1,024.
+FILES = 4_096  # Twice the concurrent answers; the default of shells is 1,024.
 DEFAULT = Script(
     otherwise=Reply(
-        text="Hello! I am no real model but a script: I say the same to everybody, I cost nothing"
-        " and I need no network. Give me a script of your own with --script."
+        text="Hello! I am not a real model but a script: I always give the same answer, I cost"
+        " nothing and I need no network. Use --script to give me a script of your own."
     )
 )
 
@@ -27,26 +27,26 @@ DEFAULT = Script(
     "--script",
     "script_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON file with the script (docs/testing.md). Default: a greeting for everybody.",
+    help="JSON file with the script (docs/testing.md). Default: a greeting.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="TCP port; 0 takes any free one.",
+    help="TCP port; 0 selects a free one.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def model_server(script_file: Path | None, port: int, host: str) -> None:
     """Play a language-model provider from a script, until SIGTERM or SIGINT.
 
-    Speaks POST /v1/chat/completions as OpenAI does and POST /v1/messages as Anthropic does.
-    Prints one line `listening URL` when it is ready. Asks for no key: anybody who can reach the
-    address can use it.
+    Implements POST /v1/chat/completions of OpenAI and POST /v1/messages of Anthropic. Prints one
+    line `listening URL` when it is ready. Requires no key: anyone who can reach the address can
+    use it.
 
     \b
-    GET  /culm/requests     what was asked so far
-    POST /culm/release      let held answers go on (?n=3: one)
+    GET  /culm/requests     list the requests so far
+    POST /culm/release      continue held answers (?n=3: only one)
     POST /culm/script       replace the script
 
     \b
@@ -61,7 +61,7 @@ def model_server(script_file: Path | None, port: int, host: str) -> None:
 
 
 def main() -> None:
-    """Run, and say what failed and what to do about it."""
+    """Run, and report errors with their hints."""
     try:
         model_server(prog_name="python -m culm.testing.model_server")
     except AppError as exc:
@@ -76,7 +76,7 @@ async def _serve(script: Script, host: str, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with open_model_server(script, host=host, port=port) as server:
-        # The one line a script waits for; it must not sit in a buffer.
+        # Scripts wait for this line; it must not stay in a buffer.
         print(f"listening {server.url}", flush=True)  # noqa: T201
         await stop.wait()
 

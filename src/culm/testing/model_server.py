@@ -1,7 +1,7 @@
 """A language-model provider played from a script, over real HTTP on loopback.
 
-Owns the socket, the routes and what was seen. It speaks OpenAI's chat completions and Anthropic's
-messages; `culm.testing.script` has the words of a script. Also a program:
+Owns the socket, the routes and the log of requests. It implements OpenAI's chat completions and
+Anthropic's messages; `culm.testing.script` defines the format of a script. Also a program:
 
     python -m culm.testing.model_server --help
 """
@@ -22,15 +22,15 @@ from culm.testing.request_log import UNREADABLE, RequestLog, SeenRequest
 from culm.testing.script import Player, Reply, Script, parse_script
 from culm.wire.codec import decode, encode
 
-BODY_BYTES_MAX = 64 << 20  # As the largest request that culm itself takes.
+BODY_BYTES_MAX = 64 << 20  # The largest request that culm itself accepts.
 STREAMS_MAX = 2_000
-BACKLOG = 2_000  # As many may connect at once.
-CLOSE_S = 5.0  # A handler that was cancelled needs no time; this bounds a mistake.
+BACKLOG = 2_000  # All clients may connect at once.
+CLOSE_S = 5.0  # Cancelled handlers end at once; this limits the effect of a bug.
 DIALECTS: dict[str, type[Dialect]] = {
     "/v1/chat/completions": OpenAiDialect,
     "/v1/messages": AnthropicDialect,
 }
-# One list for both dialects: each finds the fields it looks for.
+# One list for both dialects, with the fields of each.
 MODELS = encode(
     {
         "object": "list",
@@ -61,25 +61,25 @@ class ModelServer:
         self._player = Player(script)
         self._history = RequestLog()
         self._clock = LoopClock()
-        # The task of each connection that is being answered, and what it writes to.
+        # The task of each active connection, and its transport.
         self._live: dict[asyncio.Task[None], asyncio.Transport] = {}
         self._closing = False
 
     @property
     def requests(self) -> list[SeenRequest]:
-        """Every request for an answer, in the order they came; the newest 10,000."""
+        """The newest 10,000 requests for an answer, in order of arrival."""
         return self._history.requests
 
     def play(self, script: Script) -> None:
-        """Replace the script; answers that have begun go on."""
+        """Replace the script; answers that have begun are not affected."""
         self._player = Player(script)
 
     def add(self, reply: Reply) -> None:
-        """Append one to the replies that are given in order."""
+        """Append to the replies that are given in order."""
         self._player.add(reply)
 
     def release(self, n: int | None = None) -> None:
-        """Let request `n`, or every request seen so far, pass its `hold_after`.
+        """Let request `n`, or every request so far, pass its `hold_after`.
 
         A request that has not reached it yet will not stop there. Raises `NotFound`.
         """
@@ -87,14 +87,14 @@ class ModelServer:
             seen.released.set()
 
     async def until_requests(self, n: int) -> None:
-        """Wait until `n` requests have come, as `Seen.n` counts them."""
+        """Wait for the arrival of `n` requests, as `SeenRequest.n` counts them."""
         await self._history.until(lambda: self._history.count >= n)
 
     async def until_left(self, n: int) -> None:
-        """Wait for the client of request `n` to go; raises `Conflict` if it stayed to the end."""
+        """Wait until the client of request `n` leaves; raises `Conflict` if it does not."""
         await self._history.until_left(n)
 
-    # --- the rest is for `open_model_server`
+    # --- the methods below are for `open_model_server`
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -107,11 +107,11 @@ class ModelServer:
         ]
 
     async def close(self) -> None:
-        """End every answer that is on its way."""
+        """End all active answers."""
         self._closing = True
         tasks = set(self._live)
         for transport in self._live.values():
-            transport.abort()  # A client that does not read would keep one that is only closed.
+            transport.abort()  # A closed transport would wait for a client that does not read.
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
 
@@ -131,7 +131,7 @@ class ModelServer:
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return problem(dialect, 413, f"a request may have at most {BODY_BYTES_MAX} bytes")
+            return problem(dialect, 413, f"the request is larger than {BODY_BYTES_MAX} bytes")
         seen = self._history.record(request.path, request.headers, raw, self._clock.now_s())
         try:
             chosen = self._choose(request, transport, seen, dialect)
@@ -140,7 +140,7 @@ class ModelServer:
             return response
         except (asyncio.CancelledError, ConnectionError) as exc:
             seen.left = not seen.ended and not self._closing
-            # A client that leaves is no error: to aiohttp, either is a request given up.
+            # A client that leaves is not an error; aiohttp expects a cancelled handler.
             raise asyncio.CancelledError from exc
         finally:
             self._history.notify()
@@ -153,19 +153,19 @@ class ModelServer:
         dialect: type[Dialect],
     ) -> ModelExchange | web.Response:
         if len(self._live) > STREAMS_MAX:
-            return problem(dialect, 503, f"at most {STREAMS_MAX} answers at a time")
+            return problem(dialect, 503, f"too many concurrent answers: at most {STREAMS_MAX}")
         try:
             asked = decode(seen.raw, RequestShape)
             reply = self._player.find_reply(lambda: asked.text)
         except UNREADABLE as exc:
-            return problem(dialect, 400, f"the request is not usable: {exc}")
+            return problem(dialect, 400, f"invalid request: {exc}")
         if reply is not None:
             return ModelExchange(request, transport, seen, asked, reply, dialect)
         return problem(
             dialect,
             500,
-            f"the script is exhausted: for request {seen.n} there is no rule that takes it,"
-            " no reply left and no `otherwise`",
+            f"the script is exhausted: request {seen.n} matches no rule, no reply is left,"
+            " and there is no `otherwise`",
         )
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -194,7 +194,9 @@ class ModelServer:
     async def _elsewhere(self, request: web.Request) -> web.Response:
         known = ", ".join(["GET /v1/models", *(f"POST {path}" for path in DIALECTS)])
         return problem(
-            OpenAiDialect, 404, f"no {request.method} {request.path} here; there is {known}"
+            OpenAiDialect,
+            404,
+            f"unknown route {request.method} {request.path}; use {known}",
         )
 
 
@@ -202,11 +204,11 @@ class ModelServer:
 async def open_model_server(
     script: Script = _EMPTY, *, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncGenerator[ModelServer]:
-    """Serve `script` while in the block; raises `ListenFailed`. Port 0 takes any free one."""
+    """Serve `script` in the block; raises `ListenFailed`. Port 0 selects a free one."""
     server = ModelServer(script)
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.add_routes(server.routes())
-    # A client that leaves ends its answer, which is how we see that it has left.
+    # The handler is cancelled when its client leaves, which is how that is detected.
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S
     )
@@ -224,7 +226,7 @@ async def open_model_server(
     finally:
         await server.close()
         await runner.cleanup()
-        await asyncio.sleep(0)  # The tasks of idle connections end in this turn of the loop.
+        await asyncio.sleep(0)  # The tasks of idle connections end in this iteration of the loop.
 
 
 if __name__ == "__main__":

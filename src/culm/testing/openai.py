@@ -1,4 +1,4 @@
-"""An answer as OpenAI's chat completions word it."""
+"""Answers in the format of OpenAI's chat completions."""
 
 from culm.testing.base import AnswerHeader, FilledBlock, ScriptBlock
 from culm.testing.script import ScriptedUsage
@@ -8,14 +8,14 @@ FINISH = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 
 
 class OpenAiDialect:
-    """One answer. What all its chunks share is encoded once, as thousands may follow."""
+    """One answer. The common part of its chunks is encoded once, as it may have thousands."""
 
     def __init__(self, answer: AnswerHeader) -> None:
         self._answer = answer
         self._id = f"chatcmpl-{answer.n}"
         shared = encode(self._named("chat.completion.chunk"))[:-1]
         self._before = b"data: " + shared + b',"choices":[{"index":0,"delta":'
-        # A provider that is asked for usage names it in every chunk.
+        # If usage was requested, providers include the field in every chunk.
         usage = b',"usage":null' if answer.include_usage else b""
         self._after = b',"finish_reason":null}]' + usage + b"}\n\n"
         self._text = self._before + b'{"content":'
@@ -61,14 +61,12 @@ class OpenAiDialect:
         return b'data: {"choices":[{"index":0,"delta":{"content":\n\n'
 
     def unknown(self) -> bytes:
-        # A comment too: some providers send one to keep a connection open.
+        # Also a comment, which some providers send to keep a connection open.
         data = encode({"object": "culm.unknown", "choices": None})
         return b": still here\n\nevent: culm.unknown\ndata: " + data + b"\n\n"
 
     def failed(self) -> bytes:
-        return (
-            b"data: " + self.problem(500, "the script says that this answer fails here") + b"\n\n"
-        )
+        return b"data: " + self.problem(500, "the script makes this answer fail here") + b"\n\n"
 
     def whole(self, content: list[FilledBlock], finish: str, usage: ScriptedUsage | None) -> bytes:
         message: dict[str, Json] = {"role": "assistant", "content": None}
@@ -104,7 +102,7 @@ def _call(block: ScriptBlock, arguments: str) -> dict[str, Json]:
 
 
 def _usage(usage: ScriptedUsage) -> Json:
-    # This dialect counts what a cache gave or took as part of the prompt, and names only reads.
+    # The prompt tokens include cache reads and writes; only the reads are listed separately.
     prompt = usage.input + usage.cache_read + usage.cache_write
     return {
         "prompt_tokens": prompt,

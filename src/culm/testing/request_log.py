@@ -1,4 +1,4 @@
-"""The requests a `ModelServer` has seen, within bounds, and waiting for what becomes of them."""
+"""A bounded log of the requests to a `ModelServer`, and waiting for their progress."""
 
 import asyncio
 from collections import deque
@@ -10,9 +10,9 @@ import msgspec
 from culm.errors import Conflict, NotFound
 from culm.wire.codec import Json, encode
 
-REQUESTS_MAX = 10_000  # Beyond it the oldest are forgotten.
-BODY_BYTES_MAX = 256 << 20  # Of all remembered bodies; beyond it the oldest are dropped.
-# What decoding a body raises that is no JSON, or JSON nested a thousand deep.
+REQUESTS_MAX = 10_000  # Older ones are dropped.
+BODY_BYTES_MAX = 256 << 20  # Of all bodies together; older ones are dropped.
+# Exceptions of decoding a body that is not JSON, or too deeply nested.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -22,16 +22,16 @@ class SeenRequest:
 
     n: int  # The first is 1.
     path: str
-    headers: Mapping[str, str]  # Names are found whatever their case.
-    at: float  # When it had arrived whole; seconds since 1970.
-    raw: bytes  # The body as it came; empty once dropped.
-    left: bool = False  # The client went before the end.
-    ended: bool = False  # The answer was given to its end, or as far as the script says.
+    headers: Mapping[str, str]  # Names are case-insensitive.
+    at: float  # The time when all of it had arrived, in seconds since 1970.
+    raw: bytes  # The body; empty once dropped.
+    left: bool = False  # The client left before the end.
+    ended: bool = False  # The answer was sent to its end, or to the fault in the script.
     released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @property
     def body(self) -> Json:
-        """The decoded body; None if it was no JSON, or has been dropped."""
+        """The decoded body; None if it is not JSON, or has been dropped."""
         try:
             return msgspec.json.decode(self.raw)
         except UNREADABLE:
@@ -39,11 +39,11 @@ class SeenRequest:
 
 
 class RequestLog:
-    """Remembers requests in the order they came."""
+    """The requests in order of arrival."""
 
     def __init__(self) -> None:
         self.requests: list[SeenRequest] = []  # The newest `REQUESTS_MAX`.
-        self.count = 0  # Of all that ever came.
+        self.count = 0  # Including dropped ones.
         self._with_body: deque[SeenRequest] = deque()
         self._body_bytes = 0
         self._changed = asyncio.Event()
@@ -62,13 +62,13 @@ class RequestLog:
         return seen
 
     def get(self, n: int) -> SeenRequest:
-        """Request `n`; raises `NotFound` if it has not come or is forgotten."""
+        """Request `n`; raises `NotFound` if it has not arrived or was dropped."""
         if self.requests and 0 <= (at := n - self.requests[0].n) < len(self.requests):
             return self.requests[at]
-        raise NotFound(f"there is no request {n}")
+        raise NotFound(f"request not found: {n}")
 
     def notify(self) -> None:
-        """Wake everybody who waits: something has changed."""
+        """Wake all waiters after a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -77,7 +77,7 @@ class RequestLog:
             await self._changed.wait()
 
     async def until_left(self, n: int) -> None:
-        """Wait for the client of request `n` to go; raises `Conflict` if it stayed to the end."""
+        """Wait until the client of request `n` leaves; raises `Conflict` if it does not."""
         await self.until(lambda: self.count >= n)
         seen = self.get(n)
         await self.until(lambda: seen.left or seen.ended)
@@ -93,7 +93,7 @@ class RequestLog:
         )
 
     def _drop_body(self, seen: SeenRequest) -> None:
-        # Bodies are dropped in the order they came, and so is this one.
+        # Bodies are dropped in order of arrival.
         if self._with_body and self._with_body[0] is seen:
             self._with_body.popleft()
             self._body_bytes -= len(seen.raw)

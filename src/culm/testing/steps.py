@@ -1,6 +1,6 @@
-"""An answer as the steps that send it: pure, so that every fault can be looked at as a value.
+"""An answer as a sequence of steps to send. Pure, so that every fault is a value.
 
-Owns the order of things: which piece follows which, and after which delta the trouble comes.
+Owns the order of the pieces and the positions of the faults.
 """
 
 import re
@@ -14,18 +14,18 @@ from msgspec import Struct, UnsetType
 from culm.testing.base import Dialect, FilledBlock, ScriptBlock
 from culm.testing.script import Reply, ScriptedUsage
 
-WORD = re.compile(r"\S+\s*|\s+")
-ARGUMENT_CHARS = 8  # A piece of a call's arguments; providers send two or three tokens at once.
+PIECE = re.compile(r"\S+\s*|\s+")
+ARGUMENT_CHARS = 8  # Per piece of a call's arguments; providers send two or three tokens at once.
 
 
 class RawStep(Struct, frozen=True, gc=False):
-    """Bytes that are no delta: they are neither counted nor paced."""
+    """Bytes other than deltas, which are neither counted nor paced."""
 
     data: bytes
 
 
 class FaultStep(Enum):
-    """What happens instead of sending."""
+    """A fault of the connection, in place of bytes to send."""
 
     HOLD = auto()
     STALL = auto()
@@ -33,7 +33,7 @@ class FaultStep(Enum):
     END = auto()
 
 
-Step = bytes | RawStep | FaultStep  # Plain bytes are one delta.
+Step = bytes | RawStep | FaultStep  # Bytes are one delta.
 
 
 class BlockBegan(Struct, frozen=True, gc=False):
@@ -52,7 +52,7 @@ class BlockEnded(Struct, frozen=True, gc=False):
 def steps(
     reply: Reply, n: int, input_tokens: int, dialect: Dialect, now_ns: Callable[[], int]
 ) -> Iterator[Step]:
-    """A streamed answer to request `n`, made while it is sent; `now_ns` stamps the deltas."""
+    """A streamed answer to request `n`, generated while it is sent; `now_ns` stamps deltas."""
     yield RawStep(dialect.head(usage_of(reply, input_tokens, 1)))
     faults = _faults(reply, dialect)
     sent = 0
@@ -80,10 +80,10 @@ def steps(
 def events(
     reply: Reply, n: int, now_ns: Callable[[], int]
 ) -> Iterator[BlockBegan | BlockPiece | BlockEnded]:
-    """The blocks of an answer and their pieces, in the order in which they are sent."""
+    """The blocks of an answer and their pieces, in the order of sending."""
     index = 0
     if reply.reasoning:
-        yield from _one_block(ScriptBlock("reasoning", index), _words(reply.reasoning))
+        yield from _one_block(ScriptBlock("reasoning", index), _pieces(reply.reasoning))
         index += 1
     if reply.text or reply.deltas or reply.tokens or reply.long_line_bytes:
         yield from _one_block(ScriptBlock("text", index), _text(reply, now_ns))
@@ -116,7 +116,7 @@ def events(
 
 
 def content_of(reply: Reply, n: int, now_ns: Callable[[], int]) -> tuple[list[FilledBlock], int]:
-    """The blocks of an answer that is not streamed, and how many deltas it would have had."""
+    """The blocks of an answer that is not streamed, and the number of deltas of a stream."""
     found: dict[ScriptBlock, list[str]] = {}
     for event in events(reply, n, now_ns):
         pieces = found.setdefault(event.block, [])
@@ -127,14 +127,14 @@ def content_of(reply: Reply, n: int, now_ns: Callable[[], int]) -> tuple[list[Fi
 
 
 def usage_of(reply: Reply, input_tokens: int, output_tokens: int) -> ScriptedUsage | None:
-    """What the script says was used, or what is plausible if it says nothing."""
+    """The usage in the script, or a plausible one if there is none."""
     if isinstance(reply.usage, UnsetType):
         return ScriptedUsage(input=input_tokens, output=output_tokens)
     return reply.usage
 
 
 def _faults(reply: Reply, dialect: Dialect) -> deque[tuple[int, Step]]:
-    """What goes wrong, after how many deltas; in one place, what lets the answer go on first."""
+    """The faults, each after a number of deltas; at the same number, the harmless ones first."""
     planned: list[tuple[int | None, Step]] = [
         (1 if reply.unknown_event else None, RawStep(dialect.unknown())),
         (reply.malformed_after, RawStep(dialect.malformed())),
@@ -157,8 +157,8 @@ def _one_block(
     yield BlockEnded(block)
 
 
-def _words(text: str) -> Iterator[str]:
-    return (match[0] for match in WORD.finditer(text))
+def _pieces(text: str) -> Iterator[str]:
+    return (match[0] for match in PIECE.finditer(text))
 
 
 def _text(reply: Reply, now_ns: Callable[[], int]) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _text(reply: Reply, now_ns: Callable[[], int]) -> Iterator[str]:
         return (f"@{now_ns()} " for _ in range(reply.tokens))
     if reply.tokens:
         return (f"tok{n} " for n in range(reply.tokens))
-    pieces = iter(reply.deltas) if reply.deltas else _words(reply.text)
+    pieces = iter(reply.deltas) if reply.deltas else _pieces(reply.text)
     return (f"@{now_ns()} {piece}" for piece in pieces) if reply.stamp else pieces
 
 

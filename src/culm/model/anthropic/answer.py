@@ -1,7 +1,7 @@
-"""An answer in the stream of Anthropic's messages: lines in, events out.
+"""Parser of a streamed answer of Anthropic's messages API: lines in, events out.
 
-Pure. Every line of data says its own type, so the lines that name events are passed over, and
-with them everything nobody has heard of. How thinking is kept is `anthropic_kept.py`.
+Pure. Every data line contains its type, so `event:` lines are ignored, as are unknown types.
+`reasoning_roundtrip.py` records thinking.
 """
 
 import json
@@ -26,10 +26,10 @@ from culm.model.base import (
     usage_of,
 )
 from culm.model.failures import ProviderPeer
-from culm.model.lines import UNREADABLE, is_whole
+from culm.model.http import UNREADABLE, is_whole
 from culm.wire.codec import Json, encodable, encode
 
-# --- what comes over the wire, as far as we read it; without GC tracking, as in `base.py`
+# --- the fields of the stream that are used; without GC tracking, as in `base.py`
 
 
 class _Delta(Struct, gc=False):
@@ -64,7 +64,7 @@ class _Message(Struct, gc=False):
 
 
 class _Event(Struct, gc=False):
-    """All kinds of events in one: a field that is not theirs is absent."""
+    """All types of events in one; fields of other types are absent."""
 
     type: str | None = None
     index: int | None = None
@@ -75,7 +75,7 @@ class _Event(Struct, gc=False):
     error: Json = None
 
 
-# Lax, as some servers count in floats or strings.
+# Lax, because some servers send counts as floats or strings.
 _decode = msgspec.json.Decoder(_Event, strict=False).decode
 
 
@@ -96,7 +96,7 @@ _STOP = _Event("message_stop")
 _STOP_REASONS: dict[str, StopReason] = {
     "end_turn": "end_turn",
     "stop_sequence": "end_turn",
-    "pause_turn": "end_turn",  # Of tools that run at the provider; we ask for none.
+    "pause_turn": "end_turn",  # For tools that run at the provider; we use none.
     "max_tokens": "max_tokens",
     "model_context_window_exceeded": "max_tokens",
     "tool_use": "tool_use",
@@ -107,18 +107,18 @@ _STOP_REASONS: dict[str, StopReason] = {
 @dataclass(slots=True)
 class _Call:
     key: int
-    whole: str = ""  # Arguments that came with the beginning; pieces that follow replace them.
+    whole: str = ""  # Arguments from the start event; pieces that follow replace them.
 
 
 class AnthropicAnswer:
     """The state of one answer: lines in, events out."""
 
     def __init__(self, peer: ProviderPeer) -> None:
-        self.done = False  # The stream said that nothing follows.
-        self.finish: str | None = None  # Why the answer ended, once it has.
+        self.done = False  # The stream has announced its end.
+        self.finish: str | None = None  # The reason for the end, once the answer has ended.
         self._peer = peer
-        self._calls: dict[int, _Call] = {}  # By the index of their block.
-        self._supervisor = ThinkingRecorder()
+        self._calls: dict[int, _Call] = {}  # By the index of the block.
+        self._thinking = ThinkingRecorder()
         self._usage: _Usage | None = None
 
     @property
@@ -128,7 +128,7 @@ class AnthropicAnswer:
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
         for line in lines if not self.done else ():
             if not line.startswith(b"data:"):
-                continue  # A comment, an event's name, or the empty line behind each event.
+                continue  # A comment, the name of an event, or the empty line after it.
             try:
                 event = _decode(line[5:])
             except UNREADABLE:
@@ -136,7 +136,7 @@ class AnthropicAnswer:
             delta = event.delta
             if delta is not None and delta.type == "text_delta":
                 if text := delta.text:
-                    self._supervisor.said += len(text)
+                    self._thinking.said += len(text)
                     yield TextDelta(text)
             elif delta is not None:
                 yield from self._on_delta(event, delta)
@@ -146,7 +146,7 @@ class AnthropicAnswer:
                     return
 
     def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
-        """The end of the body; `rest` is the line it ended in."""
+        """Handle the end of the body; `rest` is its unfinished line."""
         if not self.done and is_whole(rest):
             yield from self.on_lines([rest])
         if self.finish is None and not self.done:
@@ -163,12 +163,12 @@ class AnthropicAnswer:
                     call.whole = ""
                     yield CallDelta(call.key, delta.partial_json)
             case "thinking_delta" if delta.thinking:
-                self._supervisor.thought += len(delta.thinking)
+                self._thinking.thought += len(delta.thinking)
                 yield ReasoningDelta(delta.thinking)
             case "signature_delta" if delta.signature:
                 yield ReasoningDelta("", delta.signature)
             case _:
-                yield from self._on_event(event)  # The delta of a whole message has no type.
+                yield from self._on_event(event)  # The delta of a message has no type.
 
     def _on_event(self, event: _Event) -> Iterator[ModelEvent]:
         match event.type:
@@ -186,40 +186,40 @@ class AnthropicAnswer:
             case "message_stop":
                 self.done = True
             case _ if event.error or event.type == "error":
-                raise failures.on_stream_error(self._peer, event.error or "it does not say why")
+                raise failures.on_stream_error(self._peer, event.error or "no details")
             case _:
                 pass
 
     def _on_block(self, index: int, block: _Block) -> Iterator[ModelEvent]:
-        supervisor = self._supervisor
+        recorder = self._thinking
         if (before := self._calls.pop(index, None)) is not None:
             yield from _whole(before)
         match block.type:
             case "text" if block.text:
-                supervisor.said += len(block.text)
+                recorder.said += len(block.text)
                 yield TextDelta(block.text)
             case "thinking":
-                between, opening = supervisor.on_block("thinking")
+                between, opening = recorder.on_block("thinking")
                 text, signature = (
                     between + (block.thinking or ""),
                     opening + (block.signature or ""),
                 )
-                supervisor.thought += len(text) - len(between)
+                recorder.thought += len(text) - len(between)
                 if text or signature:
                     yield ReasoningDelta(text, signature)
             case "redacted_thinking" if block.data:
-                _, opening = supervisor.on_block("redacted")
+                _, opening = recorder.on_block("redacted")
                 yield ReasoningDelta("", opening + block.data)
             case "tool_use":
-                call = _Call(supervisor.called, _arguments(block.input))
-                supervisor.called += 1
+                call = _Call(recorder.called, _arguments(block.input))
+                recorder.called += 1
                 self._calls[index] = call
                 yield CallStarted(call.key, block.id or "", block.name or "")
             case _:
                 pass
 
     def _count(self, usage: _Usage | None) -> None:
-        """Counts are of the answer so far; some servers fill in a number only once."""
+        """Update the counts, which are cumulative; some servers send each number only once."""
         if usage is None or self._usage is None:
             self._usage = usage or self._usage
             return
@@ -228,10 +228,10 @@ class AnthropicAnswer:
             setattr(self._usage, name, count)
 
     def _decode_slowly(self, payload: bytes) -> _Event:
-        """Read what the quick decoder refuses: a goodbye, broken characters, unknown events."""
+        """Decode payloads that the fast decoder rejects: end markers, invalid UTF-8, new events."""
         if not payload:
             return _NO_EVENT
-        if payload == b"[DONE]":  # Some gateways say goodbye in OpenAI's words.
+        if payload == b"[DONE]":  # Some gateways end the stream as OpenAI does.
             return _STOP
         try:
             value: Json = json.loads(payload.decode(errors="replace"))
@@ -244,24 +244,24 @@ class AnthropicAnswer:
             return encodable(msgspec.convert(value, _Event, strict=False))
         except UNREADABLE as exc:
             raise failures.on_unreadable(
-                self._peer, "a line that is no part of an answer", payload
+                self._peer, "a line that is not part of an answer", payload
             ) from exc
 
     def _reason(self) -> StopReason:
-        if self._supervisor.called and self.finish in (None, "end_turn"):
+        if self._thinking.called and self.finish in (None, "end_turn"):
             return "tool_use"
         return _STOP_REASONS.get(self.finish or "", "unknown")
 
 
 def _whole(call: _Call) -> Iterator[ModelEvent]:
-    """The arguments of a call that came without pieces."""
+    """The arguments of a call that has sent no pieces."""
     if call.whole:
         yield CallDelta(call.key, call.whole)
         call.whole = ""
 
 
 def _arguments(value: Json) -> str:
-    """What stands in the beginning of a call; most often it only keeps the place."""
+    """The arguments in the start event of a call, which are usually an empty object."""
     return encode(value).decode() if value else ""
 
 

@@ -1,9 +1,9 @@
-"""A history as Anthropic's messages tell it: strictly by turns, each result behind its call.
+"""Conversion of a history to Anthropic's messages.
 
-Pure. Makes of any history one that is not refused (INV-82): the first and the last message are a
-user's, roles alternate, nothing is empty, every call has an id of its own and a result. Thinking
-goes back while the turn it belongs to is going on, to the model that thought it: that is all they
-need, and they refuse it once anything before it has changed.
+Pure. Any history becomes one that the API accepts (INV-82): the first and the last message are the
+user's, roles alternate, no message is empty, every call has a unique id and a result. Thinking is
+returned only during its own turn and only to the model that produced it: the API needs no more,
+and it rejects thinking if anything before it has changed.
 """
 
 import re
@@ -13,8 +13,14 @@ from collections.abc import Iterable
 import msgspec
 
 from culm.model.anthropic.reasoning_roundtrip import ThinkingBlock, thoughts_of
-from culm.model.base import ModelRequest
-from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
+from culm.model.base import (
+    ModelRequest,
+    command_text,
+    file_text,
+    text_of,
+    unread_file,
+    unseen_image,
+)
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
@@ -33,14 +39,14 @@ from culm.wire.messages import (
     ToolResultPart,
 )
 
-IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})  # All they take.
+IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})  # Supported types.
 NAME_CHARS_MAX = 128
-# A history can begin in the middle, where a summary was lost. It can end in an answer that broke
-# off; models since Claude 4.6 refuse to go on in the middle of their own words.
+# A history can begin in the middle, if a summary was lost. It can end with an incomplete answer;
+# models since Claude 4.6 refuse to continue their own answer.
 BEFORE = "[The beginning of this conversation is missing.]"
 GO_ON = "Go on."
 NO_RESULT = "[This call has no result.]"
-NO_OUTPUT = "[no output]"  # A result that is an error must say something.
+NO_OUTPUT = "[no output]"  # An error result must not be empty.
 
 _Object = dict[str, Json]
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
@@ -60,15 +66,15 @@ def messages_of(request: ModelRequest, info: ModelInfo) -> list[_Object]:
             case "tool":
                 history.add_results(message.parts)
             case "system":
-                pass  # It stands in a place of its own.
+                pass  # It has a field of its own.
     return history.end()
 
 
 def starts_with_thinking(messages: list[_Object]) -> bool:
-    """Whether thinking may be asked for with a budget.
+    """True if thinking with a budget can be requested.
 
-    Results may then only be given to messages that begin with thinking. One that another model
-    wrote, or this one before it was asked to think, has none: then this turn ends without.
+    It requires that every answer with calls in this turn begins with thinking. An answer of
+    another model, or of this one before thinking was enabled, does not; then the turn ends without.
     """
     for n in range(len(messages) - 1, 0, -2):
         if messages[n]["content"][0]["type"] != "tool_result":
@@ -79,7 +85,7 @@ def starts_with_thinking(messages: list[_Object]) -> bool:
 
 
 def called_names(messages: list[_Object]) -> list[str]:
-    """The tools that were called, each once, in their order."""
+    """The tools that were called, without duplicates, in order."""
     blocks = (block for message in messages for block in message["content"])
     return list(dict.fromkeys(b["name"] for b in blocks if b["type"] == "tool_use"))
 
@@ -89,15 +95,15 @@ def _thoughts(message: Message) -> list[ThinkingBlock]:
 
 
 class _History:
-    """Their messages as far as they are made. What a side says in a row is one message."""
+    """Builds the messages. Consecutive messages of the same role are combined."""
 
     def __init__(self, *, sees_images: bool) -> None:
         self._sees_images = sees_images
         self._messages: list[_Object] = []
         self._ids: set[str] = set()
-        self._repeats: dict[str, int] = {}  # How often each was met again.
-        self._open: dict[str, str] = {}  # Calls that wait for a result: our id, and theirs.
-        self._results = 0  # In the latest message.
+        self._repeats: dict[str, int] = {}  # The number of duplicates of each id.
+        self._open: dict[str, str] = {}  # Calls without a result: our id, id in the request.
+        self._results = 0  # In the last message.
 
     def add_user(self, parts: list[Part]) -> None:
         blocks = (_block(part, sees_images=self._sees_images) for part in parts)
@@ -109,7 +115,7 @@ class _History:
         self._add_message("assistant", _woven(text_of(parts), calls, thoughts))
 
     def add_results(self, parts: Iterable[Part]) -> None:
-        """Results come first in a message, and each answers a call of the one before."""
+        """Add results, which come first in a message and belong to calls of the previous one."""
         for part in parts:
             if isinstance(part, ToolResultPart) and part.data.tool_call_id in self._open:
                 self._add_result(part.data)
@@ -127,7 +133,7 @@ class _History:
         self._results += 1
 
     def _close(self) -> None:
-        """Nobody answers any more what is still open."""
+        """Add an error result to every call that has none."""
         for call_id in list(self._open):
             self._add_result(ToolResult(call_id, content=NO_RESULT, is_error=True))
 
@@ -140,11 +146,11 @@ class _History:
             self._messages.append({"role": role, "content": []})
             self._results = 0
         content: list[_Object] = self._messages[-1]["content"]
-        place = len(content) if at is None else at
-        content[place:place] = blocks
+        index = len(content) if at is None else at
+        content[index:index] = blocks
 
     def _call(self, call: ToolCall) -> _Object:
-        """Ids are unique here, but not where they come from; nor are all of them spelled well."""
+        """A call with a valid, unique id, which the ids of other providers need not be."""
         call_id = stem = _NOT_IN_NAMES.sub("_", call.id) or "call"
         while call_id in self._ids:
             self._repeats[stem] = self._repeats.get(stem, 1) + 1
@@ -156,13 +162,13 @@ class _History:
 
 
 def _woven(text: str, calls: list[_Object], thoughts: list[ThinkingBlock]) -> list[_Object]:
-    """The blocks of an answer, with each thought where it stood."""
+    """The blocks of an answer, with each thinking block at its original position."""
     blocks: list[_Object] = []
     said = called = 0
     for thought in thoughts:
         blocks += _text_block(text[said : thought.said]) + calls[called : thought.called]
         blocks.append(_thinking(thought))
-        # Our own numbers only grow; what another program wrote must not repeat a call.
+        # Our own positions only grow; those of another program must not repeat a call.
         said, called = max(said, thought.said), max(called, thought.called)
     return blocks + _text_block(text[said:]) + calls[called:]
 
@@ -176,7 +182,7 @@ def _thinking(thought: ThinkingBlock) -> _Object:
 
 
 def _arguments(text: str) -> Json:
-    """A call that was cut off stays in the history; arguments must be an object all the same."""
+    """The arguments as an object, even if the call was cut off."""
     try:
         return msgspec.json.decode(text, type=dict[str, Json])
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -185,7 +191,7 @@ def _arguments(text: str) -> Json:
 
 def _result(result: ToolResult, call_id: str, *, sees_images: bool) -> _Object:
     content = _text_block(result.content)
-    # A result that is an error may only have text.
+    # An error result can only contain text.
     if result.data and result.mime_type.startswith("image/") and not result.is_error:
         is_shown = sees_images and result.mime_type in IMAGES
         shown = _encoded(result.mime_type, result.data) if is_shown else _text(unseen_image())
@@ -194,7 +200,7 @@ def _result(result: ToolResult, call_id: str, *, sees_images: bool) -> _Object:
     return block | ({"is_error": True} if result.is_error else {})
 
 
-# --- a user's message: text and images, in their order
+# --- parts of a user's message
 
 
 def _block(part: Part, *, sees_images: bool) -> _Object | None:
@@ -216,7 +222,7 @@ def _block(part: Part, *, sees_images: bool) -> _Object | None:
 
 
 def _text_block(text: str) -> list[_Object]:
-    """Text as a block, unless nothing would be in it."""
+    """Text as a block; none if it is blank."""
     return [_text(text)] if text.strip() else []
 
 
@@ -227,18 +233,18 @@ def _text(text: str) -> _Object:
 def _image(file: Binary) -> _Object:
     if file.mime_type not in IMAGES or not file.data:
         kinds = "JPEG, PNG, GIF or WebP"
-        return _text(f"[The image {file.path} ({file.mime_type}) was left out: it is no {kinds}.]")
+        return _text(f"[The image {file.path} ({file.mime_type}) was left out: it is not {kinds}.]")
     return _encoded(file.mime_type, b64encode(file.data).decode())
 
 
 def _linked(image: ImageUrl) -> _Object:
-    """They fetch over HTTPS only; an image within its own address is like any other."""
+    """An image by URL. The API fetches only HTTPS; the content of a data URL is embedded."""
     head, _, data = image.url.partition(";base64,")
     if data and head.removeprefix("data:") in IMAGES:
         return _encoded(head.removeprefix("data:"), data)
     if image.url.startswith("https://"):
         return {"type": "image", "source": {"type": "url", "url": image.url}}
-    return _text("[An image was left out: its address is not one of HTTPS.]")
+    return _text("[An image was left out: its address is not HTTPS.]")
 
 
 def _encoded(mime_type: str, data: str) -> _Object:

@@ -1,6 +1,6 @@
-"""Models behind Anthropic's messages, which some other providers speak, too.
+"""The adapter for Anthropic's messages API, which some other providers offer, too.
 
-The words of a request are `anthropic_body.py`, those of the answer `anthropic_answer.py`.
+`body.py` encodes requests, and `answer.py` parses answers.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,8 +16,8 @@ from culm.model.base import ModelEvent, ModelRequest, ModelSetup
 from culm.model.http import ProviderRequest, post_to
 from culm.model.streaming import stream_answer
 
-VERSION = "2023-06-01"  # Of the dialect. A later one refuses what other providers still want.
-BEARER = "Bearer "  # In front of a key that is a token, as those of gateways and logins are.
+VERSION = "2023-06-01"  # Of the API. Other providers do not support later ones.
+BEARER = "Bearer "  # Prefix of keys that are tokens, such as those of gateways and logins.
 
 
 class AnthropicModel:
@@ -25,15 +25,15 @@ class AnthropicModel:
 
     def __init__(self, setup: ModelSetup) -> None:
         access = setup.access
-        key = access.api_key.strip()  # People paste it with its line end.
+        key = access.api_key.strip()  # Keys are often pasted with their line end.
         token = key.removeprefix(BEARER).strip()
         self._headers = _headers(token, is_bearer=token != key)
-        # The key without its "Bearer", so that it is known as a secret by itself.
-        known = structs.replace(access, base_url=full_url(access.base_url), api_key=token)
-        self._setup = replace(setup, access=known)
+        # Without "Bearer", so that the token itself is treated as a secret.
+        bare = structs.replace(access, base_url=full_url(access.base_url), api_key=token)
+        self._setup = replace(setup, access=bare)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-        """Ask, and yield the answer as it comes; raises `ModelFailed`."""
+        """Send the request and yield the answer as it arrives; raises `ModelFailed`."""
         setup = self._setup
         peer = failures.peer_of(setup.access, setup.info.id, request.settings.provider)
         return stream_answer(
@@ -47,11 +47,11 @@ class AnthropicModel:
 
 
 def full_url(base_url: str) -> str:
-    """The address with its `/v1`, which people leave out, as Anthropic's own programs do."""
+    """The address with `/v1`, which users omit, as they do for Anthropic's own tools."""
     try:
         parts = urlsplit(base_url.strip())
     except ValueError:
-        return base_url  # Whoever sends a request there says what is wrong with it.
+        return base_url  # Sending a request there fails with a clear error.
     if not parts.netloc or parts.path.strip("/"):
         return base_url
     return parts._replace(path="/v1").geturl()

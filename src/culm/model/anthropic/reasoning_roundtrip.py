@@ -1,39 +1,39 @@
-"""What Claude thought, kept so that it can go back exactly as it came.
+"""Storage of Claude's thinking, which must be returned exactly as it was received.
 
-Owns the format of `Reasoning.signature` for Anthropic's dialect. A message of ours has one
-reasoning with one text and one signature, to which pieces are only ever appended; an answer of
-theirs has any number of blocks of thinking, some of them encrypted, between its texts and calls.
-So each block begins a line of the signature:
+Owns the format of `Reasoning.signature` for Anthropic's dialect. Our messages have one reasoning
+part with one text and one signature, to which pieces can only be appended; Anthropic's answers
+have any number of thinking blocks, some of them encrypted, between their texts and calls. So each
+block begins a line of the signature:
 
     <signature>                                         a first block, before everything else
-    thinking <thought> <said> <called> <signature>      any other one
-    redacted <thought> <said> <called> <data>           one that is encrypted and has no text
+    thinking <thought> <said> <called> <signature>      any other block
+    redacted <thought> <said> <called> <data>           an encrypted block, without a text
 
-The numbers say where the block stood: behind how many characters of reasoning and of text, and
-behind how many calls. An answer that was cut has a block without its signature, which is lost.
+The numbers are the position of the block: after how many characters of reasoning and of text, and
+after how many calls. If an answer was cut, its last block has no signature and is dropped.
 """
 
 from typing import Literal, NamedTuple
 
 from culm.wire.messages import Reasoning
 
-SEPARATOR = "\n\n"  # Between the texts of two blocks, where a person reads them as one.
+SEPARATOR = "\n\n"  # Between the texts of two blocks when they are shown as one.
 
 Kind = Literal["thinking", "redacted"]
 
 
 class ThinkingBlock(NamedTuple):
-    """One block of thinking. `proof` is its signature, or what is encrypted."""
+    """One block of thinking. `proof` is its signature or its encrypted data."""
 
     kind: Kind
     text: str
-    said: int  # How much of the message's text came before it ...
-    called: int  # ... and how many of its calls.
+    said: int  # Characters of the message's text before it.
+    called: int  # Calls before it.
     proof: str
 
 
 class ThinkingRecorder:
-    """Writes the signature while an answer comes."""
+    """Builds the signature while an answer arrives."""
 
     def __init__(self) -> None:
         self.said = 0
@@ -42,7 +42,7 @@ class ThinkingRecorder:
         self._begun = False
 
     def on_block(self, kind: Kind) -> tuple[str, str]:
-        """A block begins: what goes before its text, and what before its signature."""
+        """Begin a block; returns the prefixes of its text and of its signature."""
         between = SEPARATOR if self.thought and kind == "thinking" else ""
         self.thought += len(between)
         is_first = not self._begun and not self.said and not self.called
@@ -53,7 +53,7 @@ class ThinkingRecorder:
 
 
 def thoughts_of(reasoning: Reasoning) -> list[ThinkingBlock]:
-    """The blocks that can prove themselves, in their order; none if another adapter kept them."""
+    """The blocks with a signature, in order; none if another adapter wrote them."""
     head, *lines = reasoning.signature.split("\n")
     blocks = [_Block("thinking", 0, 0, 0, head)]
     for line in lines:

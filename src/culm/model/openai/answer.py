@@ -1,8 +1,8 @@
-"""An answer in the stream of OpenAI's chat completions: lines in, events out.
+"""Parser of a streamed answer of OpenAI's chat completions: lines in, events out.
 
-Pure. Reads the stream as it is met in the wild, not only as it is documented: fields that are
-null or missing, calls without an index or an id, endings without a reason, and servers that send
-one document although they were asked for a stream.
+Pure. Accepts streams as real servers send them, not only as documented: null or missing fields,
+calls without an index or an id, ends without a reason, and a single document in place of a
+stream.
 """
 
 import json
@@ -26,19 +26,19 @@ from culm.model.base import (
     usage_of,
 )
 from culm.model.failures import ProviderPeer
-from culm.model.lines import UNREADABLE, is_whole
-from culm.model.openai.reasoning_roundtrip import ReasoningDetails, ReasoningLine, encode_kept
-from culm.model.vendor_quirks import PLAIN, VendorQuirks
+from culm.model.http import UNREADABLE, is_whole
+from culm.model.openai.reasoning_roundtrip import ReasoningDetails, ReasoningLine, encode_line
+from culm.model.openai.vendor_quirks import PLAIN, VendorQuirks
 from culm.wire.codec import Json, encodable, encode
 
 T = TypeVar("T")
 
-# --- what comes over the wire, as far as we read it; without GC tracking, as in `base.py`
+# --- the fields of the stream that are used; without GC tracking, as in `base.py`
 
 
 class _Function(Struct, gc=False):
     name: str | None = None
-    arguments: str | dict[str, Json] | None = None  # Some servers forget to make it text.
+    arguments: str | dict[str, Json] | None = None  # Some servers send an object.
 
 
 class _Google(Struct, gc=False):
@@ -57,7 +57,7 @@ class _CallPiece(Struct, gc=False):
 
 
 class _Block(Struct, gc=False):
-    """A piece of content with its type, as Mistral's reasoning models send it."""
+    """A typed piece of content, as Mistral's reasoning models send it."""
 
     type: str = "text"
     text: str | None = None
@@ -66,7 +66,7 @@ class _Block(Struct, gc=False):
 
 class _Delta(Struct, gc=False):
     content: str | list[_Block] | None = None
-    refusal: str | None = None  # Text instead of the text that was asked for.
+    refusal: str | None = None  # In place of the content.
     reasoning_content: str | None = None
     reasoning: str | None = None
     reasoning_details: list[dict[str, Json]] | None = None
@@ -75,7 +75,7 @@ class _Delta(Struct, gc=False):
 
 class _Choice(Struct, gc=False):
     delta: _Delta | None = None
-    message: _Delta | None = None  # Instead of deltas: all at once.
+    message: _Delta | None = None  # The whole answer, in place of deltas.
     finish_reason: str | None = None
     error: Json = None
 
@@ -95,7 +95,7 @@ class _Usage(Struct, gc=False):
     total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
-    prompt_cache_hit_tokens: int | None = None  # DeepSeek's word for cached ones.
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek's name for cached tokens.
     cost: float | None = None
 
 
@@ -111,13 +111,13 @@ class _Chunk(Struct, gc=False):
     object: str | None = None  # "error" if the chunk itself is one.
 
 
-# Lax, as some servers count in floats or strings.
+# Lax, because some servers send counts as floats or strings.
 _decode = msgspec.json.Decoder(_Chunk, strict=False).decode
 
-DETAILS_CHARS_MAX = 4 << 20  # Of thoughts that go back; a long one has a tenth.
-HELD_CHARS_MAX = 64 << 10  # Of arguments whose call has no name yet; real ones hold none.
+DETAILS_CHARS_MAX = 4 << 20  # Of reasoning to return; a long one has a tenth of it.
+HELD_CHARS_MAX = 64 << 10  # Of arguments before the name of their call; usually none.
 NAMELESS_MAX = 64
-DOCUMENT_BYTES_MAX = 16 << 20  # Of an answer that is not streamed; a stream holds one line only.
+DOCUMENT_BYTES_MAX = 16 << 20  # Of an answer that is not streamed; a stream needs only one line.
 _BOM = b"\xef\xbb\xbf"
 
 _STOP_REASONS: dict[str, StopReason] = {
@@ -129,7 +129,7 @@ _STOP_REASONS: dict[str, StopReason] = {
     "function_call": "tool_use",
     "content_filter": "content_filter",
 }
-# Endings that are none: the answer is incomplete, and another one may be whole.
+# Reasons that mean failure: the answer is incomplete, and a retry may succeed.
 _BROKEN_OFF = frozenset({"error", "insufficient_system_resource"})
 
 
@@ -137,15 +137,15 @@ class OpenAiAnswer:
     """The state of one answer: lines in, events out."""
 
     def __init__(self, peer: ProviderPeer, quirks: VendorQuirks = PLAIN) -> None:
-        self.done = False  # The stream said that nothing follows.
-        self.finish: str | None = None  # Why the answer ended, once it has.
+        self.done = False  # The stream has announced its end.
+        self.finish: str | None = None  # The reason for the end, once the answer has ended.
         self._peer = peer
         self._quirks = quirks
         self._calls = _Calls(peer)
         self._usage: _Usage | None = None
         self._details = ReasoningDetails()
-        self._begun = False  # An event has come, so it is a stream.
-        self._document: list[bytes] | None = None  # The lines of what is no stream.
+        self._begun = False  # An event has arrived, so it is a stream.
+        self._document: list[bytes] | None = None  # The lines of a document in place of a stream.
         self._document_bytes = 0
 
     @property
@@ -155,7 +155,7 @@ class OpenAiAnswer:
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
         for line in lines if not self.done else ():
             if not line.startswith(b"data:"):
-                # A comment, an event's name, or the empty line behind each event.
+                # A comment, the name of an event, or the empty line after it.
                 line = self._on_other(line) if line else b""
                 if not line:
                     continue
@@ -177,7 +177,7 @@ class OpenAiAnswer:
             yield from self._on_chunk(chunk)
 
     def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
-        """The end of the body; `rest` is the line it ended in."""
+        """Handle the end of the body; `rest` is its unfinished line."""
         rest = rest.removeprefix(_BOM)
         in_document = self._document is not None or _opens_document(rest)
         if not self.done and (in_document or is_whole(rest)):
@@ -190,7 +190,7 @@ class OpenAiAnswer:
             raise failures.on_cut(self._peer)
         yield from self._calls.on_end()
         if self._details:
-            yield ReasoningDelta("", encode_kept(ReasoningLine(details=self._details.whole())))
+            yield ReasoningDelta("", encode_line(ReasoningLine(details=self._details.whole())))
         yield AnswerDone(self._reason(), self._counted())
 
     def _on_chunk(self, chunk: _Chunk) -> Iterator[ModelEvent]:
@@ -223,12 +223,12 @@ class OpenAiAnswer:
         for piece in details:
             self._details.add(piece)
         if self._details.chars > DETAILS_CHARS_MAX:
-            raise failures.on_unreadable(self._peer, "thoughts that do not end")
+            raise failures.on_unreadable(self._peer, "reasoning without an end")
 
     def _on_other(self, line: bytes) -> bytes:
-        """Look at a line that is no data; returns one that is an event after all.
+        """Handle a line without `data:`; returns it as a data line if it is an event after all.
 
-        What begins like a document is one: an error, a page, or an answer that is not streamed.
+        A line that begins like a document starts one: an error, a page, or an unstreamed answer.
         """
         if self._document is not None:
             self._document.append(line)
@@ -236,7 +236,7 @@ class OpenAiAnswer:
             if self._document_bytes > DOCUMENT_BYTES_MAX:
                 raise failures.on_unreadable(self._peer, "a document too long to be an answer")
             return b""
-        if line.startswith(b"error:"):  # As llama.cpp ends a stream.
+        if line.startswith(b"error:"):  # From llama.cpp, at the end of a stream.
             return b'data:{"error":%b}' % line[6:]
         if self._begun:
             return b""
@@ -256,13 +256,13 @@ class OpenAiAnswer:
         yield from self._on_chunk(chunk)
 
     def _decode_slowly(self, payload: bytes, kind: type[T]) -> T:
-        """Read what the quick decoder refuses but a person could: a broken character."""
+        """Decode a payload that the fast decoder rejects because of invalid UTF-8."""
         try:
             value = json.loads(payload.decode(errors="replace"))
             return encodable(msgspec.convert(value, kind, strict=False))
         except UNREADABLE as exc:
             raise failures.on_unreadable(
-                self._peer, "a line that is no part of an answer", payload
+                self._peer, "a line that is not part of an answer", payload
             ) from exc
 
     def _reason(self) -> StopReason:
@@ -292,20 +292,20 @@ def _on_blocks(blocks: list[_Block]) -> Iterator[ModelEvent]:
 class _Call:
     key: int
     id: str = ""
-    name: str = ""  # Empty until it has come; the call begins then.
-    held: list[str] = field(default_factory=list[str])  # Arguments that came before the name.
-    signature: str = ""  # Of the thoughts behind it; told before the call begins.
+    name: str = ""  # Empty until it arrives, which starts the call.
+    held: list[str] = field(default_factory=list[str])  # Arguments that arrived before the name.
+    signature: str = ""  # Of the reasoning before it; yielded before the call starts.
 
 
 class _Calls:
-    """The calls of one answer, put together from their pieces."""
+    """Assembles the calls of one answer from their pieces."""
 
     def __init__(self, peer: ProviderPeer) -> None:
         self._peer = peer
         self._all: list[_Call] = []
-        self._at: dict[int, _Call] = {}  # The latest at each index.
+        self._at: dict[int, _Call] = {}  # The last call at each index.
         self._begun = 0
-        self._held_chars = 0  # Of all calls that have no name yet.
+        self._held_chars = 0  # Of all calls without a name.
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -325,21 +325,21 @@ class _Calls:
             call.held.append(text)
             self._held_chars += len(text)
             if self._held_chars > HELD_CHARS_MAX or len(self._all) - self._begun > NAMELESS_MAX:
-                raise failures.on_unreadable(self._peer, "calls of which nobody knows the name")
+                raise failures.on_unreadable(self._peer, "calls without a name")
             if call.name:
                 yield from self._begin(call)
 
     def on_end(self) -> Iterator[ModelEvent]:
-        """Calls whose name never came are told without one: the model must hear of them."""
+        """Yield calls that never got a name, so that the model receives an error for them."""
         for call in self._all:
             if not call.name:
                 yield from self._begin(call)
 
     def _begin(self, call: _Call) -> Iterator[ModelEvent]:
         if call.signature:
-            # By its number, as whoever stores the call may have to give it another id.
-            kept = ReasoningLine(call=self._begun, signature=call.signature)
-            yield ReasoningDelta("", encode_kept(kept))
+            # By index, because the call may be stored under another id.
+            line = ReasoningLine(call=self._begun, signature=call.signature)
+            yield ReasoningDelta("", encode_line(line))
         self._begun += 1
         yield CallStarted(call.key, call.id, call.name)
         if held := "".join(call.held):
@@ -376,10 +376,10 @@ def _signature(piece: _CallPiece) -> str:
 
 
 def _is_another(call: _Call, piece_id: str, name: str) -> bool:
-    """Whether a piece where `call` was last begins a call of its own.
+    """True if a piece at the position of `call` starts another call.
 
-    Ids tell, if both have one. Else only a first piece has a name: some servers send every call
-    whole, at index 0 and without an id.
+    If both have ids, the ids decide. Otherwise only the first piece of a call has a name: some
+    servers send every call whole, at index 0 and without an id.
     """
     if piece_id and call.id:
         return piece_id != call.id
@@ -408,5 +408,5 @@ def _counted(usage: _Usage, *, thoughts_apart: bool) -> TokenUsage:
 
 
 def _opens_document(line: bytes) -> bool:
-    """No line of a stream begins like JSON or a page."""
+    """True for JSON and HTML; no line of a stream begins like that."""
     return line.lstrip()[:1] in (b"{", b"[", b"<")

@@ -1,7 +1,7 @@
-"""A request in the words of OpenAI's chat completions, with the accent of the vendor it goes to.
+"""The body of a request to OpenAI's chat completions, adapted to the vendor.
 
-Pure. The history is made legal on the way (INV-82): every call has its result, images go only to
-a model that sees, and reasoning goes back only where it is wanted.
+Pure. Any history becomes a valid one (INV-82): every call has a result, images are sent only to
+models with image input, and reasoning is returned only to vendors that want it.
 """
 
 import re
@@ -13,11 +13,19 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET
 
-from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
-from culm.model.http import spell_body
-from culm.model.openai.reasoning_roundtrip import ReasoningLine, parse_kept
-from culm.model.rendering import command_text, file_text, text_of, unread_file, unseen_image
-from culm.model.vendor_quirks import VendorQuirks, quirks_of
+from culm.model.base import (
+    ModelRequest,
+    ProviderAccess,
+    ToolSpec,
+    command_text,
+    file_text,
+    text_of,
+    unread_file,
+    unseen_image,
+)
+from culm.model.http import merge_body
+from culm.model.openai.reasoning_roundtrip import ReasoningLine, parse_lines
+from culm.model.openai.vendor_quirks import VendorQuirks, quirks_of
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (
@@ -36,8 +44,8 @@ from culm.wire.messages import (
 
 NO_RESULT = "[This call has no result.]"
 IMAGES_FOLLOW = "The images of the results above:"
-SHORT_ID_CHARS = 9  # What Mistral wants; short enough for everybody.
-NAME_CHARS_MAX = 64  # Of a tool, as OpenAI and most others have it.
+SHORT_ID_CHARS = 9  # Required by Mistral, and short enough for all vendors.
+NAME_CHARS_MAX = 64  # Of a tool; the limit of OpenAI and most others.
 
 _Object = dict[str, Json]
 _ALPHABET = string.digits + string.ascii_letters
@@ -45,7 +53,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) -> bytes:
-    """The JSON to post. What the settings and then the access add goes over what is ours."""
+    """The JSON to post. The settings and then the access override our own fields."""
     quirks = quirks_of(access)
     conversation = _Conversation(quirks, info, request.settings.provider)
     if request.system:
@@ -64,7 +72,7 @@ def encode_body(request: ModelRequest, access: ProviderAccess, info: ModelInfo) 
         body["usage"] = {"include": True}
     if request.tools:
         body["tools"] = [_tool(spec) for spec in request.tools]
-    return spell_body(body, request, access)
+    return merge_body(body, request, access)
 
 
 def _settings(request: ModelRequest, quirks: VendorQuirks, info: ModelInfo) -> _Object:
@@ -83,7 +91,7 @@ def _settings(request: ModelRequest, quirks: VendorQuirks, info: ModelInfo) -> _
 
 
 def _effort(request: ModelRequest, quirks: VendorQuirks, info: ModelInfo) -> _Object:
-    """What somebody chose; else what the vendor wants to hear where there are tools."""
+    """The chosen effort; else the one that the vendor requires together with tools."""
     effort = request.settings.reasoning_effort
     levels = () if info.reasoning_levels is UNSET else info.reasoning_levels
     if not effort and request.tools and quirks.effort_with_tools in levels:
@@ -111,19 +119,19 @@ def _system(text: str) -> _Object:
 
 
 class _Conversation:
-    """The messages of one request, legal at every step."""
+    """Builds the messages of one request, valid at every step."""
 
     def __init__(self, quirks: VendorQuirks, info: ModelInfo, provider_id: str) -> None:
         self.messages: list[_Object] = []
         self._quirks = quirks
         self._info = info
         self._self = (provider_id, info.id)
-        self._open: dict[str, None] = {}  # The calls whose result has not come, in their order.
-        # Of results, which are text only: a user shows them once all results are there.
+        self._open: dict[str, None] = {}  # The calls without a result, in order.
+        # Of results, which can only be text: a user message after the results has the images.
         self._images: list[_Object] = []
 
     def add(self, message: Message) -> None:
-        """One message of ours can be several of theirs, or none if nothing of it can be sent."""
+        """Add a message. It can become several messages, or none if it has no usable part."""
         if message.role == "tool":
             for part in message.parts:
                 if isinstance(part, ToolResultPart):
@@ -161,45 +169,45 @@ class _Conversation:
         calls = [part.data for part in message.parts if isinstance(part, ToolCallPart)]
         if not (text or calls):
             return
-        said: _Object = {"role": "assistant", "content": text or None}
+        answer: _Object = {"role": "assistant", "content": text or None}
         thoughts = [part.data for part in message.parts if isinstance(part, ReasoningPart)]
         is_own = (message.provider, message.model) == self._self
-        kept = [line for t in thoughts if is_own for line in parse_kept(t.signature)]
+        lines = [line for t in thoughts if is_own for line in parse_lines(t.signature)]
         if calls:
-            signatures = self._signatures(kept, is_own=is_own)
-            said["tool_calls"] = [self._call(c, signatures.get(n)) for n, c in enumerate(calls)]
+            signatures = self._signatures(lines, is_own=is_own)
+            answer["tool_calls"] = [self._call(c, signatures.get(n)) for n, c in enumerate(calls)]
         if self._quirks.returns_reasoning:
             thought = "\n\n".join(t.thinking for t in thoughts if t.thinking)
             if thought or self._info.can_reason:
-                said["reasoning_content"] = thought
+                answer["reasoning_content"] = thought
         if self._quirks.returns_details:
-            details = [detail for line in kept for detail in line.details]
-            said |= {"reasoning_details": details} if details else {}
-        self.messages.append(said)
+            details = [detail for line in lines for detail in line.details]
+            answer |= {"reasoning_details": details} if details else {}
+        self.messages.append(answer)
 
-    def _signatures(self, kept: list[ReasoningLine], *, is_own: bool) -> dict[int, str]:
-        """Of the calls of one message, by their number."""
+    def _signatures(self, lines: list[ReasoningLine], *, is_own: bool) -> dict[int, str]:
+        """The signatures of the calls of one message, by index."""
         if not self._quirks.foreign_signature:
             return {}
         if not is_own:
             return {0: self._quirks.foreign_signature}
-        return {line.call: line.signature for line in kept if line.signature}
+        return {line.call: line.signature for line in lines if line.signature}
 
     def _call(self, call: ToolCall, signature: str | None) -> _Object:
         call_id = self._id(call.id)
         self._open[call_id] = None
-        # A name that the model made up would be refused for as long as it is in the history.
+        # An invalid name that the model made up would make every later request fail.
         name = _NOT_IN_NAMES.sub("_", call.name)[:NAME_CHARS_MAX] or "unknown"
         function = {"name": name, "arguments": _arguments(call.input)}
-        said: _Object = {"id": call_id, "type": "function", "function": function}
+        sent: _Object = {"id": call_id, "type": "function", "function": function}
         if signature:
-            said["extra_content"] = {"google": {"thought_signature": signature}}
-        return said
+            sent["extra_content"] = {"google": {"thought_signature": signature}}
+        return sent
 
     def _add_result(self, result: ToolResult) -> None:
         call_id = self._id(result.tool_call_id)
         if call_id not in self._open:
-            return  # Nobody called for it, or it has one.
+            return  # A result without a call, or a second one.
         del self._open[call_id]
         notes = [result.content]
         if result.data and result.mime_type.startswith("image/"):
@@ -209,7 +217,7 @@ class _Conversation:
             else:
                 notes.append(unseen_image())
         elif result.data:
-            notes.append(f"[Data ({result.mime_type}) was left out: it is no text.]")
+            notes.append(f"[Data ({result.mime_type}) was left out: it is not text.]")
         content = "\n".join(filter(None, notes))
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
@@ -220,7 +228,7 @@ class _Conversation:
         self._open.clear()
 
     def _id(self, call_id: str) -> str:
-        """The id, or one made of it that the vendor takes: the same for a call and its result."""
+        """The id, or a hash of it in the form that the vendor accepts."""
         if re.fullmatch(self._quirks.call_id, call_id):
             return call_id
         number = int.from_bytes(sha256(call_id.encode(errors="replace")).digest())
@@ -232,7 +240,7 @@ class _Conversation:
 
 
 def _arguments(text: str) -> str:
-    """A call that was cut off stays in the history; servers refuse arguments that are no object."""
+    """The arguments if they are an object, as servers require; a call can have been cut off."""
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -240,11 +248,11 @@ def _arguments(text: str) -> str:
     return text
 
 
-# --- a user's message: text and images, in their order
+# --- parts of a user's message
 
 
 def _content(blocks: list[_Object]) -> str | list[_Object]:
-    """Plain text where that is all: some servers take nothing else."""
+    """Plain text if there are no images, as some servers accept nothing else."""
     if any(block["type"] != "text" for block in blocks):
         return blocks
     return "\n\n".join(block["text"] for block in blocks)

@@ -1,7 +1,7 @@
-"""What a provider of this dialect must see again, between the answer and the next request.
+"""Storage of reasoning data that a provider must receive back with the next request.
 
-The dialect has no one place for it, so we keep it in our own words: one JSON line after another
-in the `signature` of the answer's reasoning. Nobody else reads them.
+The dialect has no common field for it, so it is stored in our own format: JSON lines in the
+`signature` of the answer's reasoning. No other module reads them.
 """
 
 import msgspec
@@ -11,23 +11,23 @@ from culm.wire.codec import Json, encode
 
 Detail = dict[str, Json]
 
-_GROWING = ("text", "summary")  # The fields of a detail that come in pieces.
+_GROWING = ("text", "summary")  # The fields of a detail that arrive in pieces.
 
 
 class ReasoningLine(Struct, frozen=True, omit_defaults=True):
     """One line: either the signature of a call, or all details of the reasoning."""
 
-    call: int = 0  # Which call of the answer, counted from 0.
+    call: int = 0  # The index of the call in the answer.
     signature: str = ""
     details: tuple[Detail, ...] = ()
 
 
-def encode_kept(kept: ReasoningLine) -> str:
-    return encode(kept).decode() + "\n"
+def encode_line(line: ReasoningLine) -> str:
+    return encode(line).decode() + "\n"
 
 
-def parse_kept(signature: str) -> list[ReasoningLine]:
-    """The lines that are ours; what another adapter signed is nothing to this one."""
+def parse_lines(signature: str) -> list[ReasoningLine]:
+    """The lines in our format; the signatures of other adapters are ignored."""
     found: list[ReasoningLine] = []
     for line in signature.splitlines():
         try:
@@ -38,12 +38,12 @@ def parse_kept(signature: str) -> list[ReasoningLine]:
 
 
 class ReasoningDetails:
-    """Details of reasoning, put together from their pieces as they would have come whole."""
+    """Assembles details of reasoning from their pieces."""
 
     def __init__(self) -> None:
-        self.chars = 0  # Of all that grows.
+        self.chars = 0  # Of all details.
         self._all: list[Detail] = []
-        # The pieces of the last one's texts: joined once, so that a long thought stays linear.
+        # Pieces of the last detail, joined once so that long reasoning takes linear time.
         self._pieces: dict[str, list[str]] = {}
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ class ReasoningDetails:
             self._all.append({})
         for name, value in piece.items():
             if name in _GROWING and isinstance(value, str):
-                self._all[-1].setdefault(name, "")  # Its place among the others.
+                self._all[-1].setdefault(name, "")  # Keeps the order of the fields.
                 self._pieces.setdefault(name, []).append(value)
                 self.chars += len(value)
             elif value is not None or name not in self._all[-1]:
@@ -74,4 +74,4 @@ class ReasoningDetails:
 
 def _continues(last: Detail, piece: Detail) -> bool:
     same = all(last.get(name) == piece.get(name) for name in ("type", "index"))
-    return same and not piece.get("data")  # Encrypted ones come whole.
+    return same and not piece.get("data")  # Encrypted details are never split.
