@@ -1,4 +1,4 @@
-# Two commands matter: `make run` shows culm at work, `make test` runs every check that CI runs.
+# Main targets: `make run` runs a demonstration, `make test` runs every check that CI runs.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 setup: .venv/.ready
 
-# The development tools too; `make run` does without them.
+# Also installs the development tools, which `make run` does not need.
 dev: .venv/.ready-dev
 
-# Repeats only when what it installs has changed.
+# Runs again only when pyproject.toml has changed.
 .venv/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "culm needs Python 3.11 or later; hint: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -31,7 +31,7 @@ run: setup
 test: dev
 	@./check
 
-# Minutes, not seconds: `make bench ARGS=--quick` for a first look.
+# Takes minutes; `make bench ARGS=--quick` is shorter.
 bench: dev
 	@$(BIN)/python -m bench.fanout $(ARGS)
 	@$(BIN)/python -m bench.http $(ARGS)
@@ -44,7 +44,7 @@ bench: dev
 	@$(BIN)/python -m bench.cli $(ARGS)
 	@$(BIN)/python -m bench.baseline
 
-# More of everything that chance chooses, then seeds of the simulation: `make soak ARGS='--minutes 60'`.
+# The broad suite, then new simulation seeds: `make soak ARGS='--minutes 60'`.
 soak: dev
 	@./check --broad
 	@$(BIN)/python -m tests.sim.soak $(ARGS)
